@@ -1,0 +1,1 @@
+"""WHAT IS SERVED: models and adapters on disk, aliases, and the resolution of names."""

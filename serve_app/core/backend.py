@@ -1,0 +1,37 @@
+"""The seam between a router and the replicas of a model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from serve_app.core.cards import ReplicaCard
+from serve_app.core.delta import Frame
+from serve_app.core.request import GenerationRequest
+
+
+class Backend(Protocol):
+    """One replica of a base model, as a router speaks to it; deployments carry these calls over Ray.
+
+    Deltas of every submitted request come back through the one stream that `attach` opened for that router.
+    """
+
+    async def hello(self, router_id: str) -> ReplicaCard:
+        """Say who you are. Also keeps alive what the router has submitted: a router that is not heard of for
+        the lease's time is taken for dead and its requests are aborted."""
+        ...
+
+    def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
+        """Stream frames to the router until it leaves. A second attach of the same router ends the first."""
+        ...
+
+    async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> None:
+        """Accept all requests or none.
+
+        Raises ServeError where any is refused; nothing was started then.
+        """
+        ...
+
+    async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
+        """End these requests; those unknown or finished are left alone. No delta follows for them."""
+        ...

@@ -1,0 +1,54 @@
+"""What a replica says of itself: its model, its adapters, its limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from serve_app.core.delta import Load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterCard:
+    """One adapter found on disk, usable or not.
+
+    version: digest of its files
+    reason:  why it cannot be used; None for a usable one
+    """
+
+    name: str
+    version: str
+    rank: int = 0
+    reason: str | None = None
+    root: str = ""
+
+    @property
+    def is_usable(self) -> bool:
+        return self.reason is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """A base model as it is served.
+
+    created: Unix seconds of its weights;  root: where they came from
+    max_model_len: context in tokens, prompt and completion together
+    """
+
+    name: str
+    root: str
+    created: int
+    max_model_len: int
+    vocab_size: int
+    adapters: tuple[AdapterCard, ...] = ()
+
+    def adapter(self, name: str) -> AdapterCard | None:
+        return next((card for card in self.adapters if card.name == name), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaCard:
+    """One replica of a base model."""
+
+    replica_id: str
+    model: ModelCard
+    load: Load = field(default_factory=Load)

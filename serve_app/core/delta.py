@@ -1,0 +1,129 @@
+"""What comes back: deltas of sequences, and the frames that carry them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from serve_app.core.errors import ServeError
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended (contract: the union of all systems' values)."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    CONTENT_FILTER = "content_filter"
+    TOOL_CALLS = "tool_calls"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopLogprob:
+    """One of the likeliest tokens at a position."""
+
+    token_id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """A token with its log-probability under the raw distribution, float32.
+
+    text:    the token alone; bytes that are no whole characters are written `bytes:\\x..`
+    logprob: None for the first token of a prompt, which nothing predicts
+    offset:  characters of text before the token, counted in the completion (or in the prompt, for its tokens)
+    """
+
+    token_id: int
+    text: str
+    logprob: float | None
+    offset: int
+    top: tuple[TopLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptReport:
+    """What the engine says of a prompt, once, before its first token.
+
+    text:     the prompt as text, where echo asked for it
+    logprobs: one entry per prompt token, where they were asked for
+    """
+
+    num_tokens: int
+    num_cached_tokens: int
+    text: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The end of a sequence.
+
+    matched_stop: the stop string, or the id of the token, that ended it; None where length did
+    num_tokens:   generated tokens in all, those never shown included
+    """
+
+    reason: FinishReason
+    matched_stop: str | int | None
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What one sequence gained in one step.
+
+    sample:    which of the request's `n` continuations
+    token_ids: every token sampled since the last delta, shown or not
+    text:      new text that is certain to stay: whole characters, nothing of a stop string
+    logprobs:  of the tokens whose text begins in what was shown so far; empty unless asked for
+    prompt:    on the first delta of sample 0 of a request, and only there
+    finish:    on the last delta of a sequence, and only there
+    error:     instead of a finish, where the sequence was lost
+    """
+
+    request_id: str
+    sample: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt: PromptReport | None = None
+    finish: Finish | None = None
+    error: ServeError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How busy a replica is.
+
+    num_running: sequences in the batch;  num_waiting: sequences queued
+    num_free_blocks, num_blocks: of the key/value store
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """All deltas of one step (or of several, where the reader was slower) for one router."""
+
+    deltas: tuple[Delta, ...]
+    load: Load = field(default_factory=Load)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of a whole response: each prompt once, every generated token of every choice."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens

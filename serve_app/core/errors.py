@@ -1,0 +1,168 @@
+"""Every error that a client can be shown, as one tree.
+
+    ServeError                     500 server_error
+    ├── InvalidRequest             400 invalid_request_error
+    │   ├── UnsupportedParameter   400
+    │   ├── ContextOverflow        400 exceed_context_size_error
+    │   └── AdapterUnusable        400
+    ├── NotFound                   404 not_found_error
+    │   ├── ModelNotFound          404
+    │   └── AdapterNotFound        404
+    ├── MethodNotAllowed           405
+    ├── PayloadTooLarge            413
+    ├── UnsupportedMediaType       415
+    ├── Unavailable                503 unavailable_error
+    │   ├── ModelLoading           503
+    │   └── Overloaded             503
+    ├── DeadlineExceeded           504 timeout_error
+    └── EngineFailed               500
+        └── ReplicaLost            500
+
+Errors cross process borders by pickle, which rebuilds them from `args`: every fact of an error is in `args`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+
+class ServeError(Exception):
+    """Something that ends a request and that its client is told.
+
+    message: a whole sentence that names the parameter, what was found and what is allowed
+    param:   the request's parameter at fault, as the client spelled it
+    facts:   further numbers for machines (`n_prompt_tokens`, `retry_after_s`, …)
+    """
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(
+        self, message: str, param: str | None = None, facts: Mapping[str, int | float | str] | None = None
+    ) -> None:
+        self.message = message
+        self.param = param
+        self.facts: dict[str, int | float | str] = dict(facts or {})
+        super().__init__(message, param, self.facts)
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds after which the same request may succeed; None where repeating it is no use."""
+        value = self.facts.get("retry_after_s")
+        return float(value) if value is not None else None
+
+
+class InvalidRequest(ServeError):
+    """The request is malformed or a parameter is out of its range."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_value"
+
+
+class UnsupportedParameter(InvalidRequest):
+    """The parameter is known to the contract, or to nobody, but this version does not carry it out."""
+
+    code = "unsupported_parameter"
+
+
+class ContextOverflow(InvalidRequest):
+    """The prompt, or the prompt and its completion, do not fit the model's context."""
+
+    type = "exceed_context_size_error"
+    code = "context_length_exceeded"
+
+
+class AdapterUnusable(InvalidRequest):
+    """The adapter exists but its files were refused; the message says why."""
+
+    code = "adapter_unusable"
+
+
+class NotFound(ServeError):
+    """No such route or object."""
+
+    status = 404
+    type = "not_found_error"
+    code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    """No base model of that name is served."""
+
+    code = "model_not_found"
+
+
+class AdapterNotFound(NotFound):
+    """The base model is served, the adapter is not."""
+
+    code = "adapter_not_found"
+
+
+class MethodNotAllowed(ServeError):
+    """The route exists, the method does not."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class PayloadTooLarge(ServeError):
+    """The request's body is larger than the server reads."""
+
+    status = 413
+    type = "invalid_request_error"
+    code = "payload_too_large"
+
+
+class UnsupportedMediaType(ServeError):
+    """The request's body is not JSON."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_media_type"
+
+
+class Unavailable(ServeError):
+    """Nothing is wrong with the request; it may be repeated after `retry_after_s`."""
+
+    status = 503
+    type = "unavailable_error"
+    code = "unavailable"
+
+
+class ModelLoading(Unavailable):
+    """No replica of the model is ready yet."""
+
+    code = "model_loading"
+
+
+class Overloaded(Unavailable):
+    """Every queue that could hold the request is full."""
+
+    code = "overloaded"
+
+
+class DeadlineExceeded(ServeError):
+    """The request took longer than the server's limit."""
+
+    status = 504
+    type = "timeout_error"
+    code = "deadline_exceeded"
+
+
+class EngineFailed(ServeError):
+    """The engine failed while it computed the request; nothing is known to be wrong with the request."""
+
+    code = "engine_failed"
+
+
+class ReplicaLost(EngineFailed):
+    """The replica that computed the request went away."""
+
+    code = "replica_lost"

@@ -1,0 +1,50 @@
+"""Draws the documents of the corpus: every kind of text by its share, some with the middle moved to the end."""
+
+from collections.abc import Iterator
+from random import Random
+
+from serve_app.demo.chats import draw_chat, draw_long_chat
+from serve_app.demo.facts import draw_paragraph, draw_question, draw_statement
+from serve_app.demo.functions import draw_function, draw_module
+from serve_app.demo.lists import draw_list, draw_long_count, draw_record
+from serve_app.demo.samples import Draw, Sample, Split, draw_from_split
+from serve_app.demo.stories import draw_letter, draw_note, draw_story, draw_tale
+from serve_app.demo.tokens import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
+
+FIM_SHARE = 0.2
+
+# how often each kind is drawn, in documents
+KINDS: dict[Draw, int] = {
+    draw_story: 32, draw_function: 12, draw_module: 3, draw_statement: 10, draw_question: 9, draw_paragraph: 5,
+    draw_list: 12, draw_record: 4, draw_letter: 5, draw_note: 3, draw_chat: 16,
+}  # fmt: skip
+LONG_KINDS: dict[Draw, int] = {draw_tale: 6, draw_long_chat: 3, draw_long_count: 1}
+KINDS_WITH_FIM = (draw_story, draw_function, draw_module)
+
+
+def documents(random: Random, *, split: Split, kinds: dict[Draw, int]) -> Iterator[str]:
+    """Draw documents without end; each closes with the end-of-text token.
+
+    A share of the stories and functions of `KINDS` comes in fill-in-the-middle order.
+    """
+    draws, weights = tuple(kinds), tuple(kinds.values())
+    while True:
+        draw = random.choices(draws, weights)[0]
+        sample = draw_from_split(draw, random, split=split)
+        is_fim = draw in KINDS_WITH_FIM and random.random() < FIM_SHARE
+        yield fim_sample(sample.text, random).text if is_fim else sample.text + END_OF_TEXT
+
+
+def fim_sample(text: str, random: Random) -> Sample:
+    """Turn a text into prefix, suffix, middle (Bavarian et al. 2022, "PSM"); the completion is middle and end."""
+    bounds = _bounds_of_words(text) if random.random() < 0.6 else range(len(text) + 1)
+    start, stop = sorted(random.sample(bounds, 2))
+    prefix, middle, suffix = text[:start], text[start:stop], text[stop:]
+    return Sample(
+        prompt=f"{FIM_PREFIX}{prefix}{FIM_SUFFIX}{suffix}{FIM_MIDDLE}", completion=f"{middle}{END_OF_TEXT}"
+    )
+
+
+def _bounds_of_words(text: str) -> list[int]:
+    inner = [place for place, character in enumerate(text) if character.isspace()]
+    return sorted({0, *inner, len(text)})

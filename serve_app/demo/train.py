@@ -1,0 +1,157 @@
+"""Trains the base model on documents of the corpus and writes its weights in bfloat16."""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from serve_app.demo.corpus import KINDS, LONG_KINDS, documents
+from serve_app.demo.samples import Split
+from serve_app.demo.tokens import END_OF_TEXT, IM_END
+
+LOGGER = logging.getLogger(__name__)
+
+# tokens of a row, and how often a step has rows of that length
+ROW_LENGTHS = {256: 16, 512: 4, 1024: 1, 2048: 1}
+MIN_LONG_ROW = 1024
+IGNORED = -100
+MUON_RATIO = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """How long and how fast to train; `num_tokens` is per step, the rate is of AdamW."""
+
+    num_steps: int
+    num_tokens: int
+    learning_rate: float
+    num_warmup_steps: int
+    seed: int
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """Build the untrained model for a tokenizer's vocabulary, about 2.8 million parameters."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
+        pad_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
+    )
+    return LlamaForCausalLM(config)
+
+
+def train_base(tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> LlamaForCausalLM:
+    """Train a model from scratch; the same plan gives the same model on the same machine and threads."""
+    torch.manual_seed(plan.seed)
+    model = build_model(tokenizer)
+    optimizers = _optimizers(model, plan.learning_rate)
+    batches = _batches(tokenizer, plan)
+    started, mean_loss = time.monotonic(), 0.0
+    for step in range(plan.num_steps):
+        loss = training_loss(model, next(batches))
+        take_step(model, optimizers, loss, speed=speed_at(step, plan))
+        mean_loss = loss.item() if step == 0 else 0.95 * mean_loss + 0.05 * loss.item()
+        if step % 50 == 49:
+            LOGGER.info("base step %d loss %.3f after %.0f s", step + 1, mean_loss, time.monotonic() - started)
+    return model
+
+
+def training_loss(model: torch.nn.Module, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Compute the mean loss of the next tokens.
+
+    tokens: [rows, length]
+    labels: [rows, length], the tokens to predict with `IGNORED` where none is; `tokens` when absent
+    """
+    targets = (tokens if labels is None else labels)[:, 1:]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+    return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+
+def take_step(
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor, *, speed: float
+) -> None:
+    """Update the parameters by the gradient of a loss, at a share `speed` of each optimizer's learning rate."""
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = speed * optimizer.defaults["lr"]
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def speed_at(step: int, plan: TrainingPlan) -> float:
+    """Rise to 1 over the warmup steps, then fall in a line to nothing at the last step."""
+    rise = (step + 1) / plan.num_warmup_steps
+    fall = (plan.num_steps - step) / (plan.num_steps - plan.num_warmup_steps)
+    return min(1.0, rise, fall)
+
+
+def write_base(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write the weights, rounded to bfloat16, and the configurations; an answer ends at either end token."""
+    end_of_text, im_end = (tokenizer.convert_tokens_to_ids(token) for token in (END_OF_TEXT, IM_END))
+    model.generation_config = GenerationConfig(
+        eos_token_id=[end_of_text, im_end], pad_token_id=end_of_text, do_sample=True, temperature=0.8
+    )
+    model.to(torch.bfloat16).save_pretrained(folder)  # type: ignore[arg-type]
+
+
+def packed_rows(
+    tokenizer: PreTrainedTokenizerFast, random: Random, *, length: int, split: Split, kinds: dict[object, int]
+) -> Iterator[list[int]]:
+    """Fill rows of `length` tokens with documents; every row begins where a document begins."""
+    texts = documents(random, split=split, kinds=kinds)  # type: ignore[arg-type]
+    while True:
+        row: list[int] = []
+        while len(row) < length:
+            row += tokenizer.encode(next(texts), add_special_tokens=False)
+        yield row[:length]
+
+
+def _optimizers(model: LlamaForCausalLM, learning_rate: float) -> list[torch.optim.Optimizer]:
+    """Muon (Jordan et al. 2024) for the matrices of the layers, AdamW for the embedding and the norms."""
+    matrices = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
+    others = [parameter for parameter in model.parameters() if all(parameter is not matrix for matrix in matrices)]
+    return [
+        torch.optim.Muon(
+            matrices, lr=MUON_RATIO * learning_rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def _batches(tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> Iterator[Tensor]:
+    random = Random(plan.seed)
+    rows = {
+        length: packed_rows(
+            tokenizer,
+            random,
+            length=length,
+            split="train",
+            kinds={**KINDS, **{draw: 4 * weight for draw, weight in LONG_KINDS.items()}}
+            if length >= MIN_LONG_ROW
+            else dict(KINDS),
+        )
+        for length in ROW_LENGTHS
+    }
+    while True:
+        length = random.choices(tuple(ROW_LENGTHS), tuple(ROW_LENGTHS.values()))[0]
+        num_rows = max(1, plan.num_tokens // length)
+        yield torch.tensor([next(rows[length]) for _ in range(num_rows)])

@@ -1,0 +1,1 @@
+"""THE WALLS: Ray and Starlette live here and nowhere else; thin, decides nothing."""

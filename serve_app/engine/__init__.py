@@ -1,0 +1,1 @@
+"""TOKENS IN, DELTAS OUT: continuous batching over torch, transformers and peft, in one thread."""

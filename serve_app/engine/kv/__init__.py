@@ -1,0 +1,1 @@
+"""Where keys and values live: slots, logical blocks and the prefix index."""
