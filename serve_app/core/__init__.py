@@ -1,1 +1,1 @@
-"""THE NOUNS: what every room speaks of. Standard library only, frozen dataclasses, no behaviour that waits."""
+"""THE NOUNS: what every room speaks of. Standard library only, frozen dataclasses, nothing that waits."""

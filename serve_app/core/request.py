@@ -1,4 +1,4 @@
-"""What is to be generated: one prompt with its sampling, stopping and logprob parameters, all checked before."""
+"""What is to be generated: a prompt with its sampling, stopping and logprob parameters, all checked."""
 
 from __future__ import annotations
 
