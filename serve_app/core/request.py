@@ -11,7 +11,7 @@ from serve_app.core.names import ModelRef
 class SamplingParams:
     """How the next token is chosen. Neutral values switch a part off.
 
-    temperature: 0 is greedy; otherwise the logits are divided by it, before any truncation
+    temperature: below 1e-6 is greedy; otherwise the logits are divided by it, before any truncation
     top_k:       keep the k likeliest tokens; 0 keeps all
     top_p:       keep the smallest likeliest set whose probability reaches top_p; 1 keeps all
     min_p:       keep tokens with at least min_p times the probability of the likeliest; 0 keeps all
@@ -26,7 +26,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,43 @@
+"""The settings of one engine; what a platform team may tune per model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """One base model and the limits it is served within.
+
+    name:              the base model's name as clients write it
+    path:              folder with config.json, safetensors weights and a tokenizer
+    dtype:             "auto" is the checkpoint's own
+    device:            "auto" is cuda where there is one, else cpu
+    max_model_len:     context in tokens; None is the model's own
+    max_num_sequences: sequences computed together; also the number of lanes of the key/value store
+    max_batch_tokens:  tokens computed per step, decode and prompt chunks together
+    max_logit_rows:    rows of prompt scoring per step, which bounds the memory that logits take
+    kv_cache_bytes:    budget for keys and values, live and cached
+    block_size:        positions per block; the unit of accounting and of prefix hits
+    max_adapters:      adapters resident at once
+    max_waiting:       sequences queued beyond those running; more are refused
+    threads:           torch threads; None is one per CPU of the process
+    lease_s:           a router not heard of for so many seconds is taken for dead
+    """
+
+    name: str
+    path: str
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_model_len: int | None = None
+    max_num_sequences: int = 64
+    max_batch_tokens: int = 512
+    max_logit_rows: int = 64
+    kv_cache_bytes: int = 1 << 30
+    block_size: int = 16
+    max_adapters: int = 16
+    max_waiting: int = 1024
+    threads: int | None = None
+    lease_s: float = 10.0
+    prefix_cache: bool = True

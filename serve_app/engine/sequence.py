@@ -1,0 +1,91 @@
+"""One continuation being generated, from admission to its finish."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Items
+
+from serve_app.core.delta import Finish, TokenLogprob
+from serve_app.core.request import GenerationRequest
+from serve_app.text.detokenizer import Detokenizer
+from serve_app.text.stops import StopMatcher
+
+
+class Sequence:
+    """A prompt and what has been generated after it.
+
+    There is no phase: a sequence has `num_tokens` tokens of which `num_computed` have keys and values, and it
+    catches up. It may be sampled when nothing but its next token is missing.
+
+    lane:       its place in the key/value store while it runs, else None
+    slot:       its adapter's place in the bank while it runs; -1 for the base
+    num_published_blocks: full blocks handed to the prefix index; None before its prompt was
+    siblings:   sequences of the same request that start when this one has computed their common prompt
+    max_tokens: bound on generated tokens, the context's end considered
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        prompt_ids: Items[int],
+        *,
+        sample: int,
+        max_tokens: int,
+        detokenizer: Detokenizer,
+    ) -> None:
+        self.request = request
+        self.sample = sample
+        self.prompt_length = len(prompt_ids)
+        self.token_ids: list[int] = list(prompt_ids)
+        self.max_tokens = max_tokens
+        self.detokenizer = detokenizer
+        self.stop_matcher = StopMatcher(request.stop.strings)
+        self.arrived_at = time.monotonic()
+
+        self.num_computed = 0
+        self.num_published_blocks: int | None = None
+        self.lane: int | None = None
+        self.slot = -1
+        self.siblings: list[Sequence] = []
+        self.finish: Finish | None = None
+
+        self.num_cached_tokens = 0
+        self.was_reported = False
+        self.num_shown_chars = 0
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.pending_logprobs: list[TokenLogprob] = []
+
+    @property
+    def salt(self) -> bytes:
+        """What besides tokens decides its keys and values: the adapter's version."""
+        return self.request.model.version.encode()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens whose keys and values are still to be computed."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.prompt_length
+
+    @property
+    def is_prompt_computed(self) -> bool:
+        return self.num_computed >= self.prompt_length
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish is not None
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt's own tokens are still wanted of this sequence."""
+        wanted = self.request.logprobs
+        return wanted is not None and wanted.prompt and self.sample == 0 and not self.was_reported
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.request.request_id}#{self.sample}, {self.num_computed}/{self.num_tokens})"
