@@ -120,14 +120,22 @@ class Engine:
     def _settle(self, sequences: Items[Sequence]) -> None:
         """Keep what was computed for later hits, start siblings, and release what has finished."""
         for sequence in sequences:
-            if sequence.is_prompt_computed and sequence.num_published_blocks is None:
+            is_sound = sequence.finish is None or sequence.finish.reason is not FinishReason.ERROR
+            if is_sound and sequence.is_prompt_computed and sequence.num_published_blocks is None:
                 self._publish(sequence, sequence.prompt_length)
             if sequence.siblings and sequence.is_prompt_computed:
                 self._start_siblings(sequence)
             if sequence.is_finished:
-                if sequence.finish is not None and sequence.finish.reason is not FinishReason.ERROR:
-                    self._publish(sequence, sequence.num_computed)
-                self._scheduler.release(sequence)
+                self._retire(sequence)
+
+    def _retire(self, sequence: Sequence) -> None:
+        assert sequence.finish is not None
+        assert sequence.lane is not None
+        if sequence.finish.reason is FinishReason.ERROR:
+            self._store.wipe(sequence.lane)
+        else:
+            self._publish(sequence, sequence.num_computed)
+        self._scheduler.release(sequence)
 
     def _publish(self, sequence: Sequence, num_tokens: int) -> None:
         if not self.config.prefix_cache or sequence.lane is None:

@@ -39,7 +39,8 @@ class CachedBlock:
 class KeyValueStore:
     """Lanes of running sequences and blocks kept for later, within one budget of blocks.
 
-    keys, values: [layers, lanes, max_model_len, heads, dim]; memory is committed as it is first written.
+    keys, values: [layers, lanes, max_model_len, heads, dim]; memory is committed as it is first written. They hold
+    finite numbers only: what a mask hides is still multiplied, by zero.
 
     Invariant: blocks held by lanes + cached blocks + free blocks == num_blocks.
     """
@@ -60,8 +61,8 @@ class KeyValueStore:
         self.num_blocks = num_blocks
         self.block_size = block_size
         lanes = (shape.layers, num_lanes, max_model_len, shape.heads)
-        self.keys = torch.empty((*lanes, shape.key_dim), dtype=dtype, device=device)
-        self.values = torch.empty((*lanes, shape.value_dim), dtype=dtype, device=device)
+        self.keys = torch.zeros((*lanes, shape.key_dim), dtype=dtype, device=device)
+        self.values = torch.zeros((*lanes, shape.value_dim), dtype=dtype, device=device)
         self._num_lanes = num_lanes
         self._held: list[int] = []
         self._prefixes: PrefixIndex[CachedBlock] = PrefixIndex()
@@ -163,8 +164,16 @@ class KeyValueStore:
             self._prefixes.add(hashes[index], block)
         return len(hashes)
 
+    def wipe(self, lane: int) -> None:
+        """Zero a lane whose numbers may not be finite."""
+        length = self._held[lane] * self.block_size
+        self.keys[:, lane, :length].zero_()
+        self.values[:, lane, :length].zero_()
+
     def clear(self) -> None:
         """Forget every lane and every cached block."""
+        for lane in range(len(self._held)):
+            self.wipe(lane)
         self._held.clear()
         self._prefixes.clear()
 

@@ -1,0 +1,141 @@
+"""Runs an engine without threads or services, and transformers' `generate` as the reference beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from serve_app.core.delta import Delta
+from serve_app.core.names import ModelRef
+from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
+from serve_app.engine.config import EngineConfig
+from serve_app.engine.engine import Engine
+from serve_app.engine.loading import load_model
+from serve_app.engine.lora.adapter import load_adapter
+from serve_app.engine.sequence import Sequence
+from serve_app.text.tokenizer import TextTokenizer
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def config(path: Path | str, **changes: object) -> EngineConfig:
+    """Small limits, so that chunks, hits and preemption happen to small prompts."""
+    plain = EngineConfig(
+        name="toy", path=str(path), dtype="float32", max_num_sequences=8, max_batch_tokens=40, kv_cache_bytes=64 << 20
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def make_engine(settings: EngineConfig, adapters: dict[str, Path] | None = None) -> Engine:
+    """adapters: folder by version; the version doubles as the adapter's name."""
+    model = load_model(settings)
+    bound = [
+        load_adapter(folder, version=version, model=model.module) for version, folder in (adapters or {}).items()
+    ]
+    tokenizer = TextTokenizer.load(Path(settings.path), vocab_size=model.vocab_size)
+    engine = Engine(settings, model, tokenizer, bound)
+    engine.tokenizer = tokenizer  # type: ignore[attr-defined]
+    return engine
+
+
+def request(
+    name: str,
+    *,
+    max_tokens: int = 12,
+    adapter: str | None = None,
+    sampling: SamplingParams = GREEDY,
+    n: int = 1,
+    logprobs: LogprobParams | None = None,
+    stop: tuple[str, ...] = (),
+    echo: bool = False,
+    prompt_index: int = 0,
+) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=name,
+        model=ModelRef(base="toy", adapter=adapter, version=adapter or ""),
+        prompt=Prompt(parts=((0,),)),
+        prompt_index=prompt_index,
+        n=n,
+        sampling=sampling,
+        stop=StopParams(max_tokens=max_tokens, strings=stop),
+        logprobs=logprobs,
+        echo=echo,
+    )
+
+
+def sequences(engine: Engine, asked: GenerationRequest, prompt_ids: Items[int]) -> list[Sequence]:
+    tokenizer: TextTokenizer = engine.tokenizer  # type: ignore[attr-defined]
+    room = engine.model.max_model_len - len(prompt_ids)
+    wanted = asked.stop.max_tokens
+    return [
+        Sequence(
+            asked,
+            prompt_ids,
+            sample=sample,
+            max_tokens=room if wanted is None else min(wanted, room),
+            detokenizer=tokenizer.detokenizer(prompt_ids),
+        )
+        for sample in range(asked.n)
+    ]
+
+
+@dataclass
+class Outcome:
+    """All that a sequence's deltas said."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
+
+    @property
+    def finish(self) -> object:
+        return self.deltas[-1].finish
+
+    @property
+    def logprobs(self) -> list[object]:
+        return [entry for delta in self.deltas for entry in delta.logprobs]
+
+
+def drain(engine: Engine, *, max_steps: int = 5000) -> dict[tuple[str, int], Outcome]:
+    """Step until there is no work, checking conservation after each step."""
+    outcomes: dict[tuple[str, int], Outcome] = {}
+    for _ in range(max_steps):
+        if not engine.has_work:
+            return outcomes
+        collect(outcomes, engine.step())
+        engine.check_integrity()
+    raise AssertionError(f"still at work after {max_steps} steps")
+
+
+def collect(outcomes: dict[tuple[str, int], Outcome], deltas: Items[Delta]) -> None:
+    for delta in deltas:
+        outcome = outcomes.setdefault((delta.request_id, delta.sample), Outcome())
+        outcome.text += delta.text
+        outcome.token_ids += delta.token_ids
+        outcome.deltas.append(delta)
+
+
+def complete(
+    engine: Engine, asked: Items[tuple[GenerationRequest, Items[int]]]
+) -> dict[tuple[str, int], Outcome]:
+    """Submit everything at once and run to the end."""
+    for one, prompt_ids in asked:
+        engine.add(sequences(engine, one, prompt_ids))
+    return drain(engine)
+
+
+def reference_greedy(module: torch.nn.Module, prompt_ids: Items[int], max_tokens: int) -> list[int]:
+    """transformers' own greedy continuation, the end token included where it comes."""
+    ids = torch.tensor([list(prompt_ids)])
+    with torch.inference_mode():
+        out = module.generate(  # type: ignore[operator]
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    return [int(token) for token in out[0, len(prompt_ids) :]]
