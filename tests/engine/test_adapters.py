@@ -1,0 +1,165 @@
+"""Law: a row is computed with the adapter it named; adapters and the base share one step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from serve_app.engine.lora.adapter import AdapterRefused, load_adapter
+from tests.engine.conftest import DEMO, DEMO_ADAPTERS
+from tests.engine.harness import complete, config, make_engine, reference_greedy, request
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {"r": 4, "lora_alpha": 16},
+    "rslora": {"r": 6, "lora_alpha": 8, "use_rslora": True},
+    "patterns": {
+        "r": 4,
+        "lora_alpha": 8,
+        "rank_pattern": {"q_proj": 2, "layers.1.mlp.up_proj": 7},
+        "alpha_pattern": {"v_proj": 32},
+    },
+    "dora": {"r": 4, "lora_alpha": 16, "use_dora": True},
+    "few": {"r": 3, "lora_alpha": 12, "target_modules": ["o_proj", "down_proj"]},
+}
+ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def train_nothing(base: Path, out: Path, seed: int, **settings: Any) -> Path:
+    """Save a PEFT adapter whose random weights move the output visibly."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_pretrained(base, local_files_only=True, dtype="float32")
+    settings.setdefault("target_modules", ALL_LINEAR)
+    adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.08)
+        if "lora_magnitude_vector" in name:
+            parameter.data *= 1.0 + 0.3 * torch.rand_like(parameter)
+    adapted.save_pretrained(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def adapter_folders(tmp_path_factory: pytest.TempPathFactory, random_models: Path) -> dict[str, Path]:
+    out = tmp_path_factory.mktemp("adapters")
+    return {
+        name: train_nothing(random_models / "llama", out / name, seed, **settings)
+        for seed, (name, settings) in enumerate(VARIANTS.items())
+    }
+
+
+def peft_greedy(base: Path, folder: Path | None, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+    model = AutoModelForCausalLM.from_pretrained(base, local_files_only=True, dtype="float32").eval()
+    if folder is not None:
+        model = PeftModel.from_pretrained(model, folder).eval()
+    return [reference_greedy(model, prompt, max_tokens) for prompt in prompts]
+
+
+PROMPTS = [[5, 9, 200, 31], [77] * 3, list(range(10, 60)), [300, 12, 45, 45, 7, 8, 9]]
+
+
+def test_rows_of_five_adapters_and_the_base_in_one_batch_each_equal_peft_alone(
+    random_models: Path, adapter_folders: dict[str, Path]
+) -> None:
+    base = random_models / "llama"
+    engine = make_engine(config(base, max_num_sequences=24), adapter_folders)
+    asked = {}
+    for name in [None, *adapter_folders]:
+        for i, prompt in enumerate(PROMPTS):
+            asked[name, i] = (request(f"{name}-{i}", adapter=name), prompt)
+    outcomes = complete(engine, list(asked.values()))
+    distinct = set()
+    for name in [None, *adapter_folders]:
+        folder = None if name is None else adapter_folders[name]
+        expected = peft_greedy(base, folder, PROMPTS, 12)
+        for i, tokens in enumerate(expected):
+            assert outcomes[f"{name}-{i}", 0].token_ids == tokens, f"{name}, prompt {i}"
+        distinct.add(str(expected))
+    assert len(distinct) == len(VARIANTS) + 1, "the adapters should all differ"
+
+
+def test_fewer_slots_than_adapters_give_the_same_rows(random_models: Path, adapter_folders: dict[str, Path]) -> None:
+    base = random_models / "llama"
+    wide = make_engine(config(base, max_num_sequences=24), adapter_folders)
+    narrow = make_engine(config(base, max_num_sequences=24, max_adapters=2), adapter_folders)
+    asked = [
+        (request(f"{name}-{i}", adapter=name), prompt)
+        for i, prompt in enumerate(PROMPTS)
+        for name in [None, *adapter_folders]
+    ]
+    expected = {key: outcome.token_ids for key, outcome in complete(wide, asked).items()}
+    assert {key: outcome.token_ids for key, outcome in complete(narrow, asked).items()} == expected
+
+
+def test_an_adapter_shares_no_prefix_with_the_base(random_models: Path, adapter_folders: dict[str, Path]) -> None:
+    base = random_models / "llama"
+    engine = make_engine(config(base), adapter_folders)
+    prompt = list(range(20, 90))
+    complete(engine, [(request("base"), prompt)])
+    after_base = complete(engine, [(request("adapted", adapter="plain"), prompt)])["adapted", 0]
+    assert after_base.deltas[0].prompt is not None
+    assert after_base.deltas[0].prompt.num_cached_tokens == 0
+    assert after_base.token_ids == peft_greedy(base, adapter_folders["plain"], [prompt], 12)[0]
+    again = complete(engine, [(request("again", adapter="plain"), prompt)])["again", 0]
+    assert again.deltas[0].prompt is not None
+    assert again.deltas[0].prompt.num_cached_tokens == 64
+
+
+@pytest.mark.parametrize("target", [["c_attn", "c_proj"], ["c_fc"]])
+def test_conv1d_layers_take_adapters(target: list[str], random_models: Path, tmp_path: Path) -> None:
+    base = random_models / "gpt2"
+    folder = train_nothing(
+        base, tmp_path / "a", 3, r=4, lora_alpha=16, target_modules=target, fan_in_fan_out=True, use_dora=True
+    )
+    engine = make_engine(config(base), {"a": folder})
+    outcomes = complete(engine, [(request(f"{i}", adapter="a"), prompt) for i, prompt in enumerate(PROMPTS)])
+    for i, tokens in enumerate(peft_greedy(base, folder, PROMPTS, 12)):
+        assert outcomes[f"{i}", 0].token_ids == tokens
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT has opinions on these settings too
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"bias": "lora_only"}, "bias"),
+        ({"target_modules": ["embed_tokens", "q_proj"]}, "embed_tokens"),
+        ({"target_modules": ["lm_head"]}, "lm_head"),
+        ({"lora_bias": True, "target_modules": ["q_proj"]}, "lora_bias"),
+    ],
+)
+def test_what_the_engine_does_not_carry_out_is_refused_by_name(
+    settings: dict[str, Any], named: str, random_models: Path, tmp_path: Path
+) -> None:
+    base = random_models / "llama"
+    folder = train_nothing(base, tmp_path / "a", 1, r=4, lora_alpha=8, **settings)
+    model = AutoModelForCausalLM.from_pretrained(base, local_files_only=True)
+    with pytest.raises(AdapterRefused, match=named):
+        load_adapter(folder, version="a", model=model)
+
+
+def test_an_adapter_of_another_shape_is_refused(random_models: Path, adapter_folders: dict[str, Path]) -> None:
+    other = AutoModelForCausalLM.from_pretrained(DEMO, local_files_only=True)
+    with pytest.raises(AdapterRefused, match="do not fit its weight"):
+        load_adapter(adapter_folders["plain"], version="a", model=other)
+
+
+def test_64_mixed_requests_of_the_demo_equal_their_solo_results() -> None:
+    folders = {folder.name: folder for folder in sorted(DEMO_ADAPTERS.glob("*/")) if list(folder.glob("*.safetensors"))}
+    if len(folders) < 3:
+        pytest.skip("the demo's adapters are not made yet")
+    engine = make_engine(config(DEMO, max_num_sequences=64, max_batch_tokens=256), folders)
+    names = [None, *folders]
+    prompts = [list(range(30 + i, 36 + 2 * i)) for i in range(64)]
+    asked = [
+        (request(f"{i}", adapter=names[i % len(names)], max_tokens=24), prompt) for i, prompt in enumerate(prompts)
+    ]
+    together = complete(engine, asked)
+    alone = make_engine(config(DEMO, prefix_cache=False), folders)
+    for i, one in enumerate(asked):
+        assert together[f"{i}", 0].token_ids == complete(alone, [one])[f"{i}", 0].token_ids
