@@ -32,9 +32,7 @@ def config(path: Path | str, **changes: object) -> EngineConfig:
 def make_engine(settings: EngineConfig, adapters: dict[str, Path] | None = None) -> Engine:
     """adapters: folder by version; the version doubles as the adapter's name."""
     model = load_model(settings)
-    bound = [
-        load_adapter(folder, version=version, model=model.module) for version, folder in (adapters or {}).items()
-    ]
+    bound = [load_adapter(folder, version=version, model=model.module) for version, folder in (adapters or {}).items()]
     tokenizer = TextTokenizer.load(Path(settings.path), vocab_size=model.vocab_size)
     engine = Engine(settings, model, tokenizer, bound)
     engine.tokenizer = tokenizer  # type: ignore[attr-defined]
@@ -118,9 +116,7 @@ def collect(outcomes: dict[tuple[str, int], Outcome], deltas: Items[Delta]) -> N
         outcome.deltas.append(delta)
 
 
-def complete(
-    engine: Engine, asked: Items[tuple[GenerationRequest, Items[int]]]
-) -> dict[tuple[str, int], Outcome]:
+def complete(engine: Engine, asked: Items[tuple[GenerationRequest, Items[int]]]) -> dict[tuple[str, int], Outcome]:
     """Submit everything at once and run to the end."""
     for one, prompt_ids in asked:
         engine.add(sequences(engine, one, prompt_ids))

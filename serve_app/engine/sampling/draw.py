@@ -4,6 +4,7 @@ from __future__ import annotations
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
+SPREAD = 0xD1342543DE82EF95  # odd: no two counters meet
 
 
 def uniform(seed: int, *, prompt_index: int, sample: int, position: int) -> float:
@@ -13,7 +14,7 @@ def uniform(seed: int, *, prompt_index: int, sample: int, position: int) -> floa
     """
     state = _mix(seed & MASK)
     for counter in (prompt_index, sample, position):
-        state = _mix(state ^ _mix(counter & MASK))
+        state = _mix(state + counter * SPREAD)
     return (state >> 11) * 2.0**-53
 
 

@@ -1,0 +1,168 @@
+"""The engine's laws under random schedules: conservation, one ending each, company changes nothing."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.core.delta import FinishReason
+from serve_app.core.errors import EngineFailed
+from serve_app.core.request import GenerationRequest, LogprobParams, SamplingParams
+from serve_app.engine.engine import Engine
+from tests.engine.conftest import DEMO, DEMO_ADAPTERS
+from tests.engine.harness import Outcome, collect, complete, config, drain, make_engine, request, sequences
+
+
+@cache
+def adapter_names() -> tuple[str | None, ...]:
+    found = [folder.name for folder in sorted(DEMO_ADAPTERS.glob("*/")) if list(folder.glob("*.safetensors"))]
+    return (None, *found)
+
+
+@cache
+def engine_of(max_batch_tokens: int, num_blocks: int, max_adapters: int) -> Engine:
+    """Engines are reused between examples: that they come back clean is part of the law."""
+    folders = {name: DEMO_ADAPTERS / name for name in adapter_names() if name is not None}
+    bytes_per_block = 6 * 2 * (32 + 32) * 4 * 16
+    return make_engine(
+        config(
+            DEMO,
+            max_batch_tokens=max_batch_tokens,
+            kv_cache_bytes=bytes_per_block * num_blocks,
+            max_adapters=max_adapters,
+            max_num_sequences=6,
+        ),
+        folders,
+    )
+
+
+def random_request(generator: random.Random, name: str) -> tuple[GenerationRequest, list[int]]:
+    beginning = [50 + i for i in range(generator.choice([0, 0, 20, 40]))]
+    prompt = beginning + [generator.randrange(20, 1000) for _ in range(generator.randrange(1, 30))]
+    is_scored = generator.random() < 0.3
+    asked = request(
+        name,
+        max_tokens=generator.choice([0, 1, 2, 7, 15]),
+        adapter=generator.choice(adapter_names()),
+        n=generator.choice([1, 1, 1, 3]),
+        sampling=SamplingParams(
+            temperature=generator.choice([0.0, 0.8, 1.5]),
+            top_k=generator.choice([0, 0, 5]),
+            top_p=generator.choice([1.0, 0.9]),
+            seed=generator.getrandbits(60),
+        ),
+        logprobs=LogprobParams(top=1, prompt=generator.random() < 0.5) if is_scored else None,
+        stop=generator.choice([(), (), ("e ",), ("the", "a b c")]),
+    )
+    return asked, prompt
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    max_batch_tokens=st.sampled_from([3, 17, 64]),
+    num_blocks=st.sampled_from([8, 12, 60]),
+    max_adapters=st.sampled_from([1, 2]),
+)
+def test_random_schedules_keep_the_laws(seed: int, max_batch_tokens: int, num_blocks: int, max_adapters: int) -> None:
+    engine = engine_of(max_batch_tokens, num_blocks, max_adapters)
+    reference = engine_of(64, 60, 2)
+    generator = random.Random(seed)
+    asked = dict[str, tuple[GenerationRequest, list[int]]]()
+    outcomes: dict[tuple[str, int], Outcome] = {}
+    aborted: set[str] = set()
+    to_come = [f"r{i}" for i in range(generator.randrange(1, 9))]
+    for _ in range(4000):
+        if to_come and generator.random() < 0.4:
+            name = to_come.pop()
+            asked[name] = random_request(generator, name)
+            engine.add(sequences(engine, *asked[name]))
+        if asked and generator.random() < 0.03:
+            name = generator.choice(list(asked))
+            if (name, 0) not in outcomes or outcomes[name, 0].finish is None:
+                aborted.add(name)
+            engine.abort(frozenset([name]))
+        collect(outcomes, engine.step())
+        engine.check_integrity()
+        if not to_come and not engine.has_work:
+            break
+    assert not engine.has_work
+    assert engine.load.num_running == 0
+    assert engine.load.num_free_blocks == engine.load.num_blocks
+    survivors = [name for name in asked if name not in aborted]
+    for name in survivors:
+        one, prompt = asked[name]
+        alone = complete(reference, [(one, prompt)])
+        for sample in range(one.n):
+            got, expected = outcomes[name, sample], alone[name, sample]
+            endings = [delta for delta in got.deltas if delta.finish is not None or delta.error is not None]
+            if name in aborted:
+                continue
+            assert len(endings) == 1, f"{name}#{sample} ended {len(endings)} times"
+            assert endings[0] is got.deltas[-1]
+            assert (got.text, got.token_ids) == (expected.text, expected.token_ids), f"{name}#{sample}"
+            assert got.finish == expected.finish
+            reports = [delta.prompt for delta in got.deltas if delta.prompt is not None]
+            assert len(reports) == (1 if sample == 0 else 0)
+
+
+def test_a_failing_step_ends_its_sequences_with_an_error_and_the_engine_goes_on() -> None:
+    engine = make_engine(config(DEMO))
+    engine.add(sequences(engine, request("doomed", n=2), [50, 60, 70]))
+    broken = engine._runner.forward
+
+    def fail(batch: object) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    engine._runner.forward = fail  # type: ignore[method-assign, assignment]
+    lost = engine.step()
+    assert {(delta.request_id, delta.sample) for delta in lost} == {("doomed", 0), ("doomed", 1)}
+    assert all(isinstance(delta.error, EngineFailed) for delta in lost)
+    engine.check_integrity()
+    engine._runner.forward = broken  # type: ignore[method-assign]
+    after = complete(engine, [(request("next"), [50, 60, 70])])["next", 0]
+    assert (
+        after.token_ids == complete(make_engine(config(DEMO)), [(request("next"), [50, 60, 70])])["next", 0].token_ids
+    )
+
+
+def test_a_row_that_is_no_number_fails_alone() -> None:
+    engine = make_engine(config(DEMO))
+    sound = engine._runner.forward
+
+    def poison(batch: object) -> torch.Tensor:
+        logits = sound(batch).clone()  # type: ignore[arg-type]
+        logits[0] = torch.nan
+        return logits
+
+    for name in ("poisoned", "healthy"):
+        engine.add(sequences(engine, request(name), [50, 60, 70, 80]))
+    engine._runner.forward = poison  # type: ignore[method-assign]
+    outcomes: dict[tuple[str, int], Outcome] = {}
+    collect(outcomes, engine.step())
+    engine._runner.forward = sound  # type: ignore[method-assign]
+    collect(outcomes, [delta for outcome in drain(engine).values() for delta in outcome.deltas])
+    assert isinstance(outcomes["poisoned", 0].deltas[-1].error, EngineFailed)
+    assert outcomes["healthy", 0].finish is not None
+    assert outcomes["healthy", 0].finish.reason in {FinishReason.STOP, FinishReason.LENGTH}  # type: ignore[attr-defined]
+    engine.check_integrity()
+
+
+def test_shown_text_ends_before_the_stop_and_logprobs_with_it() -> None:
+    engine = make_engine(config(DEMO))
+    prompt = list(range(60, 80))
+    free = complete(engine, [(request("free", max_tokens=30), prompt)])["free", 0]
+    assert len(free.text) > 12
+    stop = free.text[5:9]
+    cut = complete(engine, [(request("cut", max_tokens=30, stop=(stop,), logprobs=LogprobParams(top=0)), prompt)])[
+        "cut", 0
+    ]
+    assert cut.text == free.text[: free.text.index(stop)]
+    assert cut.deltas[-1].finish is not None
+    assert cut.deltas[-1].finish.matched_stop == stop
+    assert all(entry.offset < len(cut.text) for entry in cut.logprobs)  # type: ignore[attr-defined]
+    assert len(cut.logprobs) > 0
