@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from serve_app.core.delta import FinishReason
 from serve_app.core.errors import EngineFailed
-from serve_app.core.request import GenerationRequest, LogprobParams, SamplingParams
+from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams
 from serve_app.engine.engine import Engine
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import Outcome, collect, complete, config, drain, make_engine, request, sequences
@@ -154,7 +154,7 @@ def test_a_row_that_is_no_number_fails_alone() -> None:
 
 def test_shown_text_ends_before_the_stop_and_logprobs_with_it() -> None:
     engine = make_engine(config(DEMO))
-    prompt = list(range(60, 80))
+    prompt = engine.tokenizer.encode(Prompt(parts=("Once upon a time",)))  # type: ignore[attr-defined]
     free = complete(engine, [(request("free", max_tokens=30), prompt)])["free", 0]
     assert len(free.text) > 12
     stop = free.text[5:9]

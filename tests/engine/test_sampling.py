@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -170,7 +171,7 @@ def test_scoring_a_generated_text_gives_the_logprobs_that_generation_gave() -> N
     made = complete(
         engine, [(request("made", sampling=sampling, max_tokens=30, logprobs=LogprobParams(top=2)), prompt)]
     )["made", 0]
-    generated = [entry for entry in made.logprobs]
+    generated = list(made.logprobs)
     whole = prompt + [entry.token_id for entry in generated]  # type: ignore[attr-defined]
     scored = complete(engine, [(request("scored", max_tokens=0, logprobs=LogprobParams(top=2, prompt=True)), whole)])[
         "scored", 0
