@@ -94,22 +94,24 @@ class Engine:
     def step(self) -> list[Delta]:
         """Compute one batch and return what every sequence gained.
 
-        A failure of the computation ends the sequences that were running with an error each and leaves the
-        engine empty and usable.
+        A failure ends the sequences that were running with an error each and leaves the engine empty and usable.
         """
         deltas = [delta for leader in self._unsampled for delta in self._output.finish_unsampled(leader)]
         self._unsampled.clear()
+        try:
+            return deltas + self._advance()
+        except Exception:
+            logger.exception("a step of %d running sequences failed", len(self._scheduler.running))
+            return deltas + self._lose_running()
+
+    def _advance(self) -> list[Delta]:
         batch = self._scheduler.schedule()
         if not batch:
-            return deltas
+            return []
         self.num_steps += 1
-        try:
-            logits = self._runner.forward(batch)
-            sampled = self._sampler.sample(logits, batch)
-        except Exception:
-            logger.exception("a step of %d sequences failed", len(batch.spans))
-            return deltas + self._lose_running()
-        deltas += self._output.commit(batch, sampled)
+        logits = self._runner.forward(batch)
+        sampled = self._sampler.sample(logits, batch)
+        deltas = self._output.commit(batch, sampled)
         self._settle([span.sequence for span in batch.spans])
         return deltas
 

@@ -133,7 +133,7 @@ class ModelService:
             )
         for request in requests:
             self._check_adapter(request)
-            self._live[request.request_id] = (router_id, request.n)
+        self._live.update({request.request_id: (router_id, request.n) for request in requests})
         loop = asyncio.get_running_loop()
         try:
             prepared = await loop.run_in_executor(self._pool, self._prepare, requests)
@@ -255,6 +255,9 @@ def _bind_adapters(found: Items[AdapterCard], module: torch.nn.Module) -> tuple[
                 adapter = load_adapter(Path(card.root), version=card.version, model=module)
             except AdapterRefused as error:
                 card = replace(card, reason=str(error))
+            except Exception as error:  # whatever is wrong with one adapter's files, the model is served
+                logger.exception("adapter %s could not be read", card.name)
+                card = replace(card, reason=f"its files could not be read: {error}")
             else:
                 bound.append(adapter)
                 card = replace(card, rank=adapter.rank)

@@ -113,16 +113,7 @@ def test_frequencies_follow_the_truncated_distribution(sampling: SamplingParams)
         (row.double() / sampling.temperature).tolist(), top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
     )
     draws = 6000
-    seeded = [
-        SamplingParams(
-            seed=seed,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-        )
-        for seed in range(draws)
-    ]
+    seeded = [replace(sampling, seed=seed) for seed in range(draws)]
     tokens = draw_tokens(row.expand(draws, -1), fake_sequences(seeded))  # type: ignore[arg-type]
     counts = Counter(tokens)
     assert set(counts) <= set(expected)

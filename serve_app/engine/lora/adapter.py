@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -73,7 +74,11 @@ def load_adapter(folder: Path, *, version: str, model: nn.Module) -> Adapter:
     except (ValueError, TypeError, OSError) as error:
         raise AdapterRefused(f"adapter_config.json: {error}") from error
     _refuse_by_config(config)
-    parts = _read_parts(load_file(folder / "adapter_model.safetensors"))
+    try:
+        tensors = load_file(folder / "adapter_model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise AdapterRefused(f"adapter_model.safetensors: {error}") from error
+    parts = _read_parts(tensors)
     linears = linear_modules(model)
     modules = {name: _bind(name, tensors, linears=linears, config=config) for name, tensors in sorted(parts.items())}
     if not modules:
