@@ -19,6 +19,7 @@ class Outbox:
         self._load = Load()
         self._has_news = asyncio.Event()
         self._is_closed = False
+        self.has_reader = False
 
     def put(self, deltas: Sequence[Delta], load: Load) -> None:
         self._deltas += deltas
@@ -30,7 +31,8 @@ class Outbox:
         self._has_news.set()
 
     async def frames(self) -> AsyncGenerator[Frame, None]:
-        """Yield frames until closed."""
+        """Yield frames until closed; to one reader only."""
+        self.has_reader = True
         while True:
             await self._has_news.wait()
             self._has_news.clear()

@@ -111,10 +111,9 @@ class ModelService:
     async def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
         """Stream frames; when the stream is closed, whatever the router still has here is aborted."""
         self._heard_at[router_id] = time.monotonic()
-        if router_id in self._outboxes:
+        if router_id in self._outboxes and self._outboxes[router_id].has_reader:
             self._detach(router_id)
-        outbox = self._outboxes[router_id] = Outbox()
-        outbox.put((), self._load)
+        outbox = self._outboxes.setdefault(router_id, Outbox())
         try:
             async for frame in outbox.frames():
                 yield frame
@@ -123,8 +122,6 @@ class ModelService:
                 self._detach(router_id)
 
     async def submit(self, router_id: str, requests: Items[GenerationRequest]) -> None:
-        if router_id not in self._outboxes:
-            raise Overloaded("the router is not attached to this replica", None, {"retry_after_s": 1})
         num_sequences = sum(request.n for request in requests)
         room = self._engine.config.max_num_sequences + self._engine.config.max_waiting
         if num_sequences + sum(count for _, count in self._live.values()) > room:
@@ -133,6 +130,8 @@ class ModelService:
             )
         for request in requests:
             self._check_adapter(request)
+        self._heard_at[router_id] = time.monotonic()
+        self._outboxes.setdefault(router_id, Outbox())  # its stream may still be on the way
         self._live.update({request.request_id: (router_id, request.n) for request in requests})
         loop = asyncio.get_running_loop()
         try:

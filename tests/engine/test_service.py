@@ -108,9 +108,21 @@ async def test_a_refused_request_starts_nothing_of_its_batch(
     await reader.close()
 
 
-async def test_a_router_that_is_not_attached_is_refused(service: ModelService) -> None:
-    with pytest.raises(Overloaded, match="not attached"):
-        await service.submit("stranger", [text_request("a")])
+async def test_what_was_submitted_before_the_stream_came_is_kept_for_it(service: ModelService) -> None:
+    await service.submit("router", [text_request("early")])
+    await idle(service)
+    reader = await attached(service)
+    assert endings(await reader.wait(lambda seen: endings(seen) == 1)) == 1
+    await reader.close()
+
+
+async def test_a_second_stream_of_a_router_ends_the_first(service: ModelService) -> None:
+    first, second = await attached(service), await attached(service)
+    async with asyncio.timeout(5):
+        await first.ended()
+    await service.submit("router", [text_request("a")])
+    await second.wait(lambda seen: endings(seen) == 1)
+    await second.close()
 
 
 async def test_abort_frees_everything_and_no_delta_follows(service: ModelService) -> None:
