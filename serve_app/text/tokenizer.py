@@ -1,0 +1,134 @@
+"""Reads a model's tokenizer and turns prompts into token ids and token ids into text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import Encoding, Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer
+
+from serve_app.core.errors import InvalidRequest
+from serve_app.core.request import Prompt
+from serve_app.text.detokenizer import Detokenizer, join
+from serve_app.text.pieces import Pieces, UnsupportedTokenizer
+
+
+class TextTokenizer:
+    """A tokenizer with the vocabulary of its model. Threads may share it: after it was made it only caches.
+
+    vocab_size:  of the model; may be larger than the tokenizer's (padding) or smaller
+    special_ids: tokens that have a meaning but no text
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._pieces = Pieces(tokenizer)
+        self._prefix_ids = _prefix_ids(tokenizer)
+        self._token_texts: dict[int, str] = {}
+        self.vocab_size = vocab_size
+        self.special_ids = self._pieces.special_ids
+
+    @classmethod
+    def load(cls, path: Path, *, vocab_size: int) -> TextTokenizer:
+        """Read the tokenizer of a model folder; nothing is fetched and no code of the folder is run.
+
+        Raises UnsupportedTokenizer where it has no fast implementation or its decoder
+        needs the whole text.
+        """
+        loaded = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False, use_fast=True)
+        if not loaded.is_fast:
+            raise UnsupportedTokenizer(
+                f"the tokenizer in {path} ({type(loaded).__name__}) is a slow one; "
+                "save it as tokenizer.json, which only fast tokenizers have"
+            )
+        try:
+            return cls(loaded.backend_tokenizer, vocab_size=vocab_size)
+        except UnsupportedTokenizer as error:
+            raise UnsupportedTokenizer(f"the tokenizer in {path} cannot stream: {error}") from error
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Give the prompt's token ids, with the tokenizer's leading special tokens where text comes first.
+
+        Special tokens written out in a text are parsed as such. Raises InvalidRequest where nothing comes out
+        or an id is not of the model's vocabulary.
+        """
+        parts = [self._encode_part(part) for part in prompt.parts]
+        token_ids = [token_id for part in parts for token_id in part]
+        if not token_ids:
+            raise InvalidRequest(
+                '"prompt" must not be empty: it has no text and no token that the model knows', "prompt"
+            )
+        self._check_range(token_ids)
+        starts_with_text = isinstance(prompt.parts[0], str)
+        return [*self._prefix_ids, *token_ids] if starts_with_text else token_ids
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Give the text of tokens; special tokens and ids that mean nothing are left out."""
+        return join(self._pieces, token_ids)
+
+    def token_text(self, token_id: int) -> str:
+        """Show one token by itself, as in `logprobs.tokens`.
+
+        A leading space is kept, a special token is shown by its name, bytes that are no whole characters as
+        `bytes:\\xe2\\x80`, an id that means nothing as `<id:123>`.
+        """
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._token_texts[token_id] = self._show(token_id)
+        return text
+
+    def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
+        """Begin the text that follows a prompt."""
+        has_visible = any(self._pieces.middle(token_id) is not None for token_id in reversed(prompt_ids))
+        return Detokenizer(self._pieces, is_at_start=not has_visible)
+
+    def _encode_part(self, part: str | tuple[int, ...]) -> Sequence[int]:
+        if not isinstance(part, str):
+            return part
+        try:
+            part.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f'"prompt" must be Unicode text; character {error.start} of a text in it is half of '
+                f"a surrogate pair (U+{ord(part[error.start]):04X})",
+                "prompt",
+            ) from error
+        encoding: Encoding = self._tokenizer.encode(part, add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def _check_range(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidRequest(
+                    f'"prompt" has the token id {token_id}; ids of the model are 0 to {self.vocab_size - 1}',
+                    "prompt",
+                )
+
+    def _show(self, token_id: int) -> str:
+        name = self._pieces.name(token_id)
+        if name is None:
+            return f"<id:{token_id}>"
+        piece = self._pieces.middle(token_id)
+        if piece is None:
+            return name
+        try:
+            return piece.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def _prefix_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Find the special tokens that the tokenizer puts before a text.
+
+    Those it puts behind (some append an end-of-text token) are left out: a completion goes
+    on from its prompt.
+    """
+    probe = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    probe.pre_tokenizer = pre_tokenizers.Whitespace()
+    encoding: Encoding = tokenizer.post_process(probe.encode("a"), add_special_tokens=True)
+    body = encoding.special_tokens_mask.index(0)
+    return tuple(encoding.ids[:body])
