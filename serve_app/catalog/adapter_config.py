@@ -1,0 +1,158 @@
+"""Reads adapter_config.json: what PEFT's LoRA configuration says and whether the engine computes it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from serve_app.catalog.errors import CatalogError
+
+T = TypeVar("T")
+
+MAX_RANK = 256
+MAX_PATTERN_CHARS = 256
+
+# Fields that say how the adapter was made or where, or that its tensors show as well.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
+        "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config",
+        "lora_dropout", "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size", "revision",
+        "runtime_config", "target_modules", "task_type",
+    }
+)  # fmt: skip
+_READ = frozenset(
+    {
+        "peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern",
+        "fan_in_fan_out", "bias", "init_lora_weights",
+    }
+)  # fmt: skip
+# Initialisations that leave the base model's weights as they are; others (PiSSA, OLoRA, CorDA, LoftQ, …) are
+# only right together with a changed base.
+_KEEPS_BASE = frozenset({"gaussian", "eva", "orthogonal"})
+# A repeated group can make matching take exponential time.
+_REPEATED_GROUP = re.compile(r"\)[*+?{]|\{")
+_MAX_REPEATS = 3
+_MAX_ALPHA = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterConfig:
+    """What an adapter's tensors mean.
+
+    rank, alpha:    where no pattern names the module; PEFT's `r` and `lora_alpha`
+    fan_in_fan_out: the base keeps these weights transposed, as GPT-2 does
+    """
+
+    rank: int
+    alpha: float
+    use_rslora: bool = False
+    use_dora: bool = False
+    fan_in_fan_out: bool = False
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+
+    def rank_of(self, module: str) -> int:
+        """Give the rank for a module, by its name within the base model."""
+        return _lookup(self.rank_pattern, module, default=self.rank)
+
+    def alpha_of(self, module: str) -> float:
+        """Give the alpha for a module, by its name within the base model."""
+        return _lookup(self.alpha_pattern, module, default=self.alpha)
+
+    def scale_of(self, module: str) -> float:
+        """Give the factor of B·A: alpha / r, or alpha / √r with rsLoRA (arXiv 2312.03732)."""
+        rank = self.rank_of(module)
+        return self.alpha_of(module) / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def parse_adapter_config(fields: Mapping[str, Any], *, max_rank: int = MAX_RANK) -> AdapterConfig:
+    """Check the fields of an adapter_config.json.
+
+    Raises CatalogError, which names the field, for what the engine does not compute.
+    """
+    if fields.get("peft_type") != "LORA":
+        raise _refused("peft_type", fields.get("peft_type"), allowed='"LORA"')
+    for name, value in sorted(fields.items()):
+        if name not in _READ and name not in _WITHOUT_EFFECT and value:
+            raise CatalogError(f"adapter_config.json: {name} is set, which is not supported")
+    if fields.get("bias", "none") != "none":
+        raise _refused("bias", fields["bias"], allowed='"none"')
+    init = fields.get("init_lora_weights", True)
+    if not isinstance(init, bool) and init not in _KEEPS_BASE:
+        raise CatalogError(
+            f"adapter_config.json: init_lora_weights is {init!r}, which changes the base model; convert the "
+            "adapter to plain LoRA (path_initial_model_for_weight_conversion in PEFT)"
+        )
+    _check_rank("r", fields.get("r"), max_rank=max_rank)
+    _check_alpha("lora_alpha", fields.get("lora_alpha"))
+    rank_pattern = _pattern(fields, "rank_pattern")
+    for key, value in rank_pattern.items():
+        _check_rank(f"rank_pattern[{key!r}]", value, max_rank=max_rank)
+    alpha_pattern = _pattern(fields, "alpha_pattern")
+    for key, value in alpha_pattern.items():
+        _check_alpha(f"alpha_pattern[{key!r}]", value)
+    return AdapterConfig(
+        rank=fields["r"],
+        alpha=float(fields["lora_alpha"]),
+        use_rslora=_flag(fields, "use_rslora"),
+        use_dora=_flag(fields, "use_dora"),
+        fan_in_fan_out=_flag(fields, "fan_in_fan_out"),
+        rank_pattern=rank_pattern,
+        alpha_pattern={key: float(value) for key, value in alpha_pattern.items()},
+    )
+
+
+def _lookup(pattern: Mapping[str, T], module: str, *, default: T) -> T:
+    """Find the first key that matches the end of the module's name, as PEFT's `get_pattern_key` does."""
+    for key, value in pattern.items():
+        if re.match(rf"(.*\.)?({key})$", module):
+            return value
+    return default
+
+
+def _pattern(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    pattern = fields.get(name) or {}
+    if not isinstance(pattern, dict):
+        raise _refused(name, pattern, allowed="an object of module names")
+    for key in pattern:
+        _check_expression(name, key)
+    return pattern
+
+
+def _check_expression(name: str, key: str) -> None:
+    """Refuse expressions that could take long to match; plain module names are expressions, too."""
+    repeats = sum(key.count(sign) for sign in "*+?")
+    if len(key) > MAX_PATTERN_CHARS or repeats > _MAX_REPEATS or _REPEATED_GROUP.search(key):
+        raise CatalogError(
+            f"adapter_config.json: {name} has the key {key[:80]!r}; allowed are up to "
+            f"{MAX_PATTERN_CHARS} characters, {_MAX_REPEATS} of the signs * + ? and none of them behind a group"
+        )
+    try:
+        re.compile(key)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise CatalogError(f"adapter_config.json: {name} has the key {key!r}, no expression: {error}") from None
+
+
+def _check_rank(name: str, value: Any, *, max_rank: int) -> None:
+    if type(value) is not int or not 1 <= value <= max_rank:
+        raise _refused(name, value, allowed=f"a whole number from 1 to {max_rank}")
+
+
+def _check_alpha(name: str, value: Any) -> None:
+    if type(value) not in (int, float) or not abs(value) < _MAX_ALPHA:
+        raise _refused(name, value, allowed=f"a number of less than {_MAX_ALPHA:g}")
+
+
+def _flag(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name) or False
+    if value is not True and value is not False:
+        raise _refused(name, value, allowed="true or false")
+    return value
+
+
+def _refused(name: str, found: Any, *, allowed: str) -> CatalogError:
+    return CatalogError(f"adapter_config.json: {name} must be {allowed}, found {str(found)[:80]!r}")

@@ -1,0 +1,161 @@
+"""Resolves the model a client asks for to a base model and a version of an adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from serve_app.catalog.adapters import ADAPTER_NAME
+from serve_app.catalog.errors import CatalogError
+from serve_app.core.cards import AdapterCard, ModelCard
+from serve_app.core.errors import AdapterNotFound, AdapterUnusable, InvalidRequest, ModelNotFound
+from serve_app.core.names import ModelRef
+
+MAX_LISTED = 20
+# What mistral.rs escapes in `base::alias`.
+_ESCAPES: Mapping[str, str] = {"%3A": ":", "%23": "#", "%25": "%"}
+
+
+class Catalog:
+    """What is served at one moment: base models with their adapters, and aliases for addresses.
+
+    A served address comes before an alias of the same name, so that an alias never hides a model: an adapter
+    that appears on disk takes its address back from the alias, which is then listed in `hidden_aliases`. An
+    alias may name an address that is not served (yet): whoever asks for it is told so.
+    Raises CatalogError for a base given twice and for aliases in a circle.
+    """
+
+    def __init__(self, models: Iterable[ModelCard], aliases: Mapping[str, str] | None = None) -> None:
+        self._models: dict[str, ModelCard] = {}
+        for model in models:
+            if model.name in self._models:
+                raise CatalogError(f"the model {model.name!r} is there twice")
+            self._models[model.name] = model
+        _check_aliases(aliases or {})
+        served = set(self._addresses())
+        self._aliases = {alias: target for alias, target in (aliases or {}).items() if alias not in served}
+        self.hidden_aliases = tuple(sorted(set(aliases or {}) - set(self._aliases)))
+
+    def names(self) -> tuple[str, ...]:
+        """List every address: bases, each with its usable adapters, then aliases."""
+        return (*self._addresses(), *sorted(self._aliases))
+
+    def model(self, base: str) -> ModelCard | None:
+        """Give the card of a base model."""
+        return self._models.get(base)
+
+    def resolve(self, name: str, *, lora_path: str | None = None) -> ModelRef:
+        """Find what `model` means; `lora_path` names the adapter only where `model` does not.
+
+        The first that fits: a base or an alias as it stands, `left#deployment`, `base::adapter`, `base:adapter`
+        with the longest base, an adapter's name that only one base has.
+        Raises ModelNotFound, AdapterNotFound, AdapterUnusable, and InvalidRequest where a name is ambiguous.
+        """
+        found = self._resolve_name(self._follow(name.strip()), asked=name.strip())
+        if found.adapter is not None or not (lora_path or "").strip():
+            return found
+        adapter = (lora_path or "").strip()
+        if not ADAPTER_NAME.fullmatch(adapter):
+            raise InvalidRequest(
+                f'"lora_path" must be the name of a served adapter, not a path or the id of a repository; '
+                f"found {adapter[:96]!r}",
+                "lora_path",
+            )
+        return self._with_adapter(self._models[found.base], adapter, param="lora_path")
+
+    def _resolve_name(self, name: str, *, asked: str) -> ModelRef:
+        if name in self._models:
+            return ModelRef(base=name)
+        left, sign, deployment = name.partition("#")
+        if sign and deployment:
+            raise ModelNotFound(
+                f'"model" names the deployment {deployment!r}; models have no deployments to choose from here, '
+                f"write {left!r}",
+                "model",
+            )
+        return self._resolve_address(left.rstrip(), asked=asked)
+
+    def _resolve_address(self, name: str, *, asked: str) -> ModelRef:
+        if name in self._models:
+            return ModelRef(base=name)
+        for base in sorted(self._models, key=len, reverse=True):
+            if name.startswith(f"{base}::"):
+                return self._with_adapter(self._models[base], _unescape(name[len(base) + 2 :]), param="model")
+        for base in sorted(self._models, key=len, reverse=True):
+            if name.startswith(f"{base}:"):
+                return self._with_adapter(self._models[base], name[len(base) + 1 :], param="model")
+        return self._resolve_bare(name, asked=asked)
+
+    def _resolve_bare(self, name: str, *, asked: str) -> ModelRef:
+        holders = [model for model in self._models.values() if model.adapter(name) is not None]
+        usable = [model for model in holders if _is_usable(model.adapter(name))]
+        if len(usable) > 1:
+            candidates = ", ".join(sorted(f"{model.name}:{name}" for model in usable))
+            raise InvalidRequest(
+                f'"model" is ambiguous: {name!r} is an adapter of several; use one of: {candidates}', "model"
+            )
+        if holders:
+            return self._with_adapter((usable or holders)[0], name, param="model")
+        raise ModelNotFound(f'"model" {asked!r} does not exist; served are: {_listed(self._models)}', "model")
+
+    def _with_adapter(self, model: ModelCard, adapter: str, *, param: str) -> ModelRef:
+        adapter = adapter.strip()
+        if not adapter:
+            return ModelRef(base=model.name)
+        card = model.adapter(adapter)
+        if card is None:
+            if not model.adapters:
+                raise InvalidRequest(f"LoRA is not enabled for model {model.name!r}: it has no adapters", param)
+            usable = [card.name for card in model.adapters if card.is_usable]
+            raise AdapterNotFound(
+                f'"{param}": model {model.name!r} has no adapter {adapter!r}; it has: {_listed(usable)}', param
+            )
+        if card.reason is not None:
+            raise AdapterUnusable(
+                f'"{param}": adapter {adapter!r} of model {model.name!r} cannot be used: {card.reason}', param
+            )
+        return ModelRef(base=model.name, adapter=card.name, version=card.version)
+
+    def _addresses(self) -> list[str]:
+        return [
+            address
+            for model in self._models.values()
+            for address in (
+                model.name,
+                *(f"{model.name}:{card.name}" for card in model.adapters if card.is_usable),
+            )
+        ]
+
+    def _follow(self, name: str) -> str:
+        while name in self._aliases:
+            name = self._aliases[name]
+        return name
+
+
+def _check_aliases(aliases: Mapping[str, str]) -> None:
+    for alias in aliases:
+        if not alias or alias != alias.strip():
+            raise CatalogError(f"alias {alias!r}: a name must not be empty, nor begin or end with a space")
+        passed = [alias]
+        while passed[-1] in aliases:
+            target = aliases[passed[-1]]
+            if target in passed:
+                raise CatalogError(f"aliases go in a circle: {' → '.join([*passed, target])}")
+            passed.append(target)
+
+
+def _is_usable(card: AdapterCard | None) -> bool:
+    return card is not None and card.is_usable
+
+
+def _unescape(name: str) -> str:
+    for escape, character in _ESCAPES.items():
+        name = name.replace(escape, character).replace(escape.lower(), character)
+    return name
+
+
+def _listed(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    if not ordered:
+        return "none"
+    more = f", and {len(ordered) - MAX_LISTED} more" if len(ordered) > MAX_LISTED else ""
+    return ", ".join(ordered[:MAX_LISTED]) + more
