@@ -1,0 +1,88 @@
+"""Walks a JSON object along a table of parameters and keeps what is to be carried out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from serve_app.api.parameters import Accepted, Carried, Disposition, NotYet, Renamed
+from serve_app.api.shown import shown
+from serve_app.core.errors import InvalidRequest, UnsupportedParameter
+
+
+@dataclass(slots=True)
+class Fields:
+    """Values by canonical name, without nulls, and how the client spelled each name."""
+
+    values: dict[str, object] = field(default_factory=dict)
+    spelling: dict[str, str] = field(default_factory=dict)
+
+    def spelled(self, name: str) -> str:
+        return self.spelling.get(name, name)
+
+
+def read_fields(members: Mapping[str, object], table: Mapping[str, Disposition], *, within: str = "") -> Fields:
+    """Sort the members by their disposition. `within` is the path that messages put before a name.
+
+    Raises UnsupportedParameter for names nobody knows and for values not carried out, InvalidRequest where
+    two names of one parameter disagree.
+    """
+    fields = Fields()
+    for spelled, value in members.items():
+        disposition = table.get(spelled)
+        if disposition is None:
+            raise _unknown(spelled, table, within)
+        if value is None:
+            continue
+        name = spelled
+        if isinstance(disposition, Renamed):
+            if _is_among(value, disposition.absent):
+                continue
+            name, disposition = disposition.to, table[disposition.to]
+        _keep(fields, name, disposition, spelled=within + spelled, value=value)
+    return fields
+
+
+def is_same(left: object, right: object) -> bool:
+    """JSON equality: numbers by value, but a boolean is never a number."""
+    return isinstance(left, bool) == isinstance(right, bool) and left == right
+
+
+def _keep(fields: Fields, name: str, disposition: Disposition, *, spelled: str, value: object) -> None:
+    match disposition:
+        case Carried() | Accepted():
+            if name in fields.values and not is_same(fields.values[name], value):
+                raise InvalidRequest(
+                    f"`{fields.spelled(name)}` and `{spelled}` are names of one parameter but differ:"
+                    f" {shown(fields.values[name])} and {shown(value)}. Send one of them.",
+                    spelled,
+                )
+            fields.values[name] = value
+            fields.spelling[name] = spelled
+        case NotYet():
+            if not _is_among(value, disposition.neutral):
+                raise _not_carried_out(spelled, disposition, value)
+        case Renamed():
+            raise AssertionError(f"{name} is renamed twice")
+        case _:
+            assert_never(disposition)
+
+
+def _is_among(value: object, values: tuple[object, ...]) -> bool:
+    return any(is_same(value, other) for other in values)
+
+
+def _not_carried_out(spelled: str, disposition: NotYet, value: object) -> UnsupportedParameter:
+    allowed = " or ".join([*map(shown, disposition.neutral), "null"])
+    return UnsupportedParameter(
+        f"`{spelled}` is not carried out by this server; found {shown(value)}, allowed is {allowed}.", spelled
+    )
+
+
+def _unknown(spelled: str, table: Mapping[str, Disposition], within: str) -> UnsupportedParameter:
+    near = difflib.get_close_matches(spelled[:100], table, n=1)
+    hint = f" Did you mean `{within}{near[0]}`?" if near else ""
+    name = within + (spelled if len(spelled) <= 100 else spelled[:100] + "…")
+    return UnsupportedParameter(f"`{name}` is not a parameter of completions.{hint}", name)

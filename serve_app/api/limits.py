@@ -1,0 +1,34 @@
+"""Bounds on what one request may ask for, so that nothing large is built before it was counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireLimits:
+    """What the server takes from one request.
+
+    max_depth:         nesting of the JSON body
+    max_prompts:       elements of a list of prompts
+    max_prompt_chars:  characters of one prompt's text parts together
+    max_prompt_ids:    token ids in one prompt
+    max_choices:       prompts times `n`
+    max_total_tokens:  prompts times `n` times `max_tokens`
+    max_stop_strings, max_stop_chars: how many stop strings, and how long each
+    """
+
+    max_depth: int = 64
+    max_model_chars: int = 512
+    max_prompts: int = 256
+    max_prompt_chars: int = 4_000_000
+    max_prompt_ids: int = 1_000_000
+    max_n: int = 128
+    max_choices: int = 2048
+    max_total_tokens: int = 16_777_216
+    max_logprobs: int = 5
+    max_stop_strings: int = 64
+    max_stop_chars: int = 1024
+
+
+DEFAULT_LIMITS = WireLimits()

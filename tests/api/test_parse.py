@@ -1,0 +1,332 @@
+"""Bytes to CompletionRequest: defaults, aliases, ranges, and a message for everything that is wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
+from serve_app.api.parameters import PARAMETERS, Accepted, Carried, NotYet, Renamed
+from serve_app.api.parse import parse_completion
+from serve_app.core.errors import InvalidRequest, ServeError, UnsupportedParameter
+from serve_app.core.request import Prompt
+
+
+def parse(limits: WireLimits = DEFAULT_LIMITS, **members: object):
+    body = {"model": "tiny", "prompt": "Hello", **members}
+    return parse_completion(json.dumps(body).encode(), limits)
+
+
+def refusal(limits: WireLimits = DEFAULT_LIMITS, **members: object) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(limits, **members)
+    return caught.value
+
+
+def test_a_request_without_options_gets_the_defaults_of_union():
+    request = parse()
+    assert request.model == "tiny"
+    assert request.prompts == (Prompt(parts=("Hello",)),)
+    assert request.model_dump(exclude={"model", "prompts"}) == {
+        "n": 1,
+        "max_tokens": 16,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "seed": None,
+        "stop": (),
+        "echo": False,
+        "logprobs": None,
+        "stream": False,
+        "stream_options": {"include_usage": False, "continuous_usage_stats": False},
+        "lora_path": None,
+        "user": None,
+    }
+
+
+@pytest.mark.parametrize("name", sorted(set(PARAMETERS) - {"model", "prompt"}))
+def test_null_equals_absence(name):
+    assert parse(**{name: None}) == parse()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field", "parsed"),
+    [
+        ("max_completion_tokens", 7, "max_tokens", 7),
+        ("n_predict", 7, "max_tokens", 7),
+        ("max_tokens", -1, "max_tokens", -1),
+        ("max_tokens", 0, "max_tokens", 0),
+        ("n_cmpl", 3, "n", 3),
+        ("n", 128, "n", 128),
+        ("n_probs", 2, "logprobs", 2),
+        ("n_probs", 0, "logprobs", None),
+        ("logprobs", 0, "logprobs", 0),
+        ("logprobs", 5, "logprobs", 5),
+        ("temperature", 0, "temperature", 0.0),
+        ("temperature", 2, "temperature", 2.0),
+        ("top_p", 1, "top_p", 1.0),
+        ("top_p", 1e-9, "top_p", 1e-9),
+        ("top_k", -1, "top_k", 0),
+        ("top_k", 0, "top_k", 0),
+        ("top_k", 128, "top_k", 128),
+        ("min_p", 1, "min_p", 1.0),
+        ("seed", -1, "seed", None),
+        ("seed", -2, "seed", -2),
+        ("seed", 2**63 - 1, "seed", 2**63 - 1),
+        ("stop", "END", "stop", ("END",)),
+        ("stop", ["a", "", "b", "a"], "stop", ("a", "b")),
+        ("stop", "", "stop", ()),
+        ("stop", [], "stop", ()),
+        ("stop", list("abcdefgh"), "stop", tuple("abcdefgh")),
+        ("lora_path", "sql", "lora_path", "sql"),
+        ("lora_path", [None], "lora_path", (None,)),
+        ("user", "u-1", "user", "u-1"),
+        ("echo", True, "echo", True),
+        ("stream", True, "stream", True),
+    ],
+)
+def test_a_parameter_is_read_under_each_of_its_names(name, value, field, parsed):
+    assert getattr(parse(**{name: value}), field) == parsed
+
+
+INVALID = [
+    ("model", 5, "non-empty string"),
+    ("model", "", "non-empty string"),
+    ("model", "m" * 513, "at most 512"),
+    ("model", ["tiny"], "non-empty string"),
+    ("n", 0, "from 1 to 128"),
+    ("n", 129, "from 1 to 128"),
+    ("n", -1, "from 1 to 128"),
+    ("n", True, "found true"),
+    ("n", 1.0, "found 1.0"),
+    ("n", "2", 'found "2"'),
+    ("n_cmpl", 0, "from 1 to 128"),
+    ("max_tokens", -2, "at least 0, or -1"),
+    ("max_tokens", True, "found true"),
+    ("max_tokens", 1.5, "found 1.5"),
+    ("max_tokens", "16", 'found "16"'),
+    ("max_tokens", 2**31, "at least 0"),
+    ("n_predict", -5, "found -5"),
+    ("max_completion_tokens", [], "found []"),
+    ("temperature", -0.1, "from 0 to 2"),
+    ("temperature", 2.1, "from 0 to 2"),
+    ("temperature", True, "found true"),
+    ("temperature", "1", 'found "1"'),
+    ("temperature", 10**400, "digits"),
+    ("top_p", 0, "above 0"),
+    ("top_p", 1.01, "at most 1"),
+    ("top_p", False, "found false"),
+    ("top_k", -2, "or 0 or -1"),
+    ("top_k", 1.5, "found 1.5"),
+    ("top_k", True, "found true"),
+    ("top_k", 10**1000, "digits"),
+    ("min_p", -0.1, "from 0 to 1"),
+    ("min_p", 1.1, "from 0 to 1"),
+    ("seed", 2**63, "64 bits"),
+    ("seed", -(2**63) - 1, "64 bits"),
+    ("seed", 1.5, "found 1.5"),
+    ("seed", True, "found true"),
+    ("seed", "7", 'found "7"'),
+    ("logprobs", -1, "from 0 to 5"),
+    ("logprobs", 6, "from 0 to 5"),
+    ("logprobs", True, "found true"),
+    ("logprobs", 1.0, "an integer"),
+    ("n_probs", 6, "from 0 to 5"),
+    ("echo", 1, "a boolean"),
+    ("echo", "true", "a boolean"),
+    ("stream", 1, "a boolean"),
+    ("stream", "yes", "a boolean"),
+    ("stream_options", True, "include_usage"),
+    ("stream_options", [], "include_usage"),
+    ("stop", 5, "found 5"),
+    ("stop", {"a": 1}, 'found {"a": 1}'),
+    ("stop", ["x"] * 65, "at most 64"),
+    ("stop", "x" * 1025, "at most 1024"),
+    ("lora_path", 5, "found 5"),
+    ("lora_path", "", "name an adapter"),
+    ("lora_path", [], "1 in all; found 0"),
+    ("lora_path", ["a", "b"], "1 in all; found 2"),
+    ("user", 5, "a string"),
+    ("user", ["a"], "a string"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "words"), INVALID)
+def test_a_value_that_is_not_allowed_is_named_as_the_client_spelled_it(name, value, words):
+    error = refusal(**{name: value})
+    assert (error.status, error.code) == (400, "invalid_value")
+    assert error.param == name
+    assert f"`{name}`" in error.message
+    assert words in error.message
+
+
+@pytest.mark.parametrize(
+    ("members", "param"),
+    [
+        ({"stop": ["a", 5]}, "stop[1]"),
+        ({"stop": ["a", None]}, "stop[1]"),
+        ({"stop": ["a", "x" * 1025]}, "stop[1]"),
+        ({"lora_path": [5]}, "lora_path[0]"),
+        ({"lora_path": [""]}, "lora_path[0]"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream_options": {"continuous_usage_stats": "no"}}, "stream_options.continuous_usage_stats"),
+    ],
+)
+def test_the_wrong_part_of_a_list_or_object_is_named(members, param):
+    error = refusal(**members)
+    assert error.param == param
+    assert f"`{param}`" in error.message
+
+
+@pytest.mark.parametrize("name", ["model", "prompt"])
+@pytest.mark.parametrize("body", [{}, {"model": None, "prompt": None}])
+def test_what_is_required_is_named_when_it_is_missing(name, body):
+    others = {"model": "tiny", "prompt": "Hello"} | {name: body.get(name)}
+    with pytest.raises(InvalidRequest, match=f"`{name}` is required") as caught:
+        parse_completion(json.dumps({k: v for k, v in others.items() if k in body or v}).encode())
+    assert caught.value.param == name
+
+
+def test_two_names_of_one_parameter_may_agree():
+    assert parse(max_tokens=5, n_predict=5, max_completion_tokens=None).max_tokens == 5
+
+
+@pytest.mark.parametrize(
+    "members",
+    [{"max_tokens": 5, "n_predict": 6}, {"max_completion_tokens": 5, "max_tokens": 6}, {"n": 1, "n_cmpl": True}],
+)
+def test_two_names_of_one_parameter_that_differ_are_both_named(members):
+    error = refusal(**members)
+    assert all(f"`{name}`" in error.message for name in members)
+    assert error.param == list(members)[1]
+
+
+NOT_YET = {name: disposition for name, disposition in PARAMETERS.items() if isinstance(disposition, NotYet)}
+
+
+@pytest.mark.parametrize("name", sorted(NOT_YET))
+def test_a_parameter_not_carried_out_is_refused_by_name(name):
+    error = refusal(**{name: ["something", 17, "else"]})
+    assert isinstance(error, UnsupportedParameter)
+    assert (error.param, error.code) == (name, "unsupported_parameter")
+    assert f"`{name}`" in error.message
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, d in sorted(NOT_YET.items()) for v in d.neutral])
+def test_a_neutral_value_changes_nothing(name, value):
+    assert parse(**{name: value}) == parse()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("presence_penalty", False),  # a boolean is not the number 0
+        ("repetition_penalty", True),
+        ("ignore_eos", 0),
+        ("cache_prompt", 1),
+        ("cache_prompt", False),
+        ("best_of", 2),
+        ("suffix", " tail"),
+        ("mirostat_target", 1.5),
+        ("context_length_exceeded_behavior", "error"),
+        ("repeat_penalty", 1.1),
+    ],
+)
+def test_what_only_looks_neutral_is_refused(name, value):
+    assert refusal(**{name: value}).param == name
+
+
+def test_best_of_below_n_is_a_contradiction():
+    assert refusal(best_of=1, n=2).param == "best_of"
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("max_token", "max_tokens"), ("temprature", "temperature"), ("promt", "prompt"), ("Stop", "stop")],
+)
+def test_a_misspelled_name_is_answered_with_the_nearest_known_one(name, near):
+    error = refusal(**{name: 1})
+    assert isinstance(error, UnsupportedParameter)
+    assert error.param == name
+    assert f"Did you mean `{near}`?" in error.message
+
+
+def test_an_unknown_name_is_refused_even_when_it_is_null_or_huge():
+    assert refusal(zzz=None).param == "zzz"
+    assert len(refusal(**{"z" * 100_000: 1}).message) < 300
+
+
+def test_an_unknown_stream_option_is_named_with_its_path():
+    error = refusal(stream_options={"include_usag": True})
+    assert error.param == "stream_options.include_usag"
+    assert "`stream_options.include_usage`" in error.message
+
+
+def test_stream_options_are_read_and_without_stream_ignored():
+    request = parse(stream_options={"include_usage": True, "continuous_usage_stats": None})
+    assert request.stream_options.include_usage
+    assert not request.stream_options.continuous_usage_stats
+    assert not request.stream
+
+
+def test_a_lora_path_per_prompt_is_given_to_its_prompt():
+    request = parse(prompt=["a", "b"], lora_path=["sql", None])
+    assert [request.lora_path_of(i) for i in range(2)] == ["sql", None]
+    assert parse(prompt=["a", "b"], lora_path="sql").lora_path_of(1) == "sql"
+
+
+@pytest.mark.parametrize(
+    ("members", "param"),
+    [
+        ({"prompt": ["a"] * 5, "n": 3}, "n"),
+        ({"prompt": ["a"] * 5, "n_cmpl": 3}, "n_cmpl"),
+        ({"prompt": ["a"] * 5, "n": 2, "n_predict": 11}, "n_predict"),
+        ({"prompt": ["a"] * 9}, "prompt"),
+    ],
+)
+def test_the_amount_of_work_is_bounded_before_it_exists(members, param):
+    limits = WireLimits(max_prompts=8, max_choices=10, max_total_tokens=100)
+    assert refusal(limits, **members).param == param
+    assert parse(limits, prompt=["a"] * 5, n=2, max_tokens=10).num_choices == 10
+
+
+def test_the_configured_bound_of_logprobs_is_held_and_told():
+    limits = WireLimits(max_logprobs=20)
+    assert parse(limits, logprobs=20).logprobs == 20
+    assert "from 0 to 20" in refusal(limits, logprobs=21).message
+
+
+def test_every_parameter_has_a_disposition_whose_target_exists():
+    for name, disposition in PARAMETERS.items():
+        match disposition:
+            case Renamed():
+                assert not isinstance(PARAMETERS[disposition.to], Renamed), name
+            case Carried() | Accepted():
+                assert disposition.allowed.format(limits=WireLimits())
+
+
+MEMBERS = st.dictionaries(
+    st.sampled_from(sorted(PARAMETERS)),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=2),
+        max_leaves=4,
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(MEMBERS)
+def test_whatever_the_values_are_a_request_is_read_or_refused_with_400(members):
+    body = json.dumps({"model": "tiny", "prompt": "Hello", **members}).encode("utf-8", "surrogatepass")
+    error = None
+    try:
+        parse_completion(body)
+    except ServeError as refused:
+        error = refused
+    assert error is None or (error.status == 400 and len(error.message) < 600)

@@ -1,0 +1,175 @@
+"""Bodies and chunks have the shape of the contract, and the quick way of writing equals the slow one."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.api.chunks import ChunkWriter, dump, error_event
+from serve_app.api.logprobs import LegacyLogprobs
+from serve_app.api.models import list_models, models_body
+from serve_app.api.responses import (
+    Choice,
+    ResponseHead,
+    chunk_body,
+    completion_body,
+    error_body,
+    token_counts,
+    usage_body,
+)
+from serve_app.api.sse import DONE, comment, event
+from serve_app.core.delta import FinishReason, TokenLogprob, TopLogprob, Usage
+from serve_app.core.errors import ContextOverflow, ModelNotFound
+from tests.fakes import adapter_card, model_card
+
+HEAD = ResponseHead(id="cmpl-1", created=1_746_835_200, model='odd"name:ädapter')
+
+
+def logprobs_of(*entries: TokenLogprob) -> LegacyLogprobs:
+    logprobs = LegacyLogprobs()
+    logprobs.extend(entries)
+    return logprobs
+
+
+def slow(body: dict[str, object]) -> bytes:
+    return event(json.dumps(body, separators=(",", ":")))
+
+
+def test_a_body_has_every_key_that_the_contract_promises():
+    choice = Choice(index=0, text="…", finish_reason=FinishReason.STOP, matched_stop=2)
+    body = completion_body(HEAD, [choice], usage=Usage(prompt_tokens=5, completion_tokens=12, cached_tokens=4))
+    assert body == {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "created": 1_746_835_200,
+        "model": 'odd"name:ädapter',
+        "choices": [{"index": 0, "text": "…", "logprobs": None, "finish_reason": "stop", "matched_stop": 2}],
+        "usage": {
+            "prompt_tokens": 5,
+            "completion_tokens": 12,
+            "total_tokens": 17,
+            "prompt_tokens_details": {"cached_tokens": 4},
+        },
+    }
+
+
+CHOICES = st.builds(
+    Choice,
+    index=st.integers(0, 1000),
+    text=st.text(),
+    logprobs=st.none()
+    | st.builds(
+        logprobs_of,
+        st.builds(
+            TokenLogprob,
+            token_id=st.just(1),
+            text=st.text(),
+            logprob=st.none() | st.floats(max_value=0),
+            offset=st.integers(0, 99),
+        ),
+    ),
+    finish_reason=st.none() | st.sampled_from(FinishReason),
+    matched_stop=st.none() | st.text() | st.integers(0, 2**31),
+)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(CHOICES, st.text(min_size=1))
+def test_a_chunk_equals_the_slow_dump_of_its_body(choice, model):
+    head = ResponseHead(id="cmpl-1", created=7, model=model)
+    writer = ChunkWriter(head)
+    assert writer.choice(choice) == slow(chunk_body(head, [choice]))
+    with_usage = writer.choice_with_usage(choice, prompt_tokens=3, completion_tokens=4)
+    assert with_usage == slow(chunk_body(head, [choice], usage=token_counts(3, 4)))
+
+
+def test_the_usage_chunk_has_no_choices():
+    usage = Usage(prompt_tokens=4, completion_tokens=4)
+    assert ChunkWriter(HEAD).usage(usage) == slow(chunk_body(HEAD, [], usage=usage_body(usage)))
+
+
+def test_events_are_one_line_between_blank_ones():
+    assert event("{}") == b"data: {}\n\n"
+    assert DONE == b"data: [DONE]\n\n"
+    assert comment("still\nhere") == b": still here\n\n"
+
+
+def test_top_logprobs_hold_the_likeliest_and_the_chosen_and_the_first_of_equal_texts_wins():
+    entry = TokenLogprob(
+        token_id=3,
+        text="c",
+        logprob=-3.0,
+        offset=0,
+        top=(
+            TopLogprob(token_id=1, text="a", logprob=-1.0),
+            TopLogprob(token_id=2, text="a", logprob=-2.0),
+        ),
+    )
+    assert logprobs_of(entry).top_logprobs == [{"a": -1.0, "c": -3.0}]
+
+
+def test_without_a_count_the_chosen_token_stands_alone():
+    entry = TokenLogprob(token_id=3, text="c", logprob=-3.0, offset=0)
+    assert logprobs_of(entry).top_logprobs == [{"c": -3.0}]
+
+
+def test_the_first_token_of_a_prompt_has_no_logprob():
+    body = logprobs_of(TokenLogprob(token_id=1, text="a", logprob=None, offset=0)).body()
+    assert body == {"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
+
+
+@pytest.mark.parametrize("value", [-math.inf, math.nan, -1e30])
+def test_what_json_cannot_write_becomes_the_lowest_logprob(value):
+    top = (TopLogprob(token_id=9, text="x", logprob=value),)
+    entry = TokenLogprob(token_id=1, text="a", logprob=value, offset=0, top=top)
+    body = logprobs_of(entry).body()
+    assert body["token_logprobs"] == [-9999.0]
+    assert body["top_logprobs"] == [{"x": -9999.0, "a": -9999.0}]
+    assert json.loads(dump(body)) == body
+
+
+def test_offsets_are_shifted_behind_the_prompt():
+    logprobs = LegacyLogprobs()
+    logprobs.extend([TokenLogprob(token_id=1, text="a", logprob=-1.0, offset=2)], shift=10)
+    assert logprobs.text_offset == [12]
+
+
+def test_an_error_tells_status_code_and_facts():
+    error = ContextOverflow("too long", "prompt", {"n_prompt_tokens": 600, "n_ctx": 512})
+    assert error_body(error) == {
+        "error": {
+            "message": "too long",
+            "type": "exceed_context_size_error",
+            "param": "prompt",
+            "code": 400,
+            "error_code": "context_length_exceeded",
+            "n_prompt_tokens": 600,
+            "n_ctx": 512,
+        }
+    }
+    assert error_event(error_body(ModelNotFound("no"))).startswith(b'data: {"error":{"message":"no"')
+
+
+def test_models_are_listed_with_their_usable_adapters_and_aliases():
+    card = model_card("tiny", adapter_card("sql"), adapter_card("broken", reason="rank 0"))
+    body = models_body(list_models([card, model_card("big")], {"fast": "tiny:sql", "gone": "nobody"}))
+    assert body["object"] == "list"
+    assert [(entry["id"], entry["parent"]) for entry in body["data"]] == [
+        ("big", None),
+        ("tiny", None),
+        ("tiny:sql", "tiny"),
+        ("fast", "tiny:sql"),
+    ]
+    assert body["data"][1] == {
+        "id": "tiny",
+        "object": "model",
+        "created": 1_700_000_000,
+        "owned_by": "serve_app",
+        "root": "models/tiny",
+        "parent": None,
+        "max_model_len": 512,
+    }
