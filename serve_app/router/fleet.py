@@ -1,0 +1,168 @@
+"""The router's table of replicas: who serves which model, and what can be asked for at all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+
+from serve_app.catalog.resolve import Catalog
+from serve_app.core.backend import Backend
+from serve_app.core.cards import ModelCard, ReplicaCard
+from serve_app.core.errors import ModelLoading, NotFound
+from serve_app.core.names import ModelRef
+from serve_app.router.link import ReplicaLink
+
+logger = logging.getLogger(__name__)
+
+LOADING_RETRY_S = 5.0
+
+
+class Fleet:
+    """Links by replica id, and the catalog of what their cards say. The only owner of both.
+
+    Deployments call `put` for every replica they see, as often as they look, `remove` for those gone, and
+    `expect` with the models that ought to exist.
+    """
+
+    def __init__(
+        self,
+        router_id: str,
+        *,
+        aliases: Mapping[str, str] | None = None,
+        loading_retry_s: float = LOADING_RETRY_S,
+    ) -> None:
+        self._router_id = router_id
+        self._aliases = dict(aliases or {})
+        self._loading_retry_s = loading_retry_s
+        self._links: dict[str, ReplicaLink] = {}
+        self._retired: dict[str, ReplicaLink] = {}
+        self._expected: frozenset[str] = frozenset()
+        self._cards: dict[str, ModelCard] = {}
+        self._catalog = Catalog((), self._aliases)  # raises where the aliases contradict themselves
+
+    @property
+    def catalog(self) -> Catalog:
+        """What can be resolved now; a new object whenever that changes."""
+        return self._catalog
+
+    @property
+    def cards(self) -> Mapping[str, ModelCard]:
+        """Models with a ready replica, by name; where replicas differ, the last one heard of."""
+        return self._cards
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        return self._aliases
+
+    @property
+    def loading(self) -> list[str]:
+        """Known models without a ready replica."""
+        known = self._expected | {link.card.model.name for link in self._links.values()}
+        return sorted(known - set(self._cards))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether at least one model is known and each has a ready replica."""
+        return bool(self._cards) and not self.loading
+
+    def put(self, card: ReplicaCard, backend: Backend) -> ReplicaLink:
+        """Take a replica in, refresh its card, or reconnect where the old link was lost."""
+        link = self._links.pop(card.replica_id, None) or self._retired.pop(card.replica_id, None)
+        if link is not None and link.readmit():
+            link.card = card
+        else:
+            link = ReplicaLink(backend, card, self._router_id, on_lost=self._refresh)
+            link.start()
+        self._links[card.replica_id] = link  # last: the newest card speaks for its model
+        self._refresh()
+        return link
+
+    def remove(self, replica_id: str) -> None:
+        """Send nothing more to a replica. What it computes goes on, as a replica drains before it ends."""
+        link = self._links.pop(replica_id, None)
+        if link is not None:
+            self._retired = {i: old for i, old in self._retired.items() if old.num_outstanding}
+            self._retired[replica_id] = link
+            link.retire()
+            self._refresh()
+
+    def expect(self, models: Iterable[str]) -> None:
+        """Name the base models that are deployed, ready or not."""
+        self._expected = frozenset(models)
+
+    def rename(self, aliases: Mapping[str, str]) -> None:
+        """Replace all aliases. Raises CatalogError, and changes nothing, where they go in a circle."""
+        Catalog((), aliases)
+        self._aliases = dict(aliases)
+        self._catalog = self._new_catalog()
+
+    def resolve(self, name: str, *, lora_path: str | None = None) -> ModelRef:
+        """The model meant by a client's words, pinned to the version that is served now.
+
+        Raises NotFound, AdapterUnusable, InvalidRequest, or ModelLoading where the base exists but no
+        replica of it is ready.
+        """
+        try:
+            return self._catalog.resolve(name, lora_path=lora_path)
+        except NotFound:
+            loading = self._loading_base(name.strip())
+            if loading is None:
+                raise
+            raise self.not_ready(loading) from None
+
+    def links_for(self, ref: ModelRef) -> list[ReplicaLink]:
+        """Open links to replicas that have the model and exactly that version of the adapter.
+
+        Raises ModelLoading where there is none.
+        """
+        links = [link for link in self._links.values() if link.is_open and _serves(link.card.model, ref)]
+        if not links:
+            raise self.not_ready(ref.name)
+        return links
+
+    def not_ready(self, name: str) -> ModelLoading:
+        return ModelLoading(
+            f"No replica of model `{name}` is ready yet; retry in {self._loading_retry_s:g} s.",
+            "model",
+            {"retry_after_s": self._loading_retry_s},
+        )
+
+    async def close(self) -> None:
+        """Leave every replica."""
+        links = [*self._links.values(), *self._retired.values()]
+        self._links.clear()
+        self._retired.clear()
+        await asyncio.gather(*(link.close() for link in links))
+        self._refresh()
+
+    def _loading_base(self, name: str) -> str | None:
+        """The longest name of a loading model that this address, or what it is an alias of, begins with."""
+        while name in self._aliases:
+            name = self._aliases[name]
+        matches = [base for base in self.loading if name == base or name.startswith(f"{base}:")]
+        return max(matches, key=len, default=None)
+
+    def _refresh(self) -> None:
+        cards = {link.card.model.name: link.card.model for link in self._links.values() if link.is_open}
+        if cards != self._cards:
+            self._cards = cards
+            self._catalog = self._new_catalog()
+
+    def _new_catalog(self) -> Catalog:
+        """Cards with aliases; an alias that a model or adapter has meanwhile taken as its own name is left out."""
+        taken = set(Catalog(self._cards.values()).names()) & set(self._aliases)
+        if taken:
+            logger.warning("aliases hidden by served names: %s", ", ".join(sorted(taken)))
+        return Catalog(
+            self._cards.values(), {alias: name for alias, name in self._aliases.items() if alias not in taken}
+        )
+
+
+def _serves(card: ModelCard, ref: ModelRef) -> bool:
+    if card.name != ref.base:
+        return False
+    if ref.adapter is None:
+        return True
+    adapter = card.adapter(ref.adapter)
+    return adapter is not None and adapter.is_usable and adapter.version == ref.version

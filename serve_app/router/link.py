@@ -1,0 +1,217 @@
+"""One router's connection to one replica: submits, aborts, and brings every delta to its request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from serve_app.core.backend import Backend
+from serve_app.core.cards import ReplicaCard
+from serve_app.core.delta import Delta, Frame
+from serve_app.core.errors import ReplicaLost, ServeError
+from serve_app.core.request import GenerationRequest
+from serve_app.router.placement import Standing
+
+logger = logging.getLogger(__name__)
+
+Inbox = Callable[[Delta], None]
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class Registration:
+    """Where the deltas of a request go, and how many of its sequences have not ended."""
+
+    inbox: Inbox
+    num_unfinished: int
+
+
+class ReplicaLink:
+    """Owns the one stream of frames from a replica.
+
+    Everything that speaks to the replica runs in tasks with an empty context, owned by the link: the
+    cancellation of a client's request reaches neither the stream nor a call half made.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        card: ReplicaCard,
+        router_id: str,
+        *,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.card = card
+        self._backend = backend
+        self._router_id = router_id
+        self._on_lost = on_lost
+        self._live: dict[str, Registration] = {}
+        self._submissions: dict[str, asyncio.Task[ServeError | None]] = {}
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._reader: asyncio.Task[None] | None = None
+        self._load = card.load
+        self._num_outstanding = 0
+        self._num_foreign = 0
+        self._is_lost = False
+        self._is_retired = False
+
+    def start(self) -> None:
+        """Open the stream. Needs a running event loop."""
+        self._reader = self._spawn(self._read())
+
+    @property
+    def replica_id(self) -> str:
+        return self.card.replica_id
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes new requests."""
+        return self._reader is not None and not (self._is_lost or self._is_retired)
+
+    @property
+    def num_outstanding(self) -> int:
+        """Sequences submitted here that have not ended."""
+        return self._num_outstanding
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(work=self._num_outstanding + self._num_foreign, capacity=self._load.num_blocks)
+
+    def submit(self, requests: Sequence[GenerationRequest], inbox: Inbox) -> asyncio.Task[ServeError | None]:
+        """Give requests to the replica; the task ends with None, or with the error that refused them all.
+
+        They are registered and counted before this returns: deltas may come before the answer does.
+        Cancelling whoever awaits the task is safe, a later `abort` waits for it.
+        """
+        task = self._spawn(self._submit(requests))
+        for request in requests:
+            self._live[request.request_id] = Registration(inbox=inbox, num_unfinished=request.n)
+            self._submissions[request.request_id] = task
+            self._num_outstanding += request.n
+        return task
+
+    def abort(self, request_ids: Sequence[str]) -> asyncio.Task[None]:
+        """Dispatch no delta of these requests from now on, and tell the replica in the background."""
+        self._forget(request_ids)
+        return self._spawn(self._abort(request_ids))
+
+    def retire(self) -> None:
+        """Take no new requests, and close once those that run have ended."""
+        self._is_retired = True
+        self._close_if_idle()
+
+    def readmit(self) -> bool:
+        """Take requests again after `retire`; False where the link is closed already."""
+        self._is_retired = self._is_lost
+        return self.is_open
+
+    async def close(self) -> None:
+        """Leave the replica; what still runs there ends with ReplicaLost."""
+        self._is_retired = True
+        if self._reader is not None:
+            self._reader.cancel()
+        self._lose("was disconnected by the router")
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    async def _read(self) -> None:
+        reason = "was disconnected by the router"
+        try:
+            async with aclosing(self._backend.attach(self._router_id)) as frames:
+                async for frame in frames:
+                    self._receive(frame)
+            reason = "ended its stream"
+        except Exception as error:
+            reason = "went away"
+            logger.warning("replica %s went away: %r", self.replica_id, error)
+        finally:
+            self._lose(reason)
+
+    def _receive(self, frame: Frame) -> None:
+        for delta in frame.deltas:
+            registration = self._live.get(delta.request_id)
+            if registration is None:
+                continue  # aborted, or lost to nobody
+            if delta.finish is not None or delta.error is not None:
+                self._end_sequence(delta.request_id, registration)
+            registration.inbox(delta)
+        self._load = frame.load
+        self._num_foreign = max(0, frame.load.num_running + frame.load.num_waiting - self._num_outstanding)
+        self._close_if_idle()
+
+    def _end_sequence(self, request_id: str, registration: Registration) -> None:
+        registration.num_unfinished -= 1
+        self._num_outstanding -= 1
+        if registration.num_unfinished == 0:
+            del self._live[request_id]
+
+    async def _submit(self, requests: Sequence[GenerationRequest]) -> ServeError | None:
+        request_ids = [request.request_id for request in requests]
+        error: ServeError | None = None
+        try:
+            if self._is_lost:
+                error = self._lost("is gone")
+            else:
+                await self._backend.submit(self._router_id, requests)
+        except ServeError as refusal:
+            error = refusal
+        except Exception as failure:
+            logger.warning("replica %s could not be given requests: %r", self.replica_id, failure)
+            error = self._lost("could not be reached")
+        finally:
+            for request_id in request_ids:
+                self._submissions.pop(request_id, None)
+        if error is not None:
+            self._forget(request_ids)
+        return error
+
+    async def _abort(self, request_ids: Sequence[str]) -> None:
+        submissions = {self._submissions[i] for i in request_ids if i in self._submissions}
+        if submissions:
+            await asyncio.wait(submissions)
+        try:
+            await self._backend.abort(self._router_id, request_ids)
+        except Exception as failure:
+            # A replica that is gone has nothing to abort; one that is not aborts when the lease ends.
+            logger.log(
+                logging.DEBUG if self._is_lost else logging.WARNING,
+                "replica %s could not be told to abort: %r",
+                self.replica_id,
+                failure,
+            )
+
+    def _forget(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            registration = self._live.pop(request_id, None)
+            if registration is not None:
+                self._num_outstanding -= registration.num_unfinished
+        self._close_if_idle()
+
+    def _lose(self, reason: str) -> None:
+        if self._is_lost:
+            return
+        self._is_lost = True
+        live, self._live = self._live, {}
+        self._num_outstanding = 0
+        for request_id, registration in live.items():
+            registration.inbox(Delta(request_id=request_id, sample=0, error=self._lost(reason)))
+        self._on_lost()
+
+    def _lost(self, reason: str) -> ReplicaLost:
+        return ReplicaLost(f"The replica that computed the request {reason}.")
+
+    def _close_if_idle(self) -> None:
+        if self._is_retired and not self._live and not self._is_lost and self._reader is not None:
+            self._is_lost = True
+            self._reader.cancel()
+
+    def _spawn(self, work: Coroutine[object, object, Result]) -> asyncio.Task[Result]:
+        task = asyncio.get_running_loop().create_task(work, context=contextvars.Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,69 @@
+"""The router: opens runs of clients' requests and answers what can be asked for."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from serve_app.api.completion import CompletionRequest
+from serve_app.api.models import ModelEntry, list_models
+from serve_app.core.errors import ServeError
+from serve_app.core.names import ModelRef
+from serve_app.router.fleet import Fleet
+from serve_app.router.lower import lower, new_response_id
+from serve_app.router.placement import Placement
+from serve_app.router.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """timeout_s: how long one request may take in all"""
+
+    timeout_s: float = 600.0
+
+
+class Router:
+    """One request after another onto a fleet."""
+
+    def __init__(self, fleet: Fleet, config: RouterConfig | None = None, *, placement: Placement | None = None) -> None:
+        self.fleet = fleet
+        self._config = config or RouterConfig()
+        self._placement = placement or Placement()
+
+    def open(self, request: CompletionRequest) -> Run:
+        """A run of the request, not started; enter it to start.
+
+        Raises ServeError where the model cannot be resolved or a token id is out of its vocabulary.
+        """
+        response_id = new_response_id()
+        requests = lower(request, response_id, resolve=self._resolve, vocab_size_of=self._vocab_size_of)
+        return Run(
+            requests,
+            response_id,
+            fleet=self.fleet,
+            placement=self._placement,
+            timeout_s=self._config.timeout_s,
+        )
+
+    def models(self) -> list[ModelEntry]:
+        """Every name that can be sent as `model` now."""
+        return list_models(self.fleet.cards.values(), self._alias_targets())
+
+    def model(self, name: str) -> ModelEntry:
+        """The entry of one name, also of a form of address that is not listed. Raises as `Fleet.resolve`."""
+        entries = {entry.id: entry for entry in self.models()}
+        return entries[name] if name in entries else entries[self.fleet.resolve(name).name]
+
+    def _alias_targets(self) -> dict[str, str]:
+        """The address of each alias that leads anywhere now."""
+        targets = {}
+        for alias in self.fleet.aliases:
+            with suppress(ServeError):
+                targets[alias] = self.fleet.resolve(alias).name
+        return targets
+
+    def _resolve(self, name: str, lora_path: str | None) -> ModelRef:
+        return self.fleet.resolve(name, lora_path=lora_path)
+
+    def _vocab_size_of(self, ref: ModelRef) -> int:
+        return self.fleet.cards[ref.base].vocab_size

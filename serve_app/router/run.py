@@ -1,0 +1,159 @@
+"""One client's request while it runs: its prompts on their replicas, their deltas in one stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from serve_app.core.delta import Delta, FinishReason, PromptReport, Usage
+from serve_app.core.errors import DeadlineExceeded, ServeError
+from serve_app.core.request import GenerationRequest
+from serve_app.router.fleet import Fleet
+from serve_app.router.link import ReplicaLink
+from serve_app.router.placement import Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A delta with its place in the response.
+
+    index: of the choice, prompt index times `n` plus sample
+    """
+
+    index: int
+    prompt_index: int
+    delta: Delta
+
+
+class Run:
+    """Use as `async with run: async for event in run: …`.
+
+    Entering submits every prompt; one refusal refuses all and is raised. The iterator raises the first
+    error that comes and otherwise ends when every choice has ended. Leaving aborts what has not ended: it
+    never waits, so a cancellation cannot skip it.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[GenerationRequest],
+        response_id: str,
+        *,
+        fleet: Fleet,
+        placement: Placement,
+        timeout_s: float,
+    ) -> None:
+        self.response_id = response_id
+        self.requests = tuple(requests)
+        self.usage = Usage()
+        self._fleet = fleet
+        self._placement = placement
+        self._timeout_s = timeout_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._queue: asyncio.Queue[Delta | ServeError] = asyncio.Queue()
+        self._by_id = {request.request_id: request for request in requests}
+        self._num_unfinished = {request.request_id: request.n for request in requests}
+        self._shares: dict[ReplicaLink, list[GenerationRequest]] = {}
+        self.finish_reasons: dict[FinishReason, int] = {}
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether the next event is there already."""
+        return not self._queue.empty()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._submit()
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        if not self._num_unfinished:
+            raise StopAsyncIteration
+        delta = await self._queue.get()
+        if isinstance(delta, ServeError):
+            raise delta
+        if delta.error is not None:
+            raise delta.error
+        self._account(delta)
+        request = self._by_id[delta.request_id]
+        return Event(
+            index=request.prompt_index * request.n + delta.sample,
+            prompt_index=request.prompt_index,
+            delta=delta,
+        )
+
+    async def _submit(self) -> None:
+        self._shares = self._place()
+        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire)
+        submissions = [link.submit(share, self._queue.put_nowait) for link, share in self._shares.items()]
+        _, pending = await asyncio.wait(submissions, timeout=self._timeout_s)
+        if pending:
+            raise self._too_late()
+        for submission in submissions:
+            if (refusal := submission.result()) is not None:
+                raise refusal
+
+    def _place(self) -> dict[ReplicaLink, list[GenerationRequest]]:
+        """Each prompt on a replica that serves its model. Nothing waits between choosing and submitting."""
+        shares: dict[ReplicaLink, list[GenerationRequest]] = {}
+        by_model: dict[object, list[GenerationRequest]] = {}
+        for request in self.requests:
+            by_model.setdefault(request.model, []).append(request)
+        for requests in by_model.values():
+            links = self._fleet.links_for(requests[0].model)
+            standings = [
+                replace(link.standing, work=link.standing.work + sum(r.n for r in shares.get(link, ())))
+                for link in links
+            ]
+            chosen = self._placement.place([request.n for request in requests], standings)
+            for request, index in zip(requests, chosen, strict=True):
+                shares.setdefault(links[index], []).append(request)
+        return shares
+
+    def _account(self, delta: Delta) -> None:
+        if delta.prompt is not None:
+            self._count_prompt(delta.prompt)
+        if delta.finish is not None:
+            reason = delta.finish.reason
+            self.finish_reasons[reason] = self.finish_reasons.get(reason, 0) + 1
+            self.usage = replace(self.usage, completion_tokens=self.usage.completion_tokens + delta.finish.num_tokens)
+            self._num_unfinished[delta.request_id] -= 1
+            if self._num_unfinished[delta.request_id] == 0:
+                del self._num_unfinished[delta.request_id]
+
+    def _count_prompt(self, report: PromptReport) -> None:
+        self.usage = replace(
+            self.usage,
+            prompt_tokens=self.usage.prompt_tokens + report.num_tokens,
+            cached_tokens=self.usage.cached_tokens + report.num_cached_tokens,
+        )
+
+    def _expire(self) -> None:
+        self._queue.put_nowait(self._too_late())
+
+    def _too_late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"The request took longer than {self._timeout_s:g} s.", None, {"timeout_s": self._timeout_s}
+        )
+
+    def _leave(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        shares, self._shares = self._shares, {}
+        for link, share in shares.items():
+            unfinished = [r.request_id for r in share if r.request_id in self._num_unfinished]
+            if unfinished:
+                link.abort(unfinished)

@@ -1,0 +1,271 @@
+"""Shared fakes: a backend in memory whose replies are a function of the request, and the cards of small models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
+from serve_app.core.delta import (
+    Delta,
+    Finish,
+    FinishReason,
+    Frame,
+    Load,
+    PromptReport,
+    TokenLogprob,
+    TopLogprob,
+)
+from serve_app.core.errors import ServeError
+from serve_app.core.request import GenerationRequest
+
+EOS = 2
+VOCAB_SIZE = 1000
+
+Script = Callable[[GenerationRequest, int], list[str]]
+"""The words of a completion, by request and sample; end of sequence follows the last."""
+
+
+def counting_script(request: GenerationRequest, sample: int) -> list[str]:
+    """Forty words that name prompt, sample and position: ` p0s1w2`; adapters sign with their name."""
+    signature = f"{request.model.adapter}-" if request.model.adapter else ""
+    return [f" {signature}p{request.prompt_index}s{sample}w{position}" for position in range(40)]
+
+
+def model_card(name: str = "tiny", *adapters: AdapterCard, vocab_size: int = VOCAB_SIZE) -> ModelCard:
+    return ModelCard(
+        name=name,
+        root=f"models/{name}",
+        created=1_700_000_000,
+        max_model_len=512,
+        vocab_size=vocab_size,
+        adapters=adapters,
+    )
+
+
+def adapter_card(name: str, version: str = "v1", *, reason: str | None = None) -> AdapterCard:
+    return AdapterCard(name=name, version=version, rank=4, reason=reason, root=f"adapters/{name}")
+
+
+def replica_card(replica_id: str = "replica-0", model: ModelCard | None = None) -> ReplicaCard:
+    return ReplicaCard(replica_id=replica_id, model=model or model_card(), load=Load(num_blocks=100))
+
+
+@dataclass(slots=True)
+class FakeSequence:
+    """One continuation that is being recited."""
+
+    request: GenerationRequest
+    sample: int
+    words: list[str]
+    position: int = 0
+    num_chars: int = 0
+    is_first: bool = True
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Frames for one router; None ends its stream, an exception breaks it."""
+
+    frames: asyncio.Queue[Frame | Exception | None] = field(default_factory=asyncio.Queue)
+
+
+class FakeBackend:
+    """A replica that recites scripts, one word per step and sequence.
+
+    Steps come by themselves, one per turn of the event loop, unless `is_stepped`: then `step` makes them.
+    `refusal` refuses every submission; while `submit_gate` is not set, submissions wait.
+    """
+
+    def __init__(
+        self, card: ReplicaCard | None = None, *, script: Script = counting_script, is_stepped: bool = False
+    ) -> None:
+        self.card = card or replica_card()
+        self.script = script
+        self.is_stepped = is_stepped
+        self.refusal: Exception | None = None
+        self.submit_gate = asyncio.Event()
+        self.submit_gate.set()
+        self.submissions: list[tuple[GenerationRequest, ...]] = []
+        self.aborted: list[str] = []
+        self.num_attached = 0
+        self._live: dict[str, list[FakeSequence]] = {}
+        self._routers: dict[str, str] = {}
+        self._outboxes: dict[str, Outbox] = {}
+        self._stepper: asyncio.Task[None] | None = None
+        self._has_died = False
+
+    @property
+    def num_live(self) -> int:
+        """Sequences that are being recited."""
+        return sum(len(sequences) for sequences in self._live.values())
+
+    @property
+    def load(self) -> Load:
+        return Load(num_running=self.num_live, num_blocks=100, num_free_blocks=100 - self.num_live)
+
+    async def hello(self, router_id: str) -> ReplicaCard:
+        return self.card
+
+    async def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
+        self.num_attached += 1
+        outbox = self._outbox(router_id)
+        try:
+            while True:
+                frame = await outbox.frames.get()
+                if frame is None:
+                    return
+                if isinstance(frame, Exception):
+                    raise frame
+                yield frame
+        finally:
+            self.num_attached -= 1
+
+    async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> None:
+        await self.submit_gate.wait()
+        if self._has_died:
+            raise ConnectionError("the process is gone")
+        if self.refusal is not None:
+            raise self.refusal
+        self.submissions.append(tuple(requests))
+        for request in requests:
+            assert request.request_id not in self._live, f"{request.request_id} was submitted twice"
+            self._routers[request.request_id] = router_id
+            self._live[request.request_id] = [self._sequence(request, s) for s in range(request.n)]
+        if not self.is_stepped and self._stepper is None:
+            self._stepper = asyncio.get_running_loop().create_task(self._run())
+
+    async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
+        if self._has_died:
+            raise ConnectionError("the process is gone")
+        self.aborted += request_ids
+        for request_id in request_ids:
+            self._live.pop(request_id, None)
+
+    def step(self) -> None:
+        """Recite one word of every sequence and send a frame to each router."""
+        deltas: dict[str, list[Delta]] = {}
+        for request_id, sequences in list(self._live.items()):
+            for sequence in list(sequences):
+                delta = self._advance(sequence)
+                deltas.setdefault(self._routers[request_id], []).append(delta)
+                if delta.finish is not None:
+                    sequences.remove(sequence)
+            if not sequences:
+                del self._live[request_id]
+        for router_id, of_router in deltas.items():
+            self.send(router_id, *of_router)
+
+    def send(self, router_id: str, *deltas: Delta) -> None:
+        """Send these deltas, whatever they are."""
+        self._outbox(router_id).frames.put_nowait(Frame(deltas=deltas, load=self.load))
+
+    def fail(self, error: ServeError) -> None:
+        """Lose every sequence to an error, one error delta each."""
+        for request_id, sequences in list(self._live.items()):
+            lost = [Delta(request_id=request_id, sample=s.sample, error=error) for s in sequences]
+            self.send(self._routers[request_id], *lost)
+        self._live.clear()
+
+    def die(self, error: Exception | None = None) -> None:
+        """Break every stream, by an exception or (None) by its end; refuse all calls from now on."""
+        self._has_died = True
+        self._live.clear()
+        for outbox in self._outboxes.values():
+            outbox.frames.put_nowait(error)
+
+    async def _run(self) -> None:
+        while self._live:
+            self.step()
+            await asyncio.sleep(0)
+        self._stepper = None
+
+    def _outbox(self, router_id: str) -> Outbox:
+        return self._outboxes.setdefault(router_id, Outbox())
+
+    def _sequence(self, request: GenerationRequest, sample: int) -> FakeSequence:
+        return FakeSequence(request=request, sample=sample, words=self.script(request, sample))
+
+    def _advance(self, sequence: FakeSequence) -> Delta:
+        request, limit = sequence.request, sequence.request.stop.max_tokens
+        report = _report(request) if sequence.sample == 0 and sequence.is_first else None
+        sequence.is_first = False
+        if limit == 0:
+            return self._end(sequence, FinishReason.LENGTH, None, report=report)
+        if sequence.position == len(sequence.words):
+            sequence.position += 1  # the end of sequence is a token that is not shown
+            return self._end(sequence, FinishReason.STOP, EOS, report=report)
+        word = sequence.words[sequence.position]
+        stop = next((s for s in request.stop.strings if s in word), None)
+        shown = word if stop is None else word[: word.index(stop)]
+        finish = None
+        if stop is not None:
+            finish = Finish(reason=FinishReason.STOP, matched_stop=stop, num_tokens=sequence.position + 1)
+        elif limit is not None and sequence.position + 1 == limit:
+            finish = Finish(reason=FinishReason.LENGTH, matched_stop=None, num_tokens=limit)
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if request.logprobs is not None and shown:
+            logprobs = (_logprob(word, sequence.position, offset=sequence.num_chars, num_top=request.logprobs.top),)
+        sequence.position += 1
+        sequence.num_chars += len(shown)
+        return Delta(
+            request_id=request.request_id,
+            sample=sequence.sample,
+            text=shown,
+            token_ids=(100 + sequence.position,),
+            logprobs=logprobs,
+            prompt=report,
+            finish=finish,
+        )
+
+    @staticmethod
+    def _end(
+        sequence: FakeSequence, reason: FinishReason, matched: int | None, *, report: PromptReport | None
+    ) -> Delta:
+        return Delta(
+            request_id=sequence.request.request_id,
+            sample=sequence.sample,
+            token_ids=() if matched is None else (matched,),
+            prompt=report,
+            finish=Finish(reason=reason, matched_stop=matched, num_tokens=sequence.position),
+        )
+
+
+def prompt_words(request: GenerationRequest) -> list[str]:
+    """The fake's tokens of a prompt: words of text with the blank before them, ids as `<id>`."""
+    words: list[str] = []
+    for part in request.prompt.parts:
+        if isinstance(part, str):
+            words += [f" {word}" if i else word for i, word in enumerate(part.split(" "))]
+        else:
+            words += [f"<{token_id}>" for token_id in part]
+    return words
+
+
+def _report(request: GenerationRequest) -> PromptReport:
+    words = prompt_words(request)
+    logprobs = None
+    if request.logprobs is not None and request.logprobs.prompt:
+        offsets = [len("".join(words[:i])) for i in range(len(words))]
+        logprobs = tuple(
+            _logprob(word, i, offset=offsets[i], num_top=request.logprobs.top, is_predicted=i > 0)
+            for i, word in enumerate(words)
+        )
+    return PromptReport(
+        num_tokens=len(words),
+        num_cached_tokens=len(words) // 2,
+        text="".join(words) if request.echo else None,
+        logprobs=logprobs,
+    )
+
+
+def _logprob(word: str, position: int, *, offset: int, num_top: int, is_predicted: bool = True) -> TokenLogprob:
+    """The word is second likeliest: one better stands above it."""
+    if not is_predicted:
+        return TokenLogprob(token_id=100 + position, text=word, logprob=None, offset=offset)
+    likeliest = [
+        TopLogprob(token_id=900 + rank, text=word if rank == 1 else f"{word}#{rank}", logprob=-0.25 - rank)
+        for rank in range(num_top)
+    ]
+    return TokenLogprob(token_id=100 + position, text=word, logprob=-1.25, offset=offset, top=tuple(likeliest))

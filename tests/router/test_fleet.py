@@ -1,0 +1,149 @@
+"""The table of replicas says what can be asked for, and who can answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from serve_app.catalog.errors import CatalogError
+from serve_app.core.errors import AdapterNotFound, ModelLoading, ModelNotFound
+from serve_app.core.names import ModelRef
+from serve_app.core.request import GenerationRequest, Prompt
+from serve_app.router.fleet import Fleet
+from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    fleet = Fleet("router-0", loading_retry_s=7)
+    yield fleet
+    await fleet.close()
+
+
+def put(fleet: Fleet, replica_id: str, *, model: str = "tiny", version: str | None = None) -> FakeBackend:
+    adapters = () if version is None else (adapter_card("sql", version),)
+    card = replica_card(replica_id, model_card(model, *adapters))
+    backend = FakeBackend(card)
+    fleet.put(card, backend)
+    return backend
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_model_is_resolved_once_a_replica_of_it_is_there(fleet):
+    with pytest.raises(ModelNotFound):
+        fleet.resolve("tiny")
+    put(fleet, "r0")
+    assert fleet.resolve("tiny") == ModelRef(base="tiny")
+
+
+async def test_a_model_that_is_deployed_but_not_ready_is_loading(fleet):
+    put(fleet, "r0", version="v1")
+    fleet.expect(["tiny", "big"])
+    for name in ("big", "big:sql"):
+        with pytest.raises(ModelLoading) as caught:
+            fleet.resolve(name)
+        assert (caught.value.status, caught.value.retry_after_s) == (503, 7)
+    with pytest.raises(ModelNotFound):
+        fleet.resolve("bigger")
+    with pytest.raises(AdapterNotFound):
+        fleet.resolve("tiny:nobody")
+
+
+async def test_the_target_of_an_alias_may_be_loading(fleet):
+    fleet.rename({"fast": "big:sql", "faster": "fast"})
+    fleet.expect(["big"])
+    for alias in ("fast", "faster"):
+        with pytest.raises(ModelLoading):
+            fleet.resolve(alias)
+
+
+async def test_a_served_name_wins_over_an_alias_and_the_other_aliases_stay(fleet):
+    fleet.rename({"tiny": "big", "small": "tiny"})
+    put(fleet, "r0")
+    assert fleet.resolve("tiny") == ModelRef(base="tiny")
+    assert fleet.resolve("small") == ModelRef(base="tiny")
+
+
+async def test_aliases_in_a_circle_are_refused_and_the_old_ones_stay(fleet):
+    put(fleet, "r0")
+    fleet.rename({"small": "tiny"})
+    with pytest.raises(CatalogError):
+        fleet.rename({"a": "b", "b": "a"})
+    assert fleet.resolve("small") == ModelRef(base="tiny")
+
+
+async def test_the_fleet_is_ready_when_every_known_model_has_a_replica(fleet):
+    assert not fleet.is_ready
+    fleet.expect(["tiny", "big"])
+    put(fleet, "r0")
+    assert (fleet.is_ready, fleet.loading) == (False, ["big"])
+    put(fleet, "r1", model="big")
+    assert (fleet.is_ready, fleet.loading) == (True, [])
+
+
+async def test_a_model_whose_last_replica_was_lost_is_loading_until_it_is_back(fleet):
+    backend = put(fleet, "r0")
+    await settle()
+    backend.die()
+    await settle()
+    assert not fleet.is_ready
+    with pytest.raises(ModelLoading):
+        fleet.resolve("tiny")
+    put(fleet, "r0")
+    assert fleet.resolve("tiny") == ModelRef(base="tiny")
+    assert fleet.is_ready
+
+
+async def test_a_removed_replica_gets_no_requests(fleet):
+    put(fleet, "r0")
+    put(fleet, "r1")
+    fleet.remove("r0")
+    assert [link.replica_id for link in fleet.links_for(ModelRef(base="tiny"))] == ["r1"]
+    fleet.remove("r1")
+    with pytest.raises(ModelNotFound):
+        fleet.resolve("tiny")
+
+
+async def test_seeing_a_replica_again_keeps_its_stream_and_refreshes_its_card(fleet):
+    backend = put(fleet, "r0")
+    await settle()
+    fleet.put(replica_card("r0", model_card("tiny", adapter_card("sql", "v2"))), backend)
+    await settle()
+    assert backend.num_attached == 1
+    assert fleet.resolve("tiny:sql").version == "v2"
+
+
+async def test_a_removed_replica_that_is_seen_again_keeps_its_stream_while_it_has_work(fleet):
+    backend = put(fleet, "r0")
+    backend.is_stepped = True
+    (link,) = fleet.links_for(ModelRef(base="tiny"))
+    request = GenerationRequest(request_id="a", model=ModelRef(base="tiny"), prompt=Prompt(parts=("Hello",)), n=1)
+    await link.submit([request], lambda _: None)
+    fleet.remove("r0")
+    assert fleet.put(backend.card, backend) is link
+    assert link.is_open
+
+
+async def test_a_removed_idle_replica_that_is_seen_again_gets_a_new_stream(fleet):
+    backend = put(fleet, "r0")
+    await settle()
+    fleet.remove("r0")
+    link = fleet.put(backend.card, backend)
+    await settle()
+    assert backend.num_attached == 1
+    assert fleet.links_for(ModelRef(base="tiny")) == [link]
+
+
+async def test_an_adapter_goes_only_to_replicas_that_have_its_version(fleet):
+    put(fleet, "r0", version="v1")
+    put(fleet, "r1", version="v2")
+    ref = fleet.resolve("tiny:sql")
+    assert ref.version == "v2"
+    assert [link.replica_id for link in fleet.links_for(ref)] == ["r1"]
+    assert len(fleet.links_for(ModelRef(base="tiny"))) == 2

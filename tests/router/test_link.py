@@ -1,0 +1,207 @@
+"""A link brings every delta to its request and loses none when the replica is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+
+import pytest
+
+from serve_app.core.delta import Delta, Finish, FinishReason
+from serve_app.core.errors import Overloaded, ReplicaLost
+from serve_app.core.names import ModelRef
+from serve_app.core.request import GenerationRequest, Prompt, StopParams
+from serve_app.router.link import ReplicaLink
+from tests.fakes import FakeBackend
+
+
+def make_request(request_id: str, *, n: int = 1, max_tokens: int = 2) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=request_id,
+        model=ModelRef(base="tiny"),
+        prompt=Prompt(parts=("Hello",)),
+        n=n,
+        stop=StopParams(max_tokens=max_tokens),
+    )
+
+
+@asynccontextmanager
+async def linked(backend: FakeBackend) -> AsyncIterator[ReplicaLink]:
+    link = ReplicaLink(backend, backend.card, "router-0")
+    link.start()
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+async def settle() -> None:
+    """Let everything that is ready run."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_each_delta_reaches_the_inbox_of_its_request():
+    async with linked(FakeBackend()) as link:
+        first: list[Delta] = []
+        second: list[Delta] = []
+        assert await link.submit([make_request("a")], first.append) is None
+        assert await link.submit([make_request("b")], second.append) is None
+        await settle()
+    assert [delta.request_id for delta in first] == ["a", "a"]
+    assert [delta.request_id for delta in second] == ["b", "b"]
+    assert first[-1].finish is not None
+
+
+async def test_deltas_that_come_before_the_answer_to_the_submission_are_not_lost():
+    backend = FakeBackend(is_stepped=True)
+    backend.submit_gate.clear()
+    async with linked(backend) as link:
+        inbox: list[Delta] = []
+        task = link.submit([make_request("a")], inbox.append)
+        backend.send("router-0", Delta(request_id="a", sample=0, text="early"))
+        await settle()
+        assert not task.done()
+        assert [delta.text for delta in inbox] == ["early"]
+        backend.submit_gate.set()
+
+
+async def test_sequences_are_counted_from_submission_to_their_end():
+    backend = FakeBackend(is_stepped=True)
+    async with linked(backend) as link:
+        await link.submit([make_request("a", n=3), make_request("b", max_tokens=1)], lambda _: None)
+        assert link.num_outstanding == 4
+        backend.step()
+        await settle()
+        assert link.num_outstanding == 3
+        link.abort(["a"])
+        assert link.num_outstanding == 0
+
+
+async def test_work_of_other_routers_counts_for_the_standing():
+    backend = FakeBackend(is_stepped=True)
+    await backend.submit("router-1", [make_request("other", n=5)])
+    async with linked(backend) as link:
+        await link.submit([make_request("mine", n=2)], lambda _: None)
+        backend.step()
+        await settle()
+        assert (link.standing.work, link.standing.capacity) == (7, 100)
+
+
+async def test_no_delta_follows_an_abort():
+    backend = FakeBackend(is_stepped=True)
+    async with linked(backend) as link:
+        inbox: list[Delta] = []
+        await link.submit([make_request("a")], inbox.append)
+        backend.step()
+        await link.abort(["a"])
+        await settle()
+        assert inbox == []
+        assert backend.aborted == ["a"]
+
+
+async def test_an_abort_waits_for_the_submission_it_overtook():
+    backend = FakeBackend(is_stepped=True)
+    backend.submit_gate.clear()
+    async with linked(backend) as link:
+        link.submit([make_request("a")], lambda _: None)
+        aborted = link.abort(["a"])
+        await settle()
+        assert backend.aborted == []
+        backend.submit_gate.set()
+        await aborted
+        assert (backend.aborted, backend.num_live) == (["a"], 0)
+
+
+async def test_a_refusal_is_given_to_the_submitter_and_leaves_nothing_behind():
+    backend = FakeBackend()
+    backend.refusal = Overloaded("full", None, {"retry_after_s": 1})
+    async with linked(backend) as link:
+        refusal = await link.submit([make_request("a", n=4)], lambda _: None)
+        assert refusal is backend.refusal
+        assert link.num_outstanding == 0
+
+
+@pytest.mark.parametrize("error", [None, ConnectionResetError("gone")])
+async def test_a_lost_replica_loses_each_live_request_once(error):
+    backend = FakeBackend(is_stepped=True)
+    async with linked(backend) as link:
+        inbox: list[Delta] = []
+        await link.submit([make_request("a", n=2), make_request("b")], inbox.append)
+        backend.die(error)
+        await settle()
+        assert [delta.request_id for delta in inbox] == ["a", "b"]
+        assert all(isinstance(delta.error, ReplicaLost) for delta in inbox)
+        assert not link.is_open
+        assert link.num_outstanding == 0
+        assert isinstance(await link.submit([make_request("c")], inbox.append), ReplicaLost)
+
+
+async def test_a_replica_that_cannot_be_reached_counts_as_lost():
+    backend = FakeBackend()
+    backend.refusal = ConnectionError("no route")
+    async with linked(backend) as link:
+        assert isinstance(await link.submit([make_request("a")], lambda _: None), ReplicaLost)
+
+
+async def test_a_retired_link_lets_what_runs_end_and_then_closes():
+    backend = FakeBackend(is_stepped=True)
+    async with linked(backend) as link:
+        inbox: list[Delta] = []
+        await link.submit([make_request("a", max_tokens=1)], inbox.append)
+        await settle()
+        link.retire()
+        await settle()
+        assert backend.num_attached == 1
+        assert not link.is_open
+        backend.step()
+        await settle()
+        assert inbox[-1].finish == Finish(reason=FinishReason.LENGTH, matched_stop=None, num_tokens=1)
+        assert backend.num_attached == 0
+
+
+async def test_the_stream_outlives_the_task_that_started_the_link():
+    backend = FakeBackend()
+    link = ReplicaLink(backend, backend.card, "router-0")
+    starter = asyncio.ensure_future(_start_and_wait(link))
+    await settle()
+    starter.cancel()
+    await settle()
+    assert backend.num_attached == 1
+    await link.close()
+    assert backend.num_attached == 0
+
+
+CLIENT = ContextVar("CLIENT", default="nobody")
+
+
+class ContextKeeper(FakeBackend):
+    """Keeps in whose context it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clients: list[str] = []
+
+    async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> None:
+        self.clients.append(CLIENT.get())
+        await super().submit(router_id, requests)
+
+    async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
+        self.clients.append(CLIENT.get())
+        await super().abort(router_id, request_ids)
+
+
+async def test_a_replica_is_called_outside_the_context_of_the_client_request():
+    backend = ContextKeeper()
+    async with linked(backend) as link:
+        CLIENT.set("a client")
+        await link.submit([make_request("a")], lambda _: None)
+        await link.abort(["a"])
+    assert backend.clients == ["nobody", "nobody"]
+
+
+async def _start_and_wait(link: ReplicaLink) -> None:
+    link.start()
+    await asyncio.Event().wait()

@@ -1,0 +1,89 @@
+"""One internal request per prompt, with everything the engine needs."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from serve_app.api.parse import parse_completion
+from serve_app.core.errors import InvalidRequest
+from serve_app.core.names import ModelRef
+from serve_app.core.request import LogprobParams, StopParams
+from serve_app.router.lower import lower, new_response_id
+
+
+def lowered(**members: object):
+    request = parse_completion(json.dumps({"model": "tiny", "prompt": "Hello", **members}).encode())
+    return lower(request, "cmpl-1", resolve=resolve, vocab_size_of=lambda ref: 100)
+
+
+def resolve(model: str, lora_path: str | None) -> ModelRef:
+    return ModelRef(base=model, adapter=lora_path, version="v1" if lora_path else "")
+
+
+def test_each_prompt_becomes_a_request_named_after_its_place():
+    requests = lowered(prompt=["a", [1, 2]], n=3, temperature=0.5, top_k=7, top_p=0.9, min_p=0.1)
+    assert [r.request_id for r in requests] == ["cmpl-1/0", "cmpl-1/1"]
+    assert [r.prompt_index for r in requests] == [0, 1]
+    assert [r.prompt.parts for r in requests] == [("a",), ((1, 2),)]
+    assert {r.n for r in requests} == {3}
+    sampling = requests[0].sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 7, 0.9, 0.1)
+
+
+def test_response_ids_are_unique_and_of_the_contracts_form():
+    ids = {new_response_id() for _ in range(100)}
+    assert len(ids) == 100
+    assert all(re.fullmatch(r"cmpl-[0-9a-f]{24,}", response_id) for response_id in ids)
+
+
+def test_all_prompts_share_the_seed_that_was_sent():
+    assert {r.sampling.seed for r in lowered(prompt=["a", "b"], seed=42)} == {42}
+
+
+def test_without_a_seed_one_is_drawn_for_the_whole_request():
+    seeds = [{r.sampling.seed for r in lowered(prompt=["a", "b"])} for _ in range(5)]
+    assert all(len(of_request) == 1 for of_request in seeds)
+    assert len(set.union(*seeds)) == 5
+
+
+@pytest.mark.parametrize("seed", [0, -2, 2**63 - 1, -(2**63)])
+def test_any_seed_fits_63_bits_and_is_kept_from_request_to_request(seed):
+    (first,), (second,) = lowered(seed=seed), lowered(seed=seed)
+    assert first.sampling.seed == second.sampling.seed
+    assert 0 <= first.sampling.seed < 2**63
+
+
+@pytest.mark.parametrize(("sent", "meant"), [(-1, None), (0, 0), (5, 5)])
+def test_minus_one_token_is_no_limit(sent, meant):
+    (request,) = lowered(max_tokens=sent, stop=["END"])
+    assert request.stop == StopParams(max_tokens=meant, strings=("END",))
+
+
+@pytest.mark.parametrize(
+    ("members", "params"),
+    [
+        ({}, None),
+        ({"logprobs": 0}, LogprobParams(top=0, prompt=False)),
+        ({"logprobs": 3, "echo": True}, LogprobParams(top=3, prompt=True)),
+        ({"echo": True}, None),
+    ],
+)
+def test_prompt_logprobs_are_wanted_where_the_prompt_is_echoed(members, params):
+    (request,) = lowered(**members)
+    assert request.logprobs == params
+    assert request.echo == members.get("echo", False)
+
+
+def test_each_prompt_gets_the_adapter_named_for_it():
+    requests = lowered(prompt=["a", "b", "c"], lora_path=["sql", None, "sql"])
+    assert [r.model.adapter for r in requests] == ["sql", None, "sql"]
+
+
+@pytest.mark.parametrize(("prompt", "param"), [([99, 100], "prompt"), (["a", [1], ["x", 250]], "prompt[2]")])
+def test_a_token_id_outside_the_vocabulary_is_refused(prompt, param):
+    with pytest.raises(InvalidRequest, match="out of vocabulary") as caught:
+        lowered(prompt=prompt)
+    assert caught.value.param == param
