@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tests.flow.stack import HandDrivenClient, Stack, running_stack
 
@@ -14,7 +15,7 @@ PROMPTS = [f"Once upon a time there was a {animal}" for animal in
            ("cat", "dog", "fox", "owl", "bear", "hen", "frog", "mouse")]  # fmt: skip
 
 
-@pytest.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack() -> AsyncIterator[Stack]:
     async with running_stack() as made:
         yield made

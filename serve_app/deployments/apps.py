@@ -1,0 +1,40 @@
+"""The builders that a cluster file names by `import_path`: one application per base model, and one router.
+
+Without `from __future__ import annotations`: Serve reads the annotation of `args` as it stands, and would hand a plain
+dict to a builder whose annotation is a string.
+"""
+
+import os
+from functools import partial
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from serve_app.deployments.arguments import ModelArgs, RouterArgs
+from serve_app.deployments.front import Front
+from serve_app.deployments.loading import load_service
+from serve_app.deployments.model import Model
+from serve_app.deployments.router import Router
+from serve_app.deployments.serve_cluster import MODEL_DEPLOYMENT
+
+PINNED_ROUTER = "serve_app.deployments.pinned_router.PinnedRouter"
+ROUTER_DEPLOYMENT = "Router"
+
+
+def model(args: ModelArgs) -> serve.Application:
+    """One base model with its adapters. Placement and limits belong in the cluster file."""
+    pinned = RequestRouterConfig(request_router_class=PINNED_ROUTER)
+    deployment = serve.deployment(Model, name=MODEL_DEPLOYMENT, request_router_config=pinned)
+    application = deployment.bind(partial(load_service, args))
+    if not _is_behind_haproxy():
+        return application
+    return serve.deployment(Front, ray_actor_options={"num_cpus": 0}).bind(application)
+
+
+def router(args: RouterArgs) -> serve.Application:
+    """The service's HTTP entrance; it finds the models of the cluster by itself."""
+    return serve.deployment(serve.ingress()(Router), name=ROUTER_DEPLOYMENT).bind()
+
+
+def _is_behind_haproxy() -> bool:
+    return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"

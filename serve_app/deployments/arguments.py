@@ -1,0 +1,79 @@
+"""What may be written under `args` and `user_config` of the applications in a cluster file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+BaseName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
+
+
+class ModelArgs(BaseModel):
+    """One base model. Serve restarts the replicas of its application when one of these changes, and no others.
+
+    name:     how clients address it; also the name of its application
+    path:     folder with config.json, safetensors weights and a tokenizer; `builtin:demo` is the embedded model
+    adapters: folder with one sub-folder per adapter; relative to where the cluster was started; null is none
+
+    The rest is described at serve_app.engine.config.EngineConfig.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: BaseName
+    path: Annotated[str, Field(min_length=1)]
+    adapters: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_model_len: PositiveInt | None = None
+    max_num_sequences: PositiveInt = 64
+    max_batch_tokens: PositiveInt = 512
+    max_logit_rows: PositiveInt = 64
+    kv_cache_bytes: PositiveInt = 1 << 30
+    block_size: PositiveInt = 16
+    max_adapters: Annotated[int, Field(ge=0)] = 16
+    max_waiting: Annotated[int, Field(ge=0)] = 1024
+    threads: PositiveInt | None = None
+    lease_s: Annotated[float, Field(ge=2)] = 10.0
+    prefix_cache: bool = True
+
+
+class RouterArgs(BaseModel):
+    """Nothing of the router needs a restart; all of it is in RouterSettings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LimitSettings(BaseModel):
+    """Bounds on one request, described at serve_app.api.limits.WireLimits."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_depth: PositiveInt = 64
+    max_model_chars: PositiveInt = 512
+    max_prompts: PositiveInt = 256
+    max_prompt_chars: PositiveInt = 4_000_000
+    max_prompt_ids: PositiveInt = 1_000_000
+    max_n: PositiveInt = 128
+    max_choices: PositiveInt = 2048
+    max_total_tokens: PositiveInt = 16_777_216
+    max_logprobs: PositiveInt = 5
+    max_stop_strings: PositiveInt = 64
+    max_stop_chars: PositiveInt = 1024
+
+
+class RouterSettings(BaseModel):
+    """The router's `user_config`: taken over by running replicas within a second, nothing restarts.
+
+    aliases:        further names of models, `alias: base` or `alias: base:adapter`
+    timeout_s:      how long one request may take in all
+    max_body_bytes: of a request's body
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    aliases: dict[str, str] = Field(default_factory=dict)
+    timeout_s: PositiveFloat = 600.0
+    max_body_bytes: PositiveInt = 16 * 1024 * 1024
+    limits: LimitSettings = LimitSettings()

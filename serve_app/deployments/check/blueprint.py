@@ -1,0 +1,77 @@
+"""What the builder behind an `import_path` takes and makes, found out without a cluster."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from ray.serve._private.build_app import build_app
+from ray.serve._private.utils import import_attr
+from ray.serve.deployment import Application
+
+
+class BuilderUnusable(Exception):
+    """The import path leads to nothing that Serve could build an application with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blueprint:
+    """An application as its builder makes it.
+
+    arguments:    validated, None where they were refused or the builder declares no model for them
+    user_configs: the deployments by name, each with the schema of its `user_config` where it declares one;
+                  None where the application could not be built
+    """
+
+    schema: type[BaseModel] | None
+    arguments: BaseModel | None
+    user_configs: Mapping[str, type[BaseModel] | None] | None
+
+
+def read_blueprint(import_path: str, raw_arguments: Any, *, application: str) -> Blueprint:
+    """Raises BuilderUnusable."""
+    target = _imported(import_path)
+    if isinstance(target, Application):
+        return Blueprint(schema=None, arguments=None, user_configs=_deployments(target, application))
+    schema = _argument_schema(target)
+    arguments = None
+    if schema is not None:
+        try:
+            arguments = schema.model_validate(raw_arguments)
+        except ValidationError:
+            return Blueprint(schema=schema, arguments=None, user_configs=None)
+    try:
+        built = target(arguments if schema is not None else raw_arguments)
+    except Exception as error:
+        raise BuilderUnusable(f"{import_path} raised {type(error).__name__}: {error}") from error
+    if not isinstance(built, Application):
+        raise BuilderUnusable(f"{import_path} made a {type(built).__name__}, not a Serve application")
+    return Blueprint(schema=schema, arguments=arguments, user_configs=_deployments(built, application))
+
+
+def _imported(import_path: str) -> Any:
+    try:
+        target = import_attr(import_path)
+    except Exception as error:
+        raise BuilderUnusable(f"{import_path!r} cannot be imported: {error}") from error
+    if not isinstance(target, Application) and not inspect.isfunction(target):
+        raise BuilderUnusable(f"{import_path!r} is a {type(target).__name__}, not a builder or an application")
+    return target
+
+
+def _argument_schema(builder: Callable[..., Any]) -> type[BaseModel] | None:
+    """The pydantic model that the builder's only parameter is annotated with."""
+    parameters = list(inspect.signature(builder).parameters.values())
+    if len(parameters) != 1:
+        raise BuilderUnusable(f"a builder takes exactly one parameter, {builder.__name__} takes {len(parameters)}")
+    annotation = parameters[0].annotation  # a string is no model to Serve either
+    is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return annotation if is_model else None
+
+
+def _deployments(application: Application, name: str) -> Mapping[str, type[BaseModel] | None]:
+    built = build_app(application, name=name)
+    return {each.name: getattr(each.func_or_class, "user_config_schema", None) for each in built.deployments}

@@ -1,0 +1,150 @@
+"""Keeps a router's fleet equal to what runs: looks again and again, and believes only what it sees."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from serve_app.core.backend import Backend
+from serve_app.core.cards import ReplicaCard
+from serve_app.core.errors import ServeError
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 1.0
+HURRIED_PERIOD_S = 0.15
+HELLO_TIMEOUT_S = 2.0
+"""Twice this, and a period, must fit a replica's lease: leases are renewed by hellos."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """The replicas of one application that answered.
+
+    is_complete: nobody failed to answer, so a replica that is not here does not exist
+    """
+
+    cards: tuple[ReplicaCard, ...]
+    is_complete: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """An application with a base model.
+
+    is_coming: it is ready or may become so; otherwise its deployment has failed, or it is being deleted
+    """
+
+    model: str
+    is_coming: bool
+
+
+class Cluster(Protocol):
+    """Where models are deployed."""
+
+    async def applications(self) -> Mapping[str, Deployed]:
+        """Every application that has a base model, by its name."""
+        ...
+
+    async def greet(self, application: str, router_id: str) -> Sighting:
+        """Say hello to every running replica of an application, which also renews the router's leases there."""
+        ...
+
+    def backend(self, application: str, replica_id: str) -> Backend:
+        """The way to one replica."""
+        ...
+
+
+class Replicas(Protocol):
+    """The fleet, as far as discovery goes."""
+
+    def put(self, card: ReplicaCard, backend: Backend) -> object: ...
+
+    def remove(self, replica_id: str) -> None: ...
+
+    def expect(self, models: Iterable[str]) -> None: ...
+
+
+class Discovery:
+    """Owns the ways to the replicas of each application; tells the fleet of every difference."""
+
+    def __init__(self, cluster: Cluster, fleet: Replicas, router_id: str) -> None:
+        self._cluster = cluster
+        self._fleet = fleet
+        self._router_id = router_id
+        self._known: dict[str, dict[str, Backend]] = {}
+        self._leaving: dict[str, Backend] = {}
+        self._is_something_missing = True
+
+    async def run(self) -> None:
+        """Look for ever: once a second, and faster while something is not ready."""
+        while True:
+            try:
+                await self.look()
+            except Exception:
+                logger.warning("could not look at the cluster; what was known stays", exc_info=True)
+            await asyncio.sleep(HURRIED_PERIOD_S if self._is_something_missing else PERIOD_S)
+
+    async def look(self) -> None:
+        """One pass over all applications; what goes wrong with one is that one's alone."""
+        deployed = await self._cluster.applications()
+        self._fleet.expect(each.model for each in deployed.values() if each.is_coming)
+        for application in self._known.keys() - deployed.keys():
+            for replica_id in list(self._known[application]):
+                self._forget(application, replica_id)
+            del self._known[application]
+        await asyncio.gather(*map(self._look_at, deployed), *map(self._renew, list(self._leaving)))
+        self._is_something_missing = not deployed or any(
+            each.is_coming and not self._known.get(application) for application, each in deployed.items()
+        )
+
+    async def _look_at(self, application: str) -> None:
+        known = self._known.setdefault(application, {})
+        sighting = await self._greet(application)
+        for card in sighting.cards:
+            self._meet(application, card)
+        missing = known.keys() - {card.replica_id for card in sighting.cards}
+        if sighting.is_complete:
+            for replica_id in missing:
+                self._forget(application, replica_id)
+        else:
+            await asyncio.gather(*(self._ask(application, replica_id) for replica_id in missing))
+
+    async def _greet(self, application: str) -> Sighting:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                return await self._cluster.greet(application, self._router_id)
+        except Exception as error:
+            logger.debug("application %s did not answer: %r", application, error)
+            return Sighting(cards=(), is_complete=False)
+
+    async def _ask(self, application: str, replica_id: str) -> None:
+        """Speak to a known replica alone. One that is only slow stays: Serve replaces it if it stays slow."""
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                self._meet(application, await self._known[application][replica_id].hello(self._router_id))
+        except TimeoutError:
+            logger.info("replica %s of %s is slow to answer", replica_id, application)
+        except ServeError:
+            self._forget(application, replica_id)
+
+    def _meet(self, application: str, card: ReplicaCard) -> None:
+        known = self._known[application]
+        if card.replica_id not in known:
+            known[card.replica_id] = self._cluster.backend(application, card.replica_id)
+        self._fleet.put(card, known[card.replica_id])
+
+    def _forget(self, application: str, replica_id: str) -> None:
+        """Use the replica no more. It may still drain, so its lease is renewed until it cannot be reached."""
+        self._leaving[replica_id] = self._known[application].pop(replica_id)
+        self._fleet.remove(replica_id)
+
+    async def _renew(self, replica_id: str) -> None:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                await self._leaving[replica_id].hello(self._router_id)
+        except (ServeError, TimeoutError):
+            del self._leaving[replica_id]

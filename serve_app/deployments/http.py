@@ -1,0 +1,264 @@
+"""The HTTP application: bytes in, bytes out, every failure a JSON error; knows a router, not Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve_app.api.chunks import dump
+from serve_app.api.completion import CompletionRequest
+from serve_app.api.exchange import ClientGone, Exchange, RawHeaders, headers_of, read_body, watch
+from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
+from serve_app.api.models import models_body
+from serve_app.api.parse import parse_completion
+from serve_app.api.responses import ResponseHead, error_body
+from serve_app.api.shown import shown
+from serve_app.core.errors import (
+    EngineFailed,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    ServeError,
+    UnsupportedMediaType,
+)
+from serve_app.router.render import StreamRenderer, collect
+from serve_app.router.router import Router
+from serve_app.router.run import Run
+from serve_app.router.story import Story
+
+logger = logging.getLogger(__name__)
+
+DIALECT = "union"
+CLIENT_CLOSED = 499
+LOADING_RETRY_S = 1
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """What the wall allows.
+
+    max_body_bytes:      of a request's body; more is refused while it is read
+    sends_request_id:    whether `x-request-id` is put on responses; False where the server before it does so
+    """
+
+    max_body_bytes: int = 16 * 1024 * 1024
+    limits: WireLimits = DEFAULT_LIMITS
+    sends_request_id: bool = True
+
+
+def build_app(router: Router, settings: HttpSettings | None = None) -> Starlette:
+    """The whole service over HTTP, for any ASGI server."""
+    settings = settings or HttpSettings()
+
+    async def models(request: Request) -> Response:
+        return JSONResponse(models_body(router.models()))
+
+    async def model(request: Request) -> Response:
+        return JSONResponse(router.model(request.path_params["id"]).body())
+
+    async def health(request: Request) -> Response:
+        if router.fleet.is_ready:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse(
+            {"status": "loading", "models": router.fleet.loading}, 503, {"retry-after": str(LOADING_RETRY_S)}
+        )
+
+    app = Starlette(
+        routes=[
+            Route("/v1/completions", Completions(router, settings), methods=["POST"]),
+            Route("/v1/models", models, methods=["GET"]),
+            Route("/v1/models/{id:path}", model, methods=["GET"]),
+            Route("/health", health, methods=["GET"]),
+            Route("/v1/health", health, methods=["GET"]),
+        ],
+        middleware=[Middleware(Threshold, sends_request_id=settings.sends_request_id)],
+        exception_handlers={HTTPException: _answer_http_exception},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class Threshold:
+    """What every request passes: it gets an id, and whatever goes wrong becomes a JSON error.
+
+    The id is the client's own `x-request-id` where that is well formed.
+    """
+
+    def __init__(self, app: ASGIApp, *, sends_request_id: bool) -> None:
+        self._app = app
+        self._sends_request_id = sends_request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(Headers(scope=scope))
+        scope.setdefault("state", {})["request_id"] = request_id
+        has_started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal has_started
+            if message["type"] == "http.response.start":
+                has_started = True
+                if self._sends_request_id:
+                    message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            if has_started:
+                raise
+            response = _error_response(_as_serve_error(error, request_id))
+            await response(scope, receive, send_with_id)
+
+
+class Completions:
+    """POST /v1/completions as a raw ASGI application: the status line waits for the first event."""
+
+    def __init__(self, router: Router, settings: HttpSettings) -> None:
+        self._router = router
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request and log one line, whatever happens."""
+        story = Story(scope["state"]["request_id"])
+        exchange = Exchange(send, [(b"x-completions-dialect", DIALECT.encode())])
+        has_left = True
+        try:
+            has_left = await self._serve(Headers(scope=scope), receive, exchange, story=story)
+        finally:
+            logger.info(dump(story.facts(CLIENT_CLOSED if has_left else exchange.status)))
+
+    async def _serve(self, headers: Headers, receive: Receive, exchange: Exchange, *, story: Story) -> bool:
+        """Answer, but stop at once where the client leaves meanwhile; True where it did."""
+        has_left = False
+        try:
+            async with asyncio.TaskGroup() as group:
+                body = await self._read(headers, receive, exchange, story=story)
+                if body is not None:
+                    watcher = group.create_task(watch(receive, exchange))
+                    await self._answer(body, exchange, story=story)
+                    watcher.cancel()
+        except* ClientGone:
+            has_left = True
+        return has_left
+
+    async def _read(self, headers: Headers, receive: Receive, exchange: Exchange, *, story: Story) -> bytes | None:
+        """The body; None where the headers or its size were refused and the client was told."""
+        try:
+            _check_dialect(headers)
+            _check_media_type(headers)
+            return await read_body(
+                receive,
+                content_length=headers.get("content-length"),
+                max_bytes=self._settings.max_body_bytes,
+            )
+        except ServeError as error:
+            story.error = error
+            await exchange.fail(error)
+            return None
+
+    async def _answer(self, body: bytes, exchange: Exchange, *, story: Story) -> None:
+        """Run the request. Raises ClientGone; every other failure is told to the client."""
+        try:
+            request = story.request = parse_completion(body, self._settings.limits)
+            async with self._router.open(request) as run:
+                story.run = run
+                head = ResponseHead(id=run.response_id, created=int(time.time()), model=request.model)
+                if request.stream:
+                    await _stream(run, request, head, exchange=exchange, story=story)
+                else:
+                    await exchange.respond(200, await collect(run, request, head=head))
+        except ClientGone:
+            raise
+        except Exception as error:
+            story.error = _as_serve_error(error, story.request_id)
+            await exchange.fail(story.error)
+
+
+async def _stream(
+    run: Run, request: CompletionRequest, head: ResponseHead, *, exchange: Exchange, story: Story
+) -> None:
+    """Send chunks as events come; those that wait already go out together."""
+    renderer = StreamRenderer(request, head)
+    pending = b""
+    try:
+        async for event in run:
+            pending += renderer.chunks(event)
+            if pending and not run.has_ready:
+                story.first_sent_at = story.first_sent_at or time.monotonic()
+                await exchange.stream(pending)
+                pending = b""
+    except ServeError:
+        if pending and exchange.has_started:
+            await exchange.stream(pending)
+        raise
+    await exchange.end_stream(pending + renderer.tail(run.usage))
+
+
+def _check_dialect(headers: Headers) -> None:
+    dialect = headers.get("x-completions-dialect")
+    if dialect is not None and dialect != DIALECT:
+        raise InvalidRequest(
+            f"The header X-Completions-Dialect must be {DIALECT} or absent; found {shown(dialect)}.",
+            "X-Completions-Dialect",
+        )
+
+
+def _check_media_type(headers: Headers) -> None:
+    media_type = headers.get("content-type", "").partition(";")[0].strip()
+    if media_type and not JSON_TYPE.fullmatch(media_type):
+        raise UnsupportedMediaType(
+            f"The header Content-Type must be application/json; found {shown(media_type)}.", "Content-Type"
+        )
+
+
+def _request_id(headers: Headers) -> str:
+    sent = headers.get("x-request-id", "")
+    return sent if REQUEST_ID.fullmatch(sent) else secrets.token_hex(16)
+
+
+def _as_serve_error(error: Exception, request_id: str) -> ServeError:
+    """The error itself, or for one that nobody foresaw a plain failure; its details go to the log alone."""
+    if isinstance(error, ServeError):
+        return error
+    logger.error("request %s failed", request_id, exc_info=error)
+    return EngineFailed("The server failed to answer the request.")
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals: no such route, no such method."""
+    assert isinstance(error, HTTPException)
+    path, method = request.url.path, request.method
+    found: ServeError
+    if error.status_code == 404:
+        found = NotFound(f"There is no route {shown(path)}.")
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        found = MethodNotAllowed(f"{path} must be called with {allowed}; found {method}.")
+    else:
+        raise error
+    return _error_response(found, dict(error.headers or {}))
+
+
+def _error_response(error: ServeError, headers: dict[str, str] | None = None) -> Response:
+    response = JSONResponse(error_body(error), error.status, headers)
+    extra: RawHeaders = headers_of(error)
+    response.raw_headers.extend(extra)
+    return response

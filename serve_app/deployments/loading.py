@@ -1,0 +1,30 @@
+"""From a model's arguments to the service that computes it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from serve_app.catalog.adapters import read_adapters
+from serve_app.catalog.models import locate_model, read_model_folder
+from serve_app.deployments.arguments import ModelArgs
+from serve_app.deployments.logs import log_as_configured
+
+if TYPE_CHECKING:
+    from serve_app.engine.service import ModelService
+
+
+def load_service(args: ModelArgs, replica_id: str) -> ModelService:
+    """Load the model and every adapter that fits it; blocks. The service is not started yet.
+
+    Raises CatalogError for a folder that must not be loaded, and what loading itself raises.
+    """
+    from serve_app.engine.config import EngineConfig
+    from serve_app.engine.service import ModelService  # imported here, so that a router needs no torch
+
+    log_as_configured()
+    folder = read_model_folder(locate_model(args.path))
+    settings = args.model_dump(include={field.name for field in fields(EngineConfig)})
+    adapters = read_adapters(Path(args.adapters)) if args.adapters is not None else ()
+    return ModelService.load(EngineConfig(**settings | {"path": str(folder.path)}), adapters, replica_id=replica_id)

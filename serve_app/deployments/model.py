@@ -1,0 +1,83 @@
+"""The deployment of one base model: a thin wall around its service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Protocol
+
+from ray import serve
+
+from serve_app.core.backend import Backend
+from serve_app.core.cards import ReplicaCard
+from serve_app.core.delta import Frame
+from serve_app.core.errors import ReplicaLost
+from serve_app.core.request import GenerationRequest
+
+
+class Service(Backend, Protocol):
+    """What a replica holds: a backend that is started, asked for its health, and closed."""
+
+    def start(self) -> None:
+        """Begin to work on the running event loop."""
+        ...
+
+    def check(self) -> None:
+        """Raise where the engine is dead or stuck."""
+        ...
+
+    async def close(self) -> None:
+        """End the engine; requests that still run are lost."""
+        ...
+
+
+LoadService = Callable[[str], Service]
+"""Loads the model for the replica of the given id; blocks until that is done."""
+
+
+class Model:
+    """One replica of a base model, as Serve holds it.
+
+    Routers pin their calls, and each call names the replica it is meant for: one that went astray is refused before
+    anything has happened.
+    """
+
+    async def __init__(self, load: LoadService) -> None:  # type: ignore[misc]  # Serve awaits constructors
+        self._replica_id = serve.get_replica_context().replica_id.unique_id
+        self._service = await asyncio.to_thread(load, self._replica_id)
+        self._service.start()
+
+    async def hello(self, router_id: str) -> ReplicaCard:
+        """Broadcast by routers to all replicas, so it names none."""
+        return await self._service.hello(router_id)
+
+    async def attach(self, replica_id: str, router_id: str) -> AsyncGenerator[Frame, None]:
+        self._refuse_strays(replica_id)
+        frames = self._service.attach(router_id)
+        try:
+            async for frame in frames:
+                yield frame
+        finally:
+            await frames.aclose()
+
+    async def submit(self, replica_id: str, router_id: str, requests: Sequence[GenerationRequest]) -> None:
+        self._refuse_strays(replica_id)
+        await self._service.submit(router_id, requests)
+
+    async def abort(self, replica_id: str, router_id: str, request_ids: Sequence[str]) -> None:
+        self._refuse_strays(replica_id)
+        await self._service.abort(router_id, request_ids)
+
+    async def check_health(self) -> None:
+        """Called by Serve; three failures in a row and the replica is replaced."""
+        self._service.check()
+
+    async def __del__(self) -> None:
+        """Awaited by Serve once the replica has drained, or after its constructor failed."""
+        service: Service | None = getattr(self, "_service", None)
+        if service is not None:
+            await service.close()
+
+    def _refuse_strays(self, replica_id: str) -> None:
+        if replica_id != self._replica_id:
+            raise ReplicaLost(f"The call was meant for replica {replica_id} and arrived at {self._replica_id}.")

@@ -1,0 +1,75 @@
+"""The deployment of the router: HTTP in front, a fleet behind, and the loop that keeps the fleet true."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import Context
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
+from ray import serve
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from serve_app.api.limits import WireLimits
+from serve_app.deployments.arguments import RouterSettings
+from serve_app.deployments.discovery import Discovery
+from serve_app.deployments.headers import HeaderGate
+from serve_app.deployments.http import HttpSettings, build_app
+from serve_app.deployments.logs import log_as_configured
+from serve_app.deployments.serve_cluster import ServeCluster
+from serve_app.router.fleet import Fleet
+from serve_app.router.router import Router as RequestRouter
+from serve_app.router.router import RouterConfig
+
+
+class HotApp:
+    """An ASGI application that can be exchanged for another while it serves."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
+class Router:
+    """One replica of the router, as Serve holds it. Stateless but for what it is told of models again and again."""
+
+    user_config_schema: ClassVar[type[BaseModel]] = RouterSettings
+
+    async def __init__(self) -> None:  # type: ignore[misc]  # Serve awaits constructors
+        log_as_configured()
+        context = serve.get_replica_context()
+        router_id = f"router-{context.replica_id.unique_id}"
+        self._fleet = Fleet(router_id)
+        self._hot_app = HotApp(self._app_for(RouterSettings()))
+        discovery = Discovery(ServeCluster(context.app_name), self._fleet, router_id)
+        self._discovery = asyncio.get_running_loop().create_task(discovery.run(), context=Context())
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return self._hot_app
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Take over new settings; requests that run keep theirs."""
+        settings = RouterSettings.model_validate(user_config)
+        self._fleet.rename(settings.aliases)
+        self._hot_app.app = self._app_for(settings)
+
+    async def check_health(self) -> None:
+        """Called by Serve; three failures in a row and the replica is replaced."""
+        if self._discovery.done():
+            raise RuntimeError("the router no longer looks for models")
+
+    async def __del__(self) -> None:
+        """Awaited by Serve once the replica has drained."""
+        discovery: asyncio.Task[None] | None = getattr(self, "_discovery", None)
+        if discovery is not None:
+            discovery.cancel()
+            await self._fleet.close()
+
+    def _app_for(self, settings: RouterSettings) -> ASGIApp:
+        router = RequestRouter(self._fleet, RouterConfig(timeout_s=settings.timeout_s))
+        http_settings = HttpSettings(
+            max_body_bytes=settings.max_body_bytes, limits=WireLimits(**settings.limits.model_dump())
+        )
+        return HeaderGate(build_app(router, http_settings))

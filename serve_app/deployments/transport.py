@@ -1,0 +1,92 @@
+"""Carries the calls of a router to one replica over Ray, and the replica's frames back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextvars import Context
+from typing import Any
+
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from serve_app.core.cards import ReplicaCard
+from serve_app.core.delta import Frame
+from serve_app.core.errors import EngineFailed, Overloaded, ReplicaLost, ServeError
+from serve_app.core.request import GenerationRequest
+
+CALL_TIMEOUT_S = 30.0
+"""A replica that has not answered a call for so long counts as lost."""
+
+
+class RayBackend:
+    """A replica as a Backend: every call reaches it or fails, with ReplicaLost where it is gone.
+
+    handle: of the Model deployment, whose request router is PinnedRouter
+
+    Calls are made in an empty context. In that of an HTTP request Serve would give all of them the request's own id,
+    by which PinnedRouter tells waiting calls apart, and would cancel them with the request.
+    """
+
+    def __init__(
+        self, handle: DeploymentHandle[Any], replica_id: str, *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> None:
+        self._replica_id = replica_id
+        self._timeout_s = timeout_s
+        pinned = by_value(handle).options(session_id=replica_id)
+        self._hello = pinned.options(method_name="hello")
+        self._attach = pinned.options(method_name="attach", stream=True)
+        self._submit = pinned.options(method_name="submit")
+        self._abort = pinned.options(method_name="abort")
+
+    async def hello(self, router_id: str) -> ReplicaCard:
+        card: ReplicaCard = await self._call(self._hello, router_id)
+        return card
+
+    async def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
+        frames = Context().run(self._attach.remote, self._replica_id, router_id)
+        try:
+            async for frame in frames:
+                yield frame
+        except (RayError, RayServeException) as error:
+            raise as_serve_error(error, self._replica_id) from error
+        finally:
+            frames.cancel()
+
+    async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> None:
+        await self._call(self._submit, self._replica_id, router_id, tuple(requests))
+
+    async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
+        await self._call(self._abort, self._replica_id, router_id, tuple(request_ids))
+
+    async def _call(self, method: DeploymentHandle[Any], *arguments: object) -> Any:
+        response = Context().run(method.remote, *arguments)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await response
+        except TimeoutError as error:
+            response.cancel()
+            raise ReplicaLost(f"Replica {self._replica_id} did not answer for {self._timeout_s:g} s.") from error
+        except (RayError, RayServeException) as error:
+            raise as_serve_error(error, self._replica_id) from error
+
+
+def by_value(handle: DeploymentHandle[Any]) -> DeploymentHandle[Any]:
+    """The handle with its results sent over gRPC instead of through Ray's object store.
+
+    That takes a third of the CPU time per message; in Serve's throughput mode it is so anyway.
+    """
+    return handle.options(_by_reference=False)
+
+
+def as_serve_error(error: Exception, replica_id: str) -> ServeError:
+    """What Ray reports, in the service's own words."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, ServeError):
+        return cause
+    if isinstance(error, RayTaskError):
+        return EngineFailed(f"Replica {replica_id} failed: {cause!r}")
+    if isinstance(error, BackPressureError):
+        return Overloaded(f"Replica {replica_id} takes no more calls.", None, {"retry_after_s": 1})
+    return ReplicaLost(f"Replica {replica_id} is gone.")

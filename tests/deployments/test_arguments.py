@@ -1,0 +1,32 @@
+"""What a cluster file may say is exactly what the rooms behind it understand."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+
+import pytest
+from pydantic import ValidationError
+
+from serve_app.api.limits import WireLimits
+from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings
+from serve_app.engine.config import EngineConfig
+
+
+@pytest.mark.parametrize(("settings", "target"), [(ModelArgs, EngineConfig), (LimitSettings, WireLimits)])
+def test_every_field_can_be_set_and_has_the_same_default(settings: type, target: type) -> None:
+    written = {name: field.default for name, field in settings.model_fields.items() if not field.is_required()}
+    understood = {field.name: field.default for field in fields(target) if field.default is not MISSING}
+    assert {name: value for name, value in written.items() if name != "adapters"} == understood
+
+
+@pytest.mark.parametrize("name", ["demo:a", "", "a b", "-a", "a/b", "x" * 97])
+def test_a_base_name_that_could_not_be_addressed_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError):
+        ModelArgs(name=name, path="builtin:demo")
+
+
+def test_unknown_settings_are_refused_at_every_level() -> None:
+    with pytest.raises(ValidationError):
+        RouterSettings.model_validate({"limits": {"max_prompt": 1}})
+    with pytest.raises(ValidationError):
+        RouterSettings.model_validate({"alias": {}})

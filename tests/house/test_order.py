@@ -1,0 +1,73 @@
+"""The house is kept in order: door plates, docstrings, sizes, and nothing of the machine it was built on."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+MODULES = sorted((REPOSITORY / "serve_app").rglob("*.py"))
+MAX_LINES = 400
+
+TEXT_SUFFIXES = {"", ".cfg", ".ipynb", ".jinja", ".json", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
+UNTRACKED = {".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "__pycache__", "build"}
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|work|Users|mnt|tmp/\w*ray\w*)/[\w.-]+")
+
+
+def name_of(file: Path) -> str:
+    return str(file.relative_to(REPOSITORY))
+
+
+@pytest.mark.parametrize("file", [each for each in MODULES if each.name == "__init__.py"], ids=name_of)
+def test_a_door_plate_is_a_docstring_and_nothing_else(file: Path) -> None:
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    assert len(body) == 1
+    assert isinstance(body[0], ast.Expr)
+
+
+@pytest.mark.parametrize("file", MODULES, ids=name_of)
+def test_every_module_says_what_it_does(file: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+    assert docstring is not None
+    assert len(docstring.splitlines()[0]) > 15
+
+
+@pytest.mark.parametrize("file", MODULES, ids=name_of)
+def test_no_module_is_longer_than_can_be_read_at_once(file: Path) -> None:
+    assert len(file.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+
+
+def text_files() -> list[Path]:
+    return sorted(
+        file
+        for file in REPOSITORY.rglob("*")
+        if file.is_file()
+        and file.suffix in TEXT_SUFFIXES
+        and not any(part in UNTRACKED or part.endswith(".egg-info") for part in file.relative_to(REPOSITORY).parts)
+    )
+
+
+def test_no_file_names_a_path_of_the_machine_it_was_written_on() -> None:
+    found = [
+        f"{name_of(file)}:{number}: {match.group()}"
+        for file in text_files()
+        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+        for match in MACHINE_PATH.finditer(line)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("path = /" + "home/alice/models", True),
+        ("see /" + "root/.cache", True),
+        ("https://example.org/home/page", False),
+        ("adapters/demo", False),
+    ],
+)
+def test_a_machine_path_is_told_from_an_address(line: str, is_found: bool) -> None:
+    assert bool(MACHINE_PATH.search(line)) is is_found

@@ -1,0 +1,116 @@
+"""Every import obeys the walls: which room may know which room, and which library."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PACKAGE = REPOSITORY / "serve_app"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wall:
+    """What a room may import beside itself and the standard library."""
+
+    ours: frozenset[str] = frozenset()
+    theirs: frozenset[str] = frozenset()
+
+
+def wall(ours: str = "", theirs: str = "") -> Wall:
+    return Wall(ours=frozenset(ours.split()), theirs=frozenset(theirs.split()))
+
+
+EVERY_ROOM = "core api catalog tenants text constraints engine router deployments"
+WALLS = {
+    "core": wall(),
+    "api": wall("core", "pydantic"),
+    "catalog": wall("core", "safetensors"),
+    "tenants": wall("core", "sqlalchemy"),
+    "text": wall("core", "transformers tokenizers"),
+    "constraints": wall("core", "llguidance"),
+    "engine": wall("core text constraints", "torch transformers peft safetensors"),
+    "router": wall("core api catalog tenants"),
+    "deployments": wall(EVERY_ROOM, "ray starlette pydantic yaml"),
+    "cli": wall(EVERY_ROOM, "ray starlette pydantic yaml"),
+    "demo": wall("core text engine catalog", "torch transformers tokenizers peft safetensors numpy"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """One module that a line brings in."""
+
+    line: int
+    module: str
+
+
+def imports_of(source: str) -> Iterator[Import]:
+    """Every import of a file, those inside functions and type-checking blocks included."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import():
+                for alias in node.names:
+                    yield Import(line=node.lineno, module=alias.name)
+            case ast.ImportFrom(level=0, module=str(module)):
+                if module == "serve_app":
+                    for alias in node.names:
+                        yield Import(line=node.lineno, module=f"serve_app.{alias.name}")
+                else:
+                    yield Import(line=node.lineno, module=module)
+            case ast.ImportFrom():
+                yield Import(line=node.lineno, module=".")
+            case ast.Call(func=ast.Name(id="__import__") | ast.Attribute(attr="import_module")):
+                yield Import(line=node.lineno, module="(computed at run time)")
+
+
+def breaches(room: str, source: str) -> list[str]:
+    """What a file of that room imports and may not."""
+    allowed = WALLS[room]
+    found = []
+    for each in imports_of(source):
+        top, _, rest = each.module.partition(".")
+        if top == "serve_app":
+            name = rest.split(".")[0]
+            is_allowed = name in allowed.ours | {room} or (room == "cli" and name.startswith("cli_"))
+        else:
+            is_allowed = top in sys.stdlib_module_names or top in allowed.theirs
+        if not is_allowed:
+            found.append(f"line {each.line}: {each.module}")
+    return found
+
+
+def room_of(file: Path) -> str:
+    first = file.relative_to(PACKAGE).parts[0]
+    return first if (PACKAGE / first).is_dir() else "cli"  # cli.py, cli_*.py, __main__.py, __init__.py
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_every_import_obeys_the_walls(file: Path) -> None:
+    assert room_of(file) in WALLS, f"{room_of(file)} is a room without walls: add it to the table"
+    assert breaches(room_of(file), file.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("core", "import pydantic"),
+        ("api", "from serve_app.tenants.keys import Key"),
+        ("router", "def f():\n    import torch"),
+        ("engine", "from ray import serve"),
+        ("catalog", "from serve_app import engine"),
+        ("text", "from . import stops"),
+        ("router", "import importlib\nimportlib.import_module('torch')"),
+        ("api", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import starlette.types"),
+    ],
+)
+def test_a_breach_is_found_wherever_it_stands(room: str, source: str) -> None:
+    assert len(breaches(room, source)) == 1
