@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
 from serve_app.core.delta import Delta, FinishReason, PromptReport, Usage
-from serve_app.core.errors import DeadlineExceeded, ServeError
+from serve_app.core.errors import DeadlineExceeded, ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
 from serve_app.router.fleet import Fleet
 from serve_app.router.link import ReplicaLink
 from serve_app.router.placement import Placement
+
+MAX_PLACEMENTS = 3
+"""Replicas that a prompt is offered to before its loss is the client's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,7 @@ class Run:
         self._by_id = {request.request_id: request for request in requests}
         self._num_unfinished = {request.request_id: request.n for request in requests}
         self._shares: dict[ReplicaLink, list[GenerationRequest]] = {}
+        self._lost: set[ReplicaLink] = set()
         self.finish_reasons: dict[FinishReason, int] = {}
 
     @property
@@ -96,24 +100,52 @@ class Run:
         )
 
     async def _submit(self) -> None:
-        self._shares = self._place()
+        """Give every prompt to a replica, and to another where the first is lost before it has accepted."""
         self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire)
-        submissions = [link.submit(share, self._queue.put_nowait) for link, share in self._shares.items()]
-        _, pending = await asyncio.wait(submissions, timeout=self._timeout_s)
+        homeless: Sequence[GenerationRequest] = self.requests
+        for num_placements_left in reversed(range(MAX_PLACEMENTS)):
+            homeless = await self._submit_once(homeless, may_move=num_placements_left > 0)
+            if not homeless:
+                return
+
+    async def _submit_once(self, requests: Sequence[GenerationRequest], *, may_move: bool) -> list[GenerationRequest]:
+        """Submit these; give back those whose replica was lost meanwhile, which nothing was computed of."""
+        shares = self._place(requests)
+        for link, share in shares.items():
+            self._shares[link] = self._shares.get(link, []) + share
+        submissions = {link: link.submit(share, self._queue.put_nowait) for link, share in shares.items()}
+        _, pending = await asyncio.wait(submissions.values(), timeout=self._timeout_s)
         if pending:
             raise self._too_late()
-        for submission in submissions:
-            if (refusal := submission.result()) is not None:
+        homeless: list[GenerationRequest] = []
+        for link, submission in submissions.items():
+            refusal = submission.result()
+            if isinstance(refusal, ReplicaLost) and may_move:
+                homeless += shares[link]
+                del self._shares[link]
+                self._lost.add(link)
+            elif refusal is not None:
                 raise refusal
+        self._drop_deltas({request.request_id for request in homeless})
+        return homeless
 
-    def _place(self) -> dict[ReplicaLink, list[GenerationRequest]]:
+    def _drop_deltas(self, request_ids: Set[str]) -> None:
+        """Forget what a lost replica said of these requests: they begin anew elsewhere."""
+        kept = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+        for item in kept:
+            if isinstance(item, ServeError) or item.request_id not in request_ids:
+                self._queue.put_nowait(item)
+
+    def _place(self, unplaced: Sequence[GenerationRequest]) -> dict[ReplicaLink, list[GenerationRequest]]:
         """Each prompt on a replica that serves its model. Nothing waits between choosing and submitting."""
         shares: dict[ReplicaLink, list[GenerationRequest]] = {}
         by_model: dict[object, list[GenerationRequest]] = {}
-        for request in self.requests:
+        for request in unplaced:
             by_model.setdefault(request.model, []).append(request)
         for requests in by_model.values():
-            links = self._fleet.links_for(requests[0].model)
+            links = [link for link in self._fleet.links_for(requests[0].model) if link not in self._lost]
+            if not links:
+                raise ReplicaLost(f"Every replica of model `{requests[0].model.name}` was lost; retry.")
             standings = [
                 replace(link.standing, work=link.standing.work + sum(r.n for r in shares.get(link, ())))
                 for link in links

@@ -202,6 +202,45 @@ async def test_a_lost_replica_ends_the_run_and_aborts_the_rest_elsewhere(fleet):
     assert outstanding(fleet) == 0
 
 
+async def test_prompts_of_a_replica_that_is_lost_before_it_accepts_go_to_another(fleet):
+    lost, other = make_backend("r0"), make_backend("r1")
+    add(fleet, lost, other)
+    lost.refusal = ReplicaLost("gone")
+    texts = dict.fromkeys(range(4), "")
+    async with Router(fleet).open(make_request(prompt=["a", "b", "c", "d"], max_tokens=2)) as run:
+        async for event in run:
+            texts[event.index] += event.delta.text
+    assert texts == {i: f" p{i}s0w0 p{i}s0w1" for i in range(4)}
+    await settle()
+    assert outstanding(fleet) == 0
+
+
+async def test_a_loss_while_submitting_is_not_told_of_prompts_that_moved(fleet):
+    lost, other = make_backend("r0"), make_backend("r1")
+    add(fleet, lost, other)
+    lost.submit_gate.clear()
+    run = Router(fleet).open(make_request(prompt=["a", "b"], max_tokens=2))
+    reading = asyncio.create_task(exhaust(run))
+    await settle()
+    lost.refusal = ReplicaLost("gone")
+    lost.die(ConnectionResetError("gone"))
+    lost.submit_gate.set()
+    await asyncio.wait_for(reading, 5)
+    assert run.finish_reasons == {FinishReason.LENGTH: 2}
+    assert outstanding(fleet) == 0
+
+
+async def test_when_every_replica_is_lost_the_client_is_told(fleet):
+    backends = [make_backend(f"r{i}") for i in range(2)]
+    add(fleet, *backends)
+    for backend in backends:
+        backend.refusal = ReplicaLost("gone")
+    with pytest.raises(ReplicaLost):
+        await exhaust(Router(fleet).open(make_request(prompt=["a", "b"])))
+    await settle()
+    assert outstanding(fleet) == 0
+
+
 async def test_an_error_of_one_sequence_is_raised(fleet):
     backend = make_backend("r0", is_stepped=True)
     add(fleet, backend)
