@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from serve_app.catalog.errors import CatalogError
@@ -14,6 +15,7 @@ T = TypeVar("T")
 
 MAX_RANK = 256
 MAX_PATTERN_CHARS = 256
+MAX_PATTERN_KEYS = 4096
 
 # Fields that say how the adapter was made or where, or that its tensors show as well.
 _WITHOUT_EFFECT = frozenset(
@@ -33,8 +35,8 @@ _READ = frozenset(
 # Initialisations that leave the base model's weights as they are; others (PiSSA, OLoRA, CorDA, LoftQ, …) are
 # only right together with a changed base.
 _KEEPS_BASE = frozenset({"gaussian", "eva", "orthogonal"})
-# A repeated group can make matching take exponential time.
-_REPEATED_GROUP = re.compile(r"\)[*+?{]|\{")
+# What can make matching take long (repeated groups, references back) or means no name (flags, odd sets).
+_WILD = re.compile(r"\)[*+?]|\{|\(\?|\\[0-9]|\[\[|--|&&|~~|\|\|")
 _MAX_REPEATS = 3
 _MAX_ALPHA = 1e6
 
@@ -82,7 +84,7 @@ def parse_adapter_config(fields: Mapping[str, Any], *, max_rank: int = MAX_RANK)
     if fields.get("bias", "none") != "none":
         raise _refused("bias", fields["bias"], allowed='"none"')
     init = fields.get("init_lora_weights", True)
-    if not isinstance(init, bool) and init not in _KEEPS_BASE:
+    if not isinstance(init, bool) and str(init) not in _KEEPS_BASE:
         raise CatalogError(
             f"adapter_config.json: init_lora_weights is {init!r}, which changes the base model; convert the "
             "adapter to plain LoRA (path_initial_model_for_weight_conversion in PEFT)"
@@ -109,7 +111,7 @@ def parse_adapter_config(fields: Mapping[str, Any], *, max_rank: int = MAX_RANK)
 def _lookup(pattern: Mapping[str, T], module: str, *, default: T) -> T:
     """Find the first key that matches the end of the module's name, as PEFT's `get_pattern_key` does."""
     for key, value in pattern.items():
-        if re.match(rf"(.*\.)?({key})$", module):
+        if _compile(key).match(module):
             return value
     return default
 
@@ -118,6 +120,8 @@ def _pattern(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     pattern = fields.get(name) or {}
     if not isinstance(pattern, dict):
         raise _refused(name, pattern, allowed="an object of module names")
+    if len(pattern) > MAX_PATTERN_KEYS:
+        raise _refused(name, len(pattern), allowed=f"of at most {MAX_PATTERN_KEYS} keys")
     for key in pattern:
         _check_expression(name, key)
     return pattern
@@ -126,15 +130,20 @@ def _pattern(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _check_expression(name: str, key: str) -> None:
     """Refuse expressions that could take long to match; plain module names are expressions, too."""
     repeats = sum(key.count(sign) for sign in "*+?")
-    if len(key) > MAX_PATTERN_CHARS or repeats > _MAX_REPEATS or _REPEATED_GROUP.search(key):
+    if len(key) > MAX_PATTERN_CHARS or repeats > _MAX_REPEATS or _WILD.search(key):
         raise CatalogError(
             f"adapter_config.json: {name} has the key {key[:80]!r}; allowed are up to "
             f"{MAX_PATTERN_CHARS} characters, {_MAX_REPEATS} of the signs * + ? and none of them behind a group"
         )
     try:
-        re.compile(key)
+        _compile(key)
     except (re.error, OverflowError, RecursionError) as error:
         raise CatalogError(f"adapter_config.json: {name} has the key {key!r}, no expression: {error}") from None
+
+
+@lru_cache(maxsize=2 * MAX_PATTERN_KEYS)
+def _compile(key: str) -> re.Pattern[str]:
+    return re.compile(rf"(.*\.)?({key})$")
 
 
 def _check_rank(name: str, value: Any, *, max_rank: int) -> None:

@@ -33,7 +33,7 @@ def _by_module(tensors: Mapping[str, TensorInfo]) -> dict[str, dict[str, TensorI
     modules: dict[str, dict[str, TensorInfo]] = {}
     for name, info in sorted(tensors.items()):
         form = next((form for form in _FORMS if name.endswith(form)), None)
-        if form is None or not name.startswith(MODULE_PREFIX):
+        if form is None or not name.startswith(MODULE_PREFIX) or len(name) <= len(MODULE_PREFIX) + len(form):
             raise CatalogError(
                 f"tensor {name!r} is not supported; allowed are {MODULE_PREFIX}<module> with {LORA_A}, {LORA_B} "
                 f"or {MAGNITUDE}"

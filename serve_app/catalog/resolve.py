@@ -116,14 +116,12 @@ class Catalog:
         return ModelRef(base=model.name, adapter=card.name, version=card.version)
 
     def _addresses(self) -> list[str]:
-        return [
-            address
-            for model in self._models.values()
-            for address in (
-                model.name,
-                *(f"{model.name}:{card.name}" for card in model.adapters if card.is_usable),
-            )
-        ]
+        """List bases and usable adapters. An adapter whose address is also a base's is reached by `base::adapter`."""
+        found: dict[str, None] = {}
+        for model in self._models.values():
+            found[model.name] = None
+            found |= dict.fromkeys(f"{model.name}:{card.name}" for card in model.adapters if card.is_usable)
+        return list(found)
 
     def _follow(self, name: str) -> str:
         while name in self._aliases:

@@ -51,19 +51,18 @@ class Output:
         """Append a token and say what can be shown now."""
         report = self._report_prompt(sequence)
         sequence.token_ids.append(token_id)
-        is_eos = token_id in self._eos_token_ids
+        ends = self._ends(sequence, token_id)
         text = ""
-        if not is_eos:
+        if not ends:
             offset = sequence.detokenizer.num_chars
             if scored is not None:
                 sequence.pending_logprobs.append(self._token_logprob(scored, offset))
-            text = sequence.stop_matcher.feed(sequence.detokenizer.feed(token_id))
-        finish = self._finish(sequence, token_id, is_eos=is_eos)
+            text = self._text(sequence, token_id)
+        finish = self._finish(sequence, token_id, ends=ends)
         if finish is not None and sequence.stop_matcher.matched is None:
             text += sequence.stop_matcher.feed(sequence.detokenizer.flush())
-            if sequence.stop_matcher.matched is None:
-                text += sequence.stop_matcher.flush()
-            else:
+            text += sequence.stop_matcher.flush()
+            if sequence.stop_matcher.matched is not None:  # it waited for a stop that would begin earlier
                 finish = self._stopped(sequence)
         sequence.finish = finish
         sequence.num_shown_chars += len(text)
@@ -77,8 +76,21 @@ class Output:
             finish=finish,
         )
 
-    def _finish(self, sequence: Sequence, token_id: int, *, is_eos: bool) -> Finish | None:
-        if is_eos:
+    def _ends(self, sequence: Sequence, token_id: int) -> bool:
+        """Whether the token ends the sequence by itself; its text is not shown then."""
+        stop = sequence.request.stop
+        return token_id in stop.token_ids or (token_id in self._eos_token_ids and not stop.ignore_eos)
+
+    @staticmethod
+    def _text(sequence: Sequence, token_id: int) -> str:
+        """What the token lets be shown. Before the least number of tokens, stop strings are text like any other."""
+        text = sequence.detokenizer.feed(token_id)
+        if sequence.num_generated < sequence.request.stop.min_tokens:
+            return text
+        return sequence.stop_matcher.feed(text)
+
+    def _finish(self, sequence: Sequence, token_id: int, *, ends: bool) -> Finish | None:
+        if ends:
             return Finish(reason=FinishReason.STOP, matched_stop=token_id, num_tokens=sequence.num_generated)
         if sequence.stop_matcher.matched is not None:
             return self._stopped(sequence)

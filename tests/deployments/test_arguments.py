@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from serve_app.api.limits import WireLimits
 from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings
@@ -13,7 +13,7 @@ from serve_app.engine.config import EngineConfig
 
 
 @pytest.mark.parametrize(("settings", "target"), [(ModelArgs, EngineConfig), (LimitSettings, WireLimits)])
-def test_every_field_can_be_set_and_has_the_same_default(settings: type, target: type) -> None:
+def test_every_field_can_be_set_and_has_the_same_default(settings: type[BaseModel], target: type) -> None:
     written = {name: field.default for name, field in settings.model_fields.items() if not field.is_required()}
     understood = {field.name: field.default for field in fields(target) if field.default is not MISSING}
     assert {name: value for name, value in written.items() if name != "adapters"} == understood

@@ -166,3 +166,16 @@ def test_shown_text_ends_before_the_stop_and_logprobs_with_it() -> None:
     assert cut.deltas[-1].finish.matched_stop == stop
     assert all(entry.offset < len(cut.text) for entry in cut.logprobs)  # type: ignore[attr-defined]
     assert len(cut.logprobs) > 0
+
+
+def test_a_stop_that_waited_for_an_earlier_one_is_reported_when_the_text_ends() -> None:
+    engine = make_engine(config(DEMO))
+    prompt = engine.tokenizer.encode(Prompt(parts=("Once upon a time",)))  # type: ignore[attr-defined]
+    free = complete(engine, [(request("free", max_tokens=9), prompt)])["free", 0]
+    whole = free.text
+    stops = (whole[-2:], whole[-4:] + "never")  # the second begins earlier and could still come
+    cut = complete(engine, [(request("cut", max_tokens=9, stop=stops), prompt)])["cut", 0]
+    assert cut.deltas[-1].finish is not None
+    assert cut.deltas[-1].finish.matched_stop == stops[0]
+    assert cut.deltas[-1].finish.reason is FinishReason.STOP
+    assert cut.text == whole[: whole.index(stops[0])]

@@ -1,0 +1,145 @@
+"""Model folders: what is read of a sound one, and what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import save
+
+from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.models import locate_model, read_model_folder
+from tests.catalog.zoo import array
+
+MODELS = Path(__file__).resolve().parents[2] / ".." / "shared" / "models"
+SOUND: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "max_position_embeddings": 64,
+    "vocab_size": 9,
+}
+
+
+def write_model(folder: Path, *, config: dict[str, Any] = SOUND, weights: str | None = "model.safetensors") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
+    if weights is not None:
+        (folder / weights).write_bytes(save({"w": array(9, 2)}))
+        os.utime(folder / weights, (1_700_000_000, 1_700_000_000))
+    return folder
+
+
+def test_a_sound_folder_is_read(tmp_path: Path) -> None:
+    model = read_model_folder(write_model(tmp_path))
+    assert (model.model_type, model.architectures) == ("llama", ("LlamaForCausalLM",))
+    assert (model.max_model_len, model.vocab_size, model.created) == (64, 9, 1_700_000_000)
+    assert model.num_weight_bytes == (tmp_path / "model.safetensors").stat().st_size
+
+
+def test_the_text_part_of_a_nested_config_counts(tmp_path: Path) -> None:
+    config = {"model_type": "gemma3", "text_config": {"max_position_embeddings": 32, "vocab_size": 7}, "vocab_size": 3}
+    model = read_model_folder(write_model(tmp_path, config=config))
+    assert (model.max_model_len, model.vocab_size) == (32, 7)
+
+
+def test_sharded_weights_are_counted_together(tmp_path: Path) -> None:
+    for name in ("a.safetensors", "b.safetensors"):
+        write_model(tmp_path, weights=name)
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors", "z": "a.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    model = read_model_folder(tmp_path)
+    assert [file.name for file in model.weights] == ["a.safetensors", "b.safetensors"]
+    assert model.num_weight_bytes == 2 * (tmp_path / "a.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map: the model asks for code of its own"),
+        ({"vision_config": {"auto_map": {"AutoModel": "evil.Model"}}}, "auto_map"),
+        ({"layers": [{"_attn_implementation_internal": "evil/kernel"}]}, "_attn_implementation_internal"),
+        ({"_attn_implementation_internal": "evil/kernel"}, "private settings of the library are refused"),
+        ({"_experts_implementation_internal": "evil/kernel"}, "private settings"),
+        ({"attn_implementation": "evil/kernel"}, "only the engine chooses an attention"),
+        ({"is_encoder_decoder": True}, "only decoders complete text"),
+        ({"quantization_config": {"bits": 4}}, "quantized weights are not supported"),
+        ({"model_type": None}, "model_type is missing"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures must be a list"),
+        ({"vocab_size": None}, "none of vocab_size is given"),
+        ({"vocab_size": "9"}, "vocab_size must be a positive whole number"),
+        ({"max_position_embeddings": True}, "max_position_embeddings must be a positive whole number"),
+        ({"text_config": [1]}, "text_config must be an object"),
+    ],
+)
+def test_a_config_that_must_not_be_served_is_refused_by_field(
+    fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CatalogError, match=reason):
+        read_model_folder(write_model(tmp_path, config={**SOUND, **fields}))
+
+
+def test_harmless_private_keys_are_left_alone(tmp_path: Path) -> None:
+    assert read_model_folder(write_model(tmp_path, config={**SOUND, "_name_or_path": "x"})).vocab_size == 9
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pkl"])
+def test_pickled_weights_are_refused_with_the_way_out(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match=f"{name} is a pickle, which could run code: convert to safetensors"):
+        read_model_folder(write_model(tmp_path, weights=name))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_missing_file_is_named(name: str, tmp_path: Path) -> None:
+    (write_model(tmp_path) / name).unlink()
+    with pytest.raises(CatalogError, match=name):
+        read_model_folder(tmp_path)
+
+
+def test_weights_cut_off_in_the_middle_are_refused(tmp_path: Path) -> None:
+    file = write_model(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CatalogError, match="the file is damaged"):
+        read_model_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "reason"),
+    [
+        ({"x": "../secret.safetensors"}, "not the name of a safetensors file beside it"),
+        ({"x": "model.bin"}, "not the name of a safetensors file"),
+        ({"x": "gone.safetensors"}, "gone.safetensors is missing"),
+        ({}, "weight_map is missing or empty"),
+    ],
+)
+def test_an_index_may_only_name_files_beside_it(weight_map: dict[str, str], reason: str, tmp_path: Path) -> None:
+    write_model(tmp_path, weights=None)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CatalogError, match=reason):
+        read_model_folder(tmp_path)
+
+
+def test_the_builtin_model_is_packaged_and_others_are_refused_by_name() -> None:
+    assert locate_model("builtin:demo").parts[-3:] == ("serve_app", "demo", "model")
+    with pytest.raises(CatalogError, match="'builtin:other' is built in; allowed: builtin:demo"):
+        locate_model("builtin:other")
+
+
+def test_a_model_that_is_no_local_folder_is_refused(tmp_path: Path) -> None:
+    assert locate_model(str(tmp_path)) == tmp_path.resolve()
+    with pytest.raises(CatalogError, match="'org/name' is not a folder"):
+        locate_model("org/name")
+
+
+@pytest.mark.parametrize(
+    ("name", "max_model_len", "vocab_size"),
+    [("stories260K", 512, 512), ("sort-gpt2", 11, 3), ("tinystories-656K", 512, 2048), ("babyllama-105", 256, 105)],
+)
+def test_real_models_are_read(name: str, max_model_len: int, vocab_size: int) -> None:
+    if not (MODELS / name).is_dir():
+        pytest.skip(f"{name} is not here")
+    model = read_model_folder(MODELS / name)
+    assert (model.max_model_len, model.vocab_size) == (max_model_len, vocab_size)
