@@ -24,7 +24,8 @@ Deliver = Callable[[list[Delta], Load], None]
 class Driver:
     """Steps an engine in a thread of its own for as long as there is work.
 
-    deliver: called in that thread, once per step, with everything the step gave
+    deliver: called in that thread with everything a step gave and with how busy the engine is then; also after a
+             step that gave nothing, where an abort changed that
     """
 
     def __init__(self, engine: Engine, deliver: Deliver) -> None:
@@ -72,12 +73,13 @@ class Driver:
 
     def _run(self) -> None:
         while self._wait_for_work():
+            had_commands = bool(self._inbox)
             while self._inbox:
                 self._inbox.popleft()()
             self._busy_since = time.monotonic()
             deltas = self._engine.step()
             self._busy_since = None
-            if deltas:
+            if deltas or had_commands:
                 self._deliver(deltas, self._engine.load)
             if not self._engine.has_work:
                 self._engine.check_integrity()

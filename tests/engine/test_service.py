@@ -135,7 +135,9 @@ async def test_abort_frees_everything_and_no_delta_follows(service: ModelService
     count = len(reader.deltas)
     await idle(service)
     assert service._engine.load.num_free_blocks == service._engine.load.num_blocks
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(10):
+        while service.card.load.num_running:  # noqa: ASYNC110, what it says of itself follows
+            await asyncio.sleep(0.01)
     assert len(reader.deltas) == count
     await reader.close()
 

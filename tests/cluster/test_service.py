@@ -1,0 +1,158 @@
+"""The service as clients see it: through Serve's proxy, with the openai client, on the real cluster file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import httpx
+import openai
+import pytest
+from ray import serve
+
+from serve_app.core.cards import ReplicaCard
+
+pytestmark = pytest.mark.cluster
+
+TIMEOUT_S = 30.0
+Seen = TypeVar("Seen")
+
+
+@pytest.fixture
+def client(base_url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S)
+
+
+def cards() -> list[ReplicaCard]:
+    """What the replicas of `demo` say of themselves now."""
+    handle = serve.get_deployment_handle("Model", "demo")
+    answers = handle.broadcast("hello", "test").results(timeout_s=10, return_exceptions=True)
+    return [answer for answer in answers if isinstance(answer, ReplicaCard)]
+
+
+def work() -> list[int]:
+    """Sequences running or waiting, per replica."""
+    return [card.load.num_running + card.load.num_waiting for card in cards()]
+
+
+def until(look: Callable[[], Seen], *, holds: Callable[[Seen], bool]) -> Seen:
+    """Look until it holds, and fail with what was seen last where it never does."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not holds(seen := look()):
+        assert time.monotonic() < deadline, f"seen last: {seen}"
+        time.sleep(0.05)
+    return seen
+
+
+def test_a_prompt_is_completed(client: openai.OpenAI) -> None:
+    completion = client.completions.create(model="demo", prompt="Once upon a time", max_tokens=12, temperature=0)
+    assert completion.choices[0].finish_reason in {"length", "stop"}
+    assert completion.choices[0].text
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens <= 12
+
+
+def test_streamed_text_is_the_text(client: openai.OpenAI) -> None:
+    whole = client.completions.create(model="demo", prompt="Once upon a time", max_tokens=24, temperature=0)
+    stream = client.completions.create(
+        model="demo", prompt="Once upon a time", max_tokens=24, temperature=0, stream=True
+    )
+    pieces = [chunk.choices[0].text for chunk in stream if chunk.choices]
+    assert len(pieces) > 1
+    assert "".join(pieces) == whole.choices[0].text
+
+
+def test_an_adapter_is_a_model_and_answers_otherwise_than_its_base(client: openai.OpenAI) -> None:
+    names = {model.id for model in client.models.list()}
+    assert "demo" in names
+    adapter = min(name for name in names if name.startswith("demo:"))
+    texts = {
+        client.completions.create(model=name, prompt="Once upon a time", max_tokens=16, temperature=0).choices[0].text
+        for name in ("demo", adapter)
+    }
+    assert len(texts) == 2
+
+
+def test_a_batch_of_prompts_runs_on_both_replicas_and_comes_back_in_order(
+    base_url: str, client: openai.OpenAI
+) -> None:
+    prompts = [f"Story {number}: the" for number in range(16)]
+    alone = [
+        client.completions.create(model="demo", prompt=prompt, max_tokens=8, temperature=0).choices[0].text
+        for prompt in prompts[:2]
+    ]
+    assert work() == [0, 0]  # the first look takes longer than a small batch
+    body = {"model": "demo", "prompt": prompts, "n": 32, "max_tokens": 400, "stream": True}
+    with httpx.stream("POST", f"{base_url}/v1/completions", json=body, timeout=TIMEOUT_S) as response:
+        assert response.status_code == 200
+        busy = until(work, holds=lambda load: len(load) == 2 and min(load) > 0)
+        assert sum(busy) <= 16 * 32
+    batch = client.completions.create(model="demo", prompt=prompts, max_tokens=8, temperature=0)
+    assert [choice.index for choice in batch.choices] == list(range(16))
+    assert [choice.text for choice in batch.choices[:2]] == alone
+
+
+def test_the_service_is_healthy(base_url: str) -> None:
+    assert httpx.get(f"{base_url}/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ({"model": "nobody", "prompt": "x"}, openai.NotFoundError),
+        ({"model": "demo:nobody", "prompt": "x"}, openai.NotFoundError),
+        ({"model": "demo", "prompt": "x", "temperature": -1}, openai.BadRequestError),
+        ({"model": "demo", "prompt": "word " * 5000}, openai.BadRequestError),
+    ],
+)
+def test_errors_of_router_and_replica_reach_the_client_as_themselves(
+    client: openai.OpenAI, body: dict[str, object], error: type[openai.APIStatusError]
+) -> None:
+    with pytest.raises(error) as caught:
+        client.completions.create(**body)  # type: ignore[call-overload]
+    assert caught.value.body
+
+
+def test_a_client_that_leaves_frees_the_engine(base_url: str, client: openai.OpenAI) -> None:
+    def work_after_a_step() -> list[int]:
+        """A replica reports the load of its last step, so each is given one."""
+        client.completions.create(model="demo", prompt=["one", "two"], max_tokens=1)
+        return work()
+
+    until(work_after_a_step, holds=lambda load: sum(load) == 0)
+    prompts = [f"Story {number}: the" for number in range(32)]
+    body = {"model": "demo", "prompt": prompts, "n": 32, "max_tokens": 400, "stream": True}
+    with httpx.stream("POST", f"{base_url}/v1/completions", json=body, timeout=TIMEOUT_S) as response:
+        next(response.iter_lines())
+        until(work, holds=lambda load: sum(load) > 800)
+    time.sleep(0.5)
+    assert sum(work_after_a_step()) < 100, "the completions ran on after their client had left"
+
+
+async def test_a_killed_replica_is_not_noticed_by_clients_and_is_replaced(base_url: str) -> None:
+    before = {card.replica_id for card in await asyncio.to_thread(cards)}
+    victim = await asyncio.to_thread(_pid_of_a_replica)
+    os.kill(victim, signal.SIGKILL)
+    async with httpx.AsyncClient(base_url=base_url, timeout=TIMEOUT_S) as client:
+        for _ in range(20):
+            body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 4}
+            response = await client.post("/v1/completions", json=body)
+            assert response.status_code == 200, response.text
+    now = await asyncio.to_thread(until, cards, holds=lambda found: len(found) == 2 and _are_new(found, before))
+    assert len({card.replica_id for card in now} - before) == 1
+
+
+def _are_new(found: list[ReplicaCard], before: set[str]) -> bool:
+    return {card.replica_id for card in found} != before
+
+
+def _pid_of_a_replica() -> int:
+    from ray.serve.context import _get_global_client  # `serve.status` leaves the processes out
+
+    details = _get_global_client().get_serve_details()
+    replicas = details["applications"]["demo"]["deployments"]["Model"]["replicas"]
+    return int(replicas[0]["pid"])
