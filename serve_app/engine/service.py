@@ -52,10 +52,13 @@ class ModelService:
         self._lease_task: asyncio.Task[None] | None = None
 
     @classmethod
-    def load(cls, config: EngineConfig, adapters: Items[AdapterCard] = (), *, replica_id: str) -> ModelService:
+    def load(
+        cls, config: EngineConfig, adapters: Items[AdapterCard] = (), *, replica_id: str, root: str | None = None
+    ) -> ModelService:
         """Load the model and its adapters; blocking, call it off the event loop, then `start` on it.
 
         adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
+        root:     what clients are told of where the weights came from; None is the folder
 
         Raises ModelNotSupported.
         """
@@ -68,7 +71,7 @@ class ModelService:
         weights = max(Path(config.path).glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
         card = ModelCard(
             name=config.name,
-            root=config.path,
+            root=root or config.path,
             created=int(weights.stat().st_mtime),
             max_model_len=model.max_model_len,
             vocab_size=model.vocab_size,
