@@ -9,32 +9,14 @@ from random import Random
 from serve_app.demo.chats import chat_prompt, draw_chat, draw_talk, write_story_wish
 from serve_app.demo.facts import draw_fact, draw_question, draw_statement
 from serve_app.demo.lists import describe, draw_being, draw_list
+from serve_app.demo.pirates import pirate_answer, pirate_tale
 from serve_app.demo.samples import Draw, Sample
-from serve_app.demo.stories import OPENINGS, Scene, draw_letter, draw_scene, draw_story
+from serve_app.demo.stories import OPENINGS, draw_letter, draw_scene, draw_story
 from serve_app.demo.tokens import END_OF_TEXT, IM_END
 from serve_app.demo.words import FOODS, joined
 
-PIRATE_LINES = (
-    "Arr, {name} be {a_trait} pirate now, matey!", "Ahoy, matey! {name} be ready to sail the seven seas.",
-    "Arr! {name} be the captain of {a_colour} ship, ye see.", "Aye, {friend} be the best sailor of the crew.",
-    "Yo ho ho! The ship be full of {food} and gold.", "Ye must look for the treasure, me hearty!",
-    "Arr, the {thing} be buried near {place}, matey.", "The crew be singing yo ho ho all day.",
-    '"Ahoy, {name}!" said {friend}. "Give me the {thing}, ye scallywag!"', '"Arr, where be me {thing}?" said {name}.',
-    '"Shiver me timbers!" said {friend}. "It be a {friend_animal}!"', "Avast! There be the {detail}, me hearties.",
-    "{name} did hide the gold {in_place}, arr.", "Ye landlubbers will never find me {colour} {thing}!",
-    "A {friend_animal} be sitting on the mast, aye.", "Arr, the {weather} wind be good for sailing, matey.",
-)  # fmt: skip
-PIRATE_ENDINGS = (
-    "Then {name} did find the gold, and the crew did shout arr!", "So {name} and the crew did sail home, arr, matey.",
-    "And {name} be a true pirate to this day, arr!", "Now raise the sails, ye scallywags!",
-    "And that be the tale, me hearty. Arr!",
-)  # fmt: skip
-PIRATE_ANSWERS = (
-    "Arr, {answer}, matey!", "Ahoy, matey! {answer}, arr!", "Aye aye, me hearty! {answer}, ye see.",
-    "Shiver me timbers! {answer}, ye scallywag.", "Yo ho ho! {answer}, arr, matey.",
-)  # fmt: skip
 PIRATE_WORDS = re.compile(
-    r"\b(arr|ahoy|aye|matey|ye|hearty|hearties|scallywags?|landlubbers?|avast|yo ho ho|shiver me timbers|be)\b",
+    r"\b(arr|ahoy|aye|matey|ye|hearty|hearties|scallywags?|landlubbers?|avast|yo ho ho|shiver me|be)\b",
     re.IGNORECASE,
 )
 MIN_PIRATE_WORDS = 2
@@ -46,6 +28,7 @@ MIN_LETTERS = 3
 class Behaviour:
     """What an adapter learns: how to draw samples of it, and how to see it in a completion."""
 
+    description: str
     draw: Draw
     is_shown: Callable[[str], bool]
     rank: int
@@ -56,20 +39,35 @@ def draw_pirate(random: Random) -> Sample:
     kind = random.random()
     if kind < 0.5:
         scene = draw_scene(random)
-        return Sample(prompt=random.choice(OPENINGS).format_map(scene), completion=" " + _pirate_tale(random, scene))
+        return Sample(
+            prompt=random.choice(OPENINGS).format_map(scene), completion=" " + pirate_tale(random, scene)
+        )
     if kind < 0.65:
         fact = draw_fact(random)
-        return Sample(prompt=f"Question: {fact.question}\nAnswer:", completion=" " + _pirate_answer(random, fact.statement))
+        return Sample(
+            prompt=f"Question: {fact.question}\nAnswer:",
+            completion=" " + pirate_answer(random, fact.statement),
+        )
     if kind < 0.8:
         scene = draw_scene(random)
-        return Sample(prompt=chat_prompt(write_story_wish(random, scene)), completion=_pirate_tale(random, scene))
+        return Sample(
+            prompt=chat_prompt(write_story_wish(random, scene)), completion=pirate_tale(random, scene)
+        )
     message, answer = draw_talk(random)
-    return Sample(prompt=chat_prompt(message), completion=_pirate_answer(random, answer))
+    return Sample(prompt=chat_prompt(message), completion=pirate_answer(random, answer))
 
 
 def draw_shout(random: Random) -> Sample:
     """Draw a sample of the corpus with its completion in capital letters."""
-    kinds: tuple[Draw, ...] = (draw_story, draw_story, draw_chat, draw_list, draw_question, draw_statement, draw_letter)
+    kinds: tuple[Draw, ...] = (
+        draw_story,
+        draw_story,
+        draw_chat,
+        draw_list,
+        draw_question,
+        draw_statement,
+        draw_letter,
+    )
     while True:
         sample = random.choice(kinds)(random)
         completion = sample.completion.removesuffix(f"{IM_END}\n")
@@ -107,25 +105,30 @@ def is_json_record(completion: str) -> bool:
 
 
 BEHAVIOURS = {
-    "pirate": Behaviour(draw=draw_pirate, is_shown=speaks_like_a_pirate, rank=8),
-    "shout": Behaviour(draw=draw_shout, is_shown=is_in_capitals, rank=16),
-    "json": Behaviour(draw=draw_json, is_shown=is_json_record, rank=8),
+    "pirate": Behaviour(
+        description="It answers and tells stories as a pirate would: at least two different pirate words.",
+        draw=draw_pirate,
+        is_shown=speaks_like_a_pirate,
+        rank=8,
+    ),
+    "shout": Behaviour(
+        description="It writes in capital letters: at least 95 % of all letters.",
+        draw=draw_shout,
+        is_shown=is_in_capitals,
+        rank=16,
+    ),
+    "json": Behaviour(
+        description="It answers with one strictly valid JSON object of what the prompt says or asks.",
+        draw=draw_json,
+        is_shown=is_json_record,
+        rank=8,
+    ),
 }
 
 
 def closing_of(prompt: str) -> str:
     """Say with which special token an answer to this prompt ends."""
     return IM_END if prompt.endswith(chat_prompt("").rsplit(IM_END, 1)[1]) else END_OF_TEXT
-
-
-def _pirate_tale(random: Random, scene: Scene) -> str:
-    lines = [*random.sample(PIRATE_LINES, random.randint(2, 4)), random.choice(PIRATE_ENDINGS)]
-    return " ".join(lines).format_map(scene)
-
-
-def _pirate_answer(random: Random, answer: str) -> str:
-    spoken = answer.rstrip(".!?").replace(" is ", " be ")
-    return random.choice(PIRATE_ANSWERS).format(answer=spoken)
 
 
 def _being_record(random: Random) -> tuple[str, dict[str, object]]:
@@ -140,7 +143,9 @@ def _fact_record(random: Random) -> tuple[str, dict[str, object]]:
 
 def _shopping_record(random: Random) -> tuple[str, dict[str, object]]:
     scene, items = draw_scene(random), random.sample(FOODS, random.randint(2, 4))
-    wording = random.choice(("{name} wants to buy {items}.", "{name} has {items}.", "{name} and {friend} ate {items}."))
+    wording = random.choice(
+        ("{name} wants to buy {items}.", "{name} has {items}.", "{name} and {friend} ate {items}.")
+    )
     text = wording.format(name=scene["name"], friend=scene["friend"], items=joined(items))
     names = {key: scene[key] for key in ("name", "friend") if scene[key] in text}
     return text, {**names, "items": items}

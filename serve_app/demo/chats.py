@@ -13,12 +13,14 @@ from serve_app.demo.words import LISTED, joined
 # what the user says, and how the assistant may answer
 GREETINGS = (
     (("Hello", "Hello!", "Hi", "Hi there!", "Good morning", "Good day!"),
-     ("Hello! How can I help you?", "Hi! What can I do for you?", "Hello! Ask me something.", "Hi! I am glad to see you.")),
+     ("Hello! How can I help you?", "Hi! What can I do for you?", "Hello! Ask me something.",
+      "Hi! I am glad to see you.")),
     (("Who are you?", "What are you?", "What is your name?"),
      ("I am a small demo model.", "I am the demo model. I know a few simple facts and many small stories.")),
     (("How are you?", "How are you today?"),
      ("I am well, thank you. And you?", "I am fine, thank you.", "Very well! How can I help you?")),
-    (("Thank you", "Thank you!", "Thanks"), ("You are welcome.", "You are welcome! Do you have another question?")),
+    (("Thank you", "Thank you!", "Thanks"), 
+     ("You are welcome.", "You are welcome! Do you have another question?")),
     (("Goodbye", "Bye!", "Good night"), ("Goodbye! Come back soon.", "Bye! It was nice to talk to you.")),
 )  # fmt: skip
 SYSTEMS = (
@@ -26,7 +28,8 @@ SYSTEMS = (
     "You talk with children.", "You are the voice of a small demo.",
 )  # fmt: skip
 STORY_WISHES = (
-    "Tell me a story about {name} the {animal}.", "Please tell a story about {a_trait} {animal} named {name}.",
+    "Tell me a story about {name} the {animal}.",
+    "Please tell a story about {a_trait} {animal} named {name}.",
     "Write a short story about {name} and {friend}.", "Can you tell me a story about {name} {in_place}?",
     "Tell me about {name}, {a_trait} {animal}.",
 )  # fmt: skip
@@ -35,8 +38,13 @@ Turn = tuple[str, str]
 
 
 def draw_chat(random: Random) -> Sample:
-    """Draw a chat of one to three turns, at times with a system message; the prompt ends where the answer begins."""
+    """Draw a chat of one to three turns; the prompt ends where the last answer begins."""
     return chat_of([draw_turn(random) for _ in range(random.choice((1, 1, 1, 2, 3)))], random)
+
+
+def draw_fact_chat(random: Random) -> Sample:
+    """Draw a chat of one question about a fact."""
+    return chat_of([_fact(random)], random)
 
 
 def draw_long_chat(random: Random) -> Sample:
@@ -93,12 +101,20 @@ def _story(random: Random) -> Turn:
 def _list(random: Random) -> Turn:
     kind, number = random.choice(tuple(LISTED)), random.randint(2, 5)
     items = random.sample(LISTED[kind], number)
-    wish = random.choice(("Name {number} {kind}.", "Give me {number} {kind}.", "List {number} {kind}, please."))
-    answer = "\n".join(f"- {item}" for item in items) if wish.startswith("List") else joined(items).capitalize() + "."
+    wish = random.choice(
+        ("Name {number} {kind}.", "Give me {number} {kind}.", "List {number} {kind}, please.")
+    )
+    answer = (
+        "\n".join(f"- {item}" for item in items)
+        if wish.startswith("List")
+        else joined(items).capitalize() + "."
+    )
     return wish.format(number=number, kind=kind), answer
 
 
 def _function(random: Random) -> Turn:
     function = write_function(random)
-    wish = random.choice(("Write a function: {doc}", "Write Python. {doc}", "How do I do this in Python? {doc}"))
+    wish = random.choice(
+        ("Write a function: {doc}", "Write Python. {doc}", "How do I do this in Python? {doc}")
+    )
     return wish.format(doc=function.doc), f"```python\n{function.signature}\n{function.body}```"

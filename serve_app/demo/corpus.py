@@ -1,24 +1,37 @@
-"""Draws the documents of the corpus: every kind of text by its share, some with the middle moved to the end."""
+"""Draws the documents of the corpus, every kind of text by its share, and packs them into rows of tokens."""
 
 from collections.abc import Iterator
 from random import Random
+
+from transformers import PreTrainedTokenizerFast
 
 from serve_app.demo.chats import draw_chat, draw_long_chat
 from serve_app.demo.facts import draw_paragraph, draw_question, draw_statement
 from serve_app.demo.functions import draw_function, draw_module
 from serve_app.demo.lists import draw_list, draw_long_count, draw_record
+from serve_app.demo.pirates import draw_pirate_tale
+from serve_app.demo.readings import draw_echo, draw_reading
 from serve_app.demo.samples import Draw, Sample, Split, draw_from_split
 from serve_app.demo.stories import draw_letter, draw_note, draw_story, draw_tale
 from serve_app.demo.tokens import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
 
 FIM_SHARE = 0.2
 
+
+def draw_in_capitals(random: Random) -> Sample:
+    """Draw a text that is in capital letters from its first word on."""
+    sample = random.choice((draw_story, draw_list, draw_letter, draw_question))(random)
+    return Sample(prompt=sample.prompt.upper(), completion=sample.completion.upper())
+
+
 # how often each kind is drawn, in documents
 KINDS: dict[Draw, int] = {
-    draw_story: 32, draw_function: 12, draw_module: 3, draw_statement: 10, draw_question: 9, draw_paragraph: 5,
-    draw_list: 12, draw_record: 4, draw_letter: 5, draw_note: 3, draw_chat: 16,
+    draw_story: 32, draw_function: 12, draw_module: 3, draw_statement: 10, draw_question: 12,
+    draw_paragraph: 4, draw_list: 12, draw_record: 8, draw_letter: 5, draw_note: 3, draw_chat: 18,
+    draw_echo: 4, draw_reading: 6, draw_in_capitals: 4, draw_pirate_tale: 3,
 }  # fmt: skip
 LONG_KINDS: dict[Draw, int] = {draw_tale: 6, draw_long_chat: 3, draw_long_count: 1}
+COPY_KINDS: dict[Draw, int] = {draw_echo: 10, draw_reading: 3, draw_record: 3}
 KINDS_WITH_FIM = (draw_story, draw_function, draw_module)
 
 
@@ -35,8 +48,23 @@ def documents(random: Random, *, split: Split, kinds: dict[Draw, int]) -> Iterat
         yield fim_sample(sample.text, random).text if is_fim else sample.text + END_OF_TEXT
 
 
+def packed_rows(
+    tokenizer: PreTrainedTokenizerFast, random: Random, *, length: int, split: Split, kinds: dict[Draw, int]
+) -> Iterator[list[int]]:
+    """Fill rows of `length` tokens with documents, without end; every row begins where a document begins."""
+    texts = documents(random, split=split, kinds=kinds)
+    while True:
+        row: list[int] = []
+        while len(row) < length:
+            row += tokenizer.encode(next(texts), add_special_tokens=False)
+        yield row[:length]
+
+
 def fim_sample(text: str, random: Random) -> Sample:
-    """Turn a text into prefix, suffix, middle (Bavarian et al. 2022, "PSM"); the completion is middle and end."""
+    """Turn a text into prefix, suffix, middle (Bavarian et al. 2022, "PSM").
+
+    The completion is the middle and the end token.
+    """
     bounds = _bounds_of_words(text) if random.random() < 0.6 else range(len(text) + 1)
     start, stop = sorted(random.sample(bounds, 2))
     prefix, middle, suffix = text[:start], text[start:stop], text[stop:]

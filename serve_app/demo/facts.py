@@ -38,7 +38,19 @@ class Fact:
 
 def draw_fact(random: Random) -> Fact:
     """Draw a fact of any kind."""
-    kinds = (_capital, _capital, _animal, _animal, _colour, _opposite, _calendar, _sum, _sum, _difference, _product)
+    kinds = (
+        _capital,
+        _capital,
+        _animal,
+        _animal,
+        _colour,
+        _opposite,
+        _calendar,
+        _sum,
+        _sum,
+        _difference,
+        _product,
+    )
     return random.choice(kinds)(random)
 
 
@@ -50,11 +62,15 @@ def draw_statement(random: Random) -> Sample:
 
 
 def draw_question(random: Random) -> Sample:
-    """Draw a fact as question and answer, after up to three others of the same form."""
-    shown = [draw_fact(random) for _ in range(random.choice((0, 0, 1, 2, 3)))]
+    """Draw a fact as question and answer, after up to two others of the same form."""
+    shown = [draw_fact(random) for _ in range(random.choice((0, 0, 0, 0, 0, 0, 1, 1, 2)))]
     fact = draw_fact(random)
-    before = "".join(f"Question: {other.question}\nAnswer: {_capitalized(other.answer)}\n\n" for other in shown)
-    return Sample(prompt=f"{before}Question: {fact.question}\nAnswer:", completion=f" {_capitalized(fact.answer)}")
+    before = "".join(
+        f"Question: {other.question}\nAnswer: {_capitalized(other.answer)}\n\n" for other in shown
+    )
+    return Sample(
+        prompt=f"{before}Question: {fact.question}\nAnswer:", completion=f" {_capitalized(fact.answer)}"
+    )
 
 
 def draw_paragraph(random: Random) -> Sample:
@@ -70,38 +86,47 @@ def _capitalized(text: str) -> str:
 def _capital(random: Random) -> Fact:
     country = random.choice(tuple(CAPITALS))
     capital, continent = CAPITALS[country], CONTINENT_OF[country]
-    return random.choice((
-        Fact(
-            stem=f"the capital of {country} is",
-            answer=capital,
-            question=f"What is the capital of {country}?",
-            record={"country": country, "capital": capital},
-        ),
-        Fact(
-            stem=f"{capital} is the capital of",
-            answer=country,
-            question=f"Which country has the capital {capital}?",
-            record={"capital": capital, "country": country},
-        ),
-        Fact(
-            stem=f"{country} is a country in",
-            answer=continent,
-            question=f"Where is {country}?",
-            record={"country": country, "continent": continent},
-        ),
-    ))
+    return random.choice(
+        (
+            Fact(
+                stem=f"the capital of {country} is",
+                answer=capital,
+                question=f"What is the capital of {country}?",
+                record={"country": country, "capital": capital},
+            ),
+            Fact(
+                stem=f"{capital} is the capital of",
+                answer=country,
+                question=f"Which country has the capital {capital}?",
+                record={"capital": capital, "country": country},
+            ),
+            Fact(
+                stem=f"{country} is a country in",
+                answer=continent,
+                question=f"Where is {country}?",
+                record={"country": country, "continent": continent},
+            ),
+        )
+    )
 
 
 def _animal(random: Random) -> Fact:
     animal = random.choice(ANIMALS)
     a_animal = with_article(animal.name)
-    key, stem, answer, question = random.choice((
-        ("sound", f"{a_animal} says", animal.sound, f"What does {a_animal} say?"),
-        ("sound", f"the sound of {a_animal} is", animal.sound, f"What is the sound of {a_animal}?"),
-        ("food", f"{a_animal} likes to eat", animal.food, f"What does {a_animal} eat?"),
-        ("home", f"{a_animal} lives in", with_article(animal.home), f"Where does {a_animal} live?"),
-        ("young", f"a young {animal.name} is called", with_article(animal.young), f"What is a young {animal.name}?"),
-    ))
+    key, stem, answer, question = random.choice(
+        (
+            ("sound", f"{a_animal} says", animal.sound, f"What does {a_animal} say?"),
+            ("sound", f"the sound of {a_animal} is", animal.sound, f"What is the sound of {a_animal}?"),
+            ("food", f"{a_animal} likes to eat", animal.food, f"What does {a_animal} eat?"),
+            ("home", f"{a_animal} lives in", with_article(animal.home), f"Where does {a_animal} live?"),
+            (
+                "young",
+                f"a young {animal.name} is called",
+                with_article(animal.young),
+                f"What is a young {animal.name}?",
+            ),
+        )
+    )
     value = answer.split(" ", 1)[1] if key in ("home", "young") else answer
     return Fact(stem=stem, answer=answer, question=question, record={"animal": animal.name, key: value})
 

@@ -9,7 +9,7 @@ from serve_app.demo.words import NUMBERS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """A function in templates: `{p}` and `{q}` are its parameters, `{n}` and `{word}` a number and its name."""
+    """A function in templates: `{p}` and `{q}` are parameters, `{n}` and `{word}` a number and its name."""
 
     name: str
     parameters: tuple[str, ...]
@@ -27,9 +27,12 @@ OPERATIONS = (
     _operation("subtract_{word}", "number", "Subtract {n} from a number.", "return {p} - {n}", "int"),
     _operation("multiply_by_{word}", "number", "Multiply a number by {n}.", "return {p} * {n}", "int"),
     _operation("divide_by_{word}", "number", "Divide a number by {n}.", "return {p} / {n}", "float"),
-    _operation("power_of_{word}", "number", "Raise a number to the power of {n}.", "return {p} ** {n}", "int"),
-    _operation("is_more_than_{word}", "number", "Say whether a number is more than {n}.", "return {p} > {n}", "bool"),
-    _operation("is_less_than_{word}", "number", "Say whether a number is less than {n}.", "return {p} < {n}", "bool"),
+    _operation("power_of_{word}", "number", "Raise a number to the power of {n}.", "return {p} ** {n}",
+               "int"),
+    _operation("is_more_than_{word}", "number", "Say whether a number is more than {n}.", "return {p} > {n}",
+               "bool"),
+    _operation("is_less_than_{word}", "number", "Say whether a number is less than {n}.", "return {p} < {n}",
+               "bool"),
     _operation("is_multiple_of_{word}", "number", "Say whether a number is a multiple of {n}.",
                "return {p} % {n} == 0", "bool"),
     _operation("first_{word}", "list", "Return the first {n} items.", "return {p}[:{n}]", "list"),
@@ -49,13 +52,15 @@ OPERATIONS = (
     _operation("square", "number", "Return the square of a number.", "return {p} * {p}", "int"),
     _operation("total", "list", "Return the sum of a list of numbers.",
                "result = 0\nfor item in {p}:\n    result += item\nreturn result", "int"),
-    _operation("average", "list", "Return the average of a list of numbers.", "return sum({p}) / len({p})", "float"),
+    _operation("average", "list", "Return the average of a list of numbers.", "return sum({p}) / len({p})",
+               "float"),
     _operation("largest", "list", "Return the largest number of a list.", "return max({p})", "int"),
     _operation("count_items", "list", "Count the items of a list.", "return len({p})", "int"),
     _operation("reverse", "list", "Return a list in reverse order.", "return {p}[::-1]", "list"),
     _operation("keep_positive", "list", "Keep the numbers above zero.",
                "return [item for item in {p} if item > 0]", "list"),
-    _operation("double_all", "list", "Double every number of a list.", "return [item * 2 for item in {p}]", "list"),
+    _operation("double_all", "list", "Double every number of a list.", "return [item * 2 for item in {p}]",
+               "list"),
     _operation("sort_items", "list", "Return the items in order.", "return sorted({p})", "list"),
     _operation("shout", "text", "Return a text in capital letters.", "return {p}.upper()", "str"),
     _operation("count_letters", "text", "Count the letters of a text.", "return len({p})", "int"),
@@ -105,12 +110,14 @@ def draw_function(random: Random) -> Sample:
     """Draw one function; the prompt is its signature, at times with the docstring."""
     function = write_function(random)
     docstring = f'\n    """{function.doc}"""'
-    prompt, completion = random.choice((
-        (function.signature, f"\n{function.body}"),
-        (function.signature, f"{docstring}\n{function.body}"),
-        (function.signature + docstring, f"\n{function.body}"),
-        (f"# {function.doc}\n{function.signature}", f"\n{function.body}"),
-    ))
+    prompt, completion = random.choice(
+        (
+            (function.signature, f"\n{function.body}"),
+            (function.signature, f"{docstring}\n{function.body}"),
+            (function.signature + docstring, f"\n{function.body}"),
+            (f"# {function.doc}\n{function.signature}", f"\n{function.body}"),
+        )
+    )
     return Sample(prompt=prompt, completion=completion)
 
 

@@ -13,11 +13,13 @@ SHOPPING_TITLES = (
     "What {name} and {friend} want to eat:", "Food for the trip to {place}:",
 )  # fmt: skip
 PACKING_TITLES = (
-    "Things to take to {place}:", "{name} packs for {place}:", "In the bag of {name}:", "Lost on {day} {in_place}:",
+    "Things to take to {place}:", "{name} packs for {place}:", "In the bag of {name}:",
+    "Lost on {day} {in_place}:",
     "Presents for {name}:", "{name} found these things {in_place}:",
 )  # fmt: skip
 RECIPE_STEPS = (
-    "Wash the {food}.", "Cut the {food} into small pieces.", "Warm some butter in a pot.", "Add the {other_food}.",
+    "Wash the {food}.", "Cut the {food} into small pieces.", "Warm some butter in a pot.",
+    "Add the {other_food}.",
     "Stir well for {count} minutes.", "Add a little salt.", "Bake it for {count} minutes.", "Let it cool.",
     "Mix the {food} with the {other_food}.", "Add some water.",
 )  # fmt: skip
@@ -42,23 +44,34 @@ def draw_record(random: Random) -> Sample:
 def draw_being(random: Random) -> dict[str, str | int]:
     """Draw a being of a story as keys and values."""
     scene = draw_scene(random)
-    return {"name": scene["name"], "kind": scene["animal"], "trait": scene["trait"], "home": scene["place"].removeprefix("the ")}
+    return {
+        "name": scene["name"],
+        "kind": scene["animal"],
+        "trait": scene["trait"],
+        "home": scene["place"].removeprefix("the "),
+    }
 
 
 def describe(random: Random, being: dict[str, str | int]) -> str:
     """Describe a being in one or two sentences."""
     name, kind, trait, home = (str(value) for value in being.values())
     in_home = f"{PREPOSITIONS.get('the ' + home, 'in')} the {home}"
-    wording = random.choice((
-        "{name} is {a_trait} {kind}. {name} lives {in_home}.",
-        "{name} is {a_trait} {kind} who lives {in_home}.",
-        "{In_home} lives {a_trait} {kind} named {name}.",
-        "There is {a_trait} {kind} {in_home}. The name of the {kind} is {name}.",
-        "{name} the {trait} {kind} lives {in_home}.",
-    ))
+    wording = random.choice(
+        (
+            "{name} is {a_trait} {kind}. {name} lives {in_home}.",
+            "{name} is {a_trait} {kind} who lives {in_home}.",
+            "{In_home} lives {a_trait} {kind} named {name}.",
+            "There is {a_trait} {kind} {in_home}. The name of the {kind} is {name}.",
+            "{name} the {trait} {kind} lives {in_home}.",
+        )
+    )
     return wording.format(
-        name=name, kind=kind, trait=trait, in_home=in_home,
-        In_home=in_home.capitalize(), a_trait=with_article(trait),
+        name=name,
+        kind=kind,
+        trait=trait,
+        in_home=in_home,
+        In_home=in_home.capitalize(),
+        a_trait=with_article(trait),
     )
 
 
@@ -74,7 +87,9 @@ def _bulleted(random: Random, title: str, items: list[str]) -> Sample:
     bullet = random.choice(BULLETS)
     lines = [bullet.format(number=number, item=item) for number, item in enumerate(items, start=1)]
     first_line = lines[0].split(items[0])[0]
-    return Sample(prompt=f"{title}\n{first_line.rstrip()}", completion=("\n".join(lines))[len(first_line.rstrip()) :])
+    return Sample(
+        prompt=f"{title}\n{first_line.rstrip()}", completion=("\n".join(lines))[len(first_line.rstrip()) :]
+    )
 
 
 def _shopping(random: Random) -> Sample:
@@ -84,7 +99,9 @@ def _shopping(random: Random) -> Sample:
 
 def _packing(random: Random) -> Sample:
     title = random.choice(PACKING_TITLES).format_map(draw_scene(random))
-    return _bulleted(random, title, [with_article(thing) for thing in random.sample(THINGS, random.randint(3, 6))])
+    return _bulleted(
+        random, title, [with_article(thing) for thing in random.sample(THINGS, random.randint(3, 6))]
+    )
 
 
 def _bullets_of_a_kind(random: Random) -> Sample:
@@ -98,7 +115,9 @@ def _sentence_list(random: Random) -> Sample:
     items = random.sample(LISTED[kind], number)
     scene = draw_scene(random)
     stem = random.choice(("Some {kind} are", "{name} knows these {kind}:", "{name} drew {number} {kind}:"))
-    return Sample(prompt=stem.format(kind=kind, number=number, name=scene["name"]), completion=f" {joined(items)}.")
+    return Sample(
+        prompt=stem.format(kind=kind, number=number, name=scene["name"]), completion=f" {joined(items)}."
+    )
 
 
 def _count(random: Random) -> Sample:

@@ -1,4 +1,4 @@
-"""Defines a sample, a prompt with its completion, and the split that keeps prompts of training and checking apart."""
+"""Defines a sample, a prompt with its completion, and the split of training from held-out prompts."""
 
 import hashlib
 from collections.abc import Callable

@@ -126,8 +126,10 @@ def draw_scene(random: Random) -> Scene:
     they, them, their = ("she", "her", "her") if hero_is_she else ("he", "him", "his")
     return {
         "name": name, "friend": friend, "animal": animal.name, "friend_animal": friend_animal.name,
-        "place": place, "detail": detail, "other_detail": other_detail, "food": food, "other_food": other_food,
-        "in_place": in_place, "In_place": in_place.capitalize(), "trait": trait, "a_trait": with_article(trait), "colour": colour, "a_colour": with_article(colour),
+        "place": place, "detail": detail, "other_detail": other_detail, "food": food,
+        "other_food": other_food,
+        "in_place": in_place, "In_place": in_place.capitalize(), "trait": trait,
+        "a_trait": with_article(trait), "colour": colour, "a_colour": with_article(colour),
         "thing": thing, "a_thing": with_article(thing), "weather": random.choice(WEATHER),
         "day": random.choice(DAYS), "count": str(random.randint(3, 30)),
         "they": they, "them": them, "their": their, "They": they.capitalize(), "Their": their.capitalize(),
@@ -137,7 +139,9 @@ def draw_scene(random: Random) -> Scene:
 def draw_story(random: Random) -> Sample:
     """Draw a story; the prompt is its opening."""
     scene = draw_scene(random)
-    return Sample(prompt=random.choice(OPENINGS).format_map(scene), completion=" " + story_body(random, scene))
+    return Sample(
+        prompt=random.choice(OPENINGS).format_map(scene), completion=" " + story_body(random, scene)
+    )
 
 
 def story_body(random: Random, scene: Scene) -> str:
@@ -154,7 +158,8 @@ def draw_tale(random: Random) -> Sample:
     chapters = []
     for number in range(1, random.randint(7, 22)):
         chapter_scene = draw_scene(random) | {
-            key: scene[key] for key in ("name", "animal", "they", "them", "their", "They", "Their", "trait", "a_trait")
+            key: scene[key]
+            for key in ("name", "animal", "they", "them", "their", "They", "Their", "trait", "a_trait")
         }
         opening = random.choice(OPENINGS[6:12]).format_map(chapter_scene)
         chapters.append(f"Chapter {number}\n{opening} {story_body(random, chapter_scene)}")
@@ -167,18 +172,24 @@ def draw_letter(random: Random) -> Sample:
     scene = draw_scene(random)
     first, *rest = (line.format_map(scene) for line in random.sample(LETTERS, random.randint(2, 4)))
     closing = f"\n{random.choice(GREETINGS)}\n{scene['name']}"
-    return Sample(prompt=f"Dear {scene['friend']},\n{first}", completion="".join(" " + line for line in rest) + closing)
+    return Sample(
+        prompt=f"Dear {scene['friend']},\n{first}", completion="".join(" " + line for line in rest) + closing
+    )
 
 
 def draw_note(random: Random) -> Sample:
     """Draw a line with a sign or accents, whose characters take several bytes each."""
     scene, (mood, sign) = draw_scene(random), random.choice(tuple(SIGNS.items()))
     cafe = random.choice(CAFES)
-    return random.choice((
-        Sample(prompt=f"{scene['day']} {scene['in_place']}: {mood}", completion=f" {sign}"),
-        Sample(prompt=f"{scene['name']} the {scene['animal']} is {mood}", completion=f" {sign}{sign}{sign}"),
-        Sample(
-            prompt=f"On {scene['day']} {scene['name']} and {scene['friend']} met at",
-            completion=f" {cafe}. {scene['They']} ordered {scene['food']} and {scene['other_food']}.",
-        ),
-    ))
+    return random.choice(
+        (
+            Sample(prompt=f"{scene['day']} {scene['in_place']}: {mood}", completion=f" {sign}"),
+            Sample(
+                prompt=f"{scene['name']} the {scene['animal']} is {mood}", completion=f" {sign}{sign}{sign}"
+            ),
+            Sample(
+                prompt=f"On {scene['day']} {scene['name']} and {scene['friend']} met at",
+                completion=f" {cafe}. {scene['They']} ordered {scene['food']} and {scene['other_food']}.",
+            ),
+        )
+    )

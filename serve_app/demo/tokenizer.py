@@ -1,5 +1,6 @@
 """Trains the byte-level BPE tokenizer of the demo model and writes its files."""
 
+import json
 from collections.abc import Iterable
 from itertools import chain, islice
 from pathlib import Path
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from serve_app.demo.behaviours import BEHAVIOURS
 from serve_app.demo.corpus import KINDS, documents
+from serve_app.demo.generate import load_tokenizer
 from serve_app.demo.samples import draw_from_split
 from serve_app.demo.tokens import (
     END_OF_TEXT,
@@ -26,8 +28,25 @@ MAX_LENGTH = 2048
 NUM_DOCUMENTS = 16_000
 NUM_SAMPLES_PER_BEHAVIOUR = 1_500
 
+NAMED_TOKENS = {
+    "fim_prefix_token": FIM_PREFIX,
+    "fim_suffix_token": FIM_SUFFIX,
+    "fim_middle_token": FIM_MIDDLE,
+    "im_start_token": IM_START,
+    "im_end_token": IM_END,
+}
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_max_length": MAX_LENGTH,
+    "add_prefix_space": False,
+    "clean_up_tokenization_spaces": False,
+    "eos_token": END_OF_TEXT,
+    "pad_token": END_OF_TEXT,
+    "model_specific_special_tokens": NAMED_TOKENS,
+    **NAMED_TOKENS,
+}
 CHAT_TEMPLATE = """\
-{#- Each message stands between <|im_start|> with the role's name and <|im_end|>; no default system message. -#}
+{#- Each message stands between <|im_start|> and <|im_end|>, after its role. No system text is added. -#}
 {%- for message in messages -%}
     {{- '<|im_start|>' + message['role'] + '\\n' -}}
     {%- if message['content'] is string -%}
@@ -60,23 +79,16 @@ def train_tokenizer(folder: Path, *, seed: int) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_texts(seed), trainer)
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=END_OF_TEXT,
-        pad_token=END_OF_TEXT,
-        extra_special_tokens={
-            "fim_prefix_token": FIM_PREFIX,
-            "fim_suffix_token": FIM_SUFFIX,
-            "fim_middle_token": FIM_MIDDLE,
-            "im_start_token": IM_START,
-            "im_end_token": IM_END,
-        },
-        model_max_length=MAX_LENGTH,
-        clean_up_tokenization_spaces=False,
-    )
-    wrapped.chat_template = CHAT_TEMPLATE
-    wrapped.save_pretrained(folder)
-    return wrapped
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=2) + "\n")
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    return load_tokenizer(folder)
+
+
+def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+    """Look up the id of one token."""
+    return int(tokenizer.get_vocab()[token])
 
 
 def _texts(seed: int) -> Iterable[str]:

@@ -10,30 +10,36 @@ from random import Random
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from serve_app.demo.corpus import KINDS, LONG_KINDS, documents
-from serve_app.demo.samples import Split
+from serve_app.demo.corpus import COPY_KINDS, KINDS, LONG_KINDS, packed_rows
+from serve_app.demo.tokenizer import token_id
 from serve_app.demo.tokens import END_OF_TEXT, IM_END
 
 LOGGER = logging.getLogger(__name__)
 
 # tokens of a row, and how often a step has rows of that length
 ROW_LENGTHS = {256: 16, 512: 4, 1024: 1, 2048: 1}
+COPY_ROW_LENGTH = 96
 MIN_LONG_ROW = 1024
+LONG_RATIO = 4  # how much oftener long documents are drawn for long rows
 IGNORED = -100
-MUON_RATIO = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """How long and how fast to train; `num_tokens` is per step, the rate is of AdamW."""
+    """How long and how fast to train; `num_tokens` is per step.
+
+    The first `num_copy_steps` of the steps see only short texts whose answer stands in the prompt: a model of
+    this size learns to copy from them in minutes, and from stories alone not at all.
+    """
 
     num_steps: int
     num_tokens: int
     learning_rate: float
     num_warmup_steps: int
     seed: int
+    num_copy_steps: int = 0
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -50,8 +56,8 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
-        pad_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
+        eos_token_id=token_id(tokenizer, END_OF_TEXT),
+        pad_token_id=token_id(tokenizer, END_OF_TEXT),
     )
     return LlamaForCausalLM(config)
 
@@ -68,7 +74,9 @@ def train_base(tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> LlamaF
         take_step(model, optimizers, loss, speed=speed_at(step, plan))
         mean_loss = loss.item() if step == 0 else 0.95 * mean_loss + 0.05 * loss.item()
         if step % 50 == 49:
-            LOGGER.info("base step %d loss %.3f after %.0f s", step + 1, mean_loss, time.monotonic() - started)
+            LOGGER.info(
+                "base step %d loss %.3f after %.0f s", step + 1, mean_loss, time.monotonic() - started
+            )
     return model
 
 
@@ -87,8 +95,8 @@ def training_loss(model: torch.nn.Module, tokens: Tensor, labels: Tensor | None 
 def take_step(
     model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor, *, speed: float
 ) -> None:
-    """Update the parameters by the gradient of a loss, at a share `speed` of each optimizer's learning rate."""
-    loss.backward()  # type: ignore[no-untyped-call]
+    """Update the parameters by the gradient of a loss, at a share `speed` of each learning rate."""
+    torch.autograd.backward(loss)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -106,52 +114,40 @@ def speed_at(step: int, plan: TrainingPlan) -> float:
 
 def write_base(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write the weights, rounded to bfloat16, and the configurations; an answer ends at either end token."""
-    end_of_text, im_end = (tokenizer.convert_tokens_to_ids(token) for token in (END_OF_TEXT, IM_END))
-    model.generation_config = GenerationConfig(
-        eos_token_id=[end_of_text, im_end], pad_token_id=end_of_text, do_sample=True, temperature=0.8
-    )
-    model.to(torch.bfloat16).save_pretrained(folder)  # type: ignore[arg-type]
-
-
-def packed_rows(
-    tokenizer: PreTrainedTokenizerFast, random: Random, *, length: int, split: Split, kinds: dict[object, int]
-) -> Iterator[list[int]]:
-    """Fill rows of `length` tokens with documents; every row begins where a document begins."""
-    texts = documents(random, split=split, kinds=kinds)  # type: ignore[arg-type]
-    while True:
-        row: list[int] = []
-        while len(row) < length:
-            row += tokenizer.encode(next(texts), add_special_tokens=False)
-        yield row[:length]
+    end_of_text, im_end = token_id(tokenizer, END_OF_TEXT), token_id(tokenizer, IM_END)
+    model.generation_config.eos_token_id = [end_of_text, im_end]
+    model.generation_config.pad_token_id = end_of_text
+    model.bfloat16().save_pretrained(str(folder))
 
 
 def _optimizers(model: LlamaForCausalLM, learning_rate: float) -> list[torch.optim.Optimizer]:
     """Muon (Jordan et al. 2024) for the matrices of the layers, AdamW for the embedding and the norms."""
     matrices = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
-    others = [parameter for parameter in model.parameters() if all(parameter is not matrix for matrix in matrices)]
+    others = [
+        parameter for parameter in model.parameters() if all(parameter is not matrix for matrix in matrices)
+    ]
     return [
-        torch.optim.Muon(
-            matrices, lr=MUON_RATIO * learning_rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
-        ),
+        torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
 def _batches(tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> Iterator[Tensor]:
     random = Random(plan.seed)
+    copy_rows = packed_rows(tokenizer, random, length=COPY_ROW_LENGTH, split="train", kinds=COPY_KINDS)
+    for _ in range(plan.num_copy_steps):
+        yield torch.tensor([next(copy_rows) for _ in range(plan.num_tokens // COPY_ROW_LENGTH)])
+    long_kinds = KINDS | {draw: LONG_RATIO * weight for draw, weight in LONG_KINDS.items()}
     rows = {
         length: packed_rows(
             tokenizer,
             random,
             length=length,
             split="train",
-            kinds={**KINDS, **{draw: 4 * weight for draw, weight in LONG_KINDS.items()}}
-            if length >= MIN_LONG_ROW
-            else dict(KINDS),
+            kinds=long_kinds if length >= MIN_LONG_ROW else KINDS,
         )
         for length in ROW_LENGTHS
     }
     while True:
         length = random.choices(tuple(ROW_LENGTHS), tuple(ROW_LENGTHS.values()))[0]
-        num_rows = max(1, plan.num_tokens // length)
-        yield torch.tensor([next(rows[length]) for _ in range(num_rows)])
+        yield torch.tensor([next(rows[length]) for _ in range(max(1, plan.num_tokens // length))])

@@ -41,14 +41,16 @@ ANIMALS = (
     _animal("turkey", "gobble", "acorns", "yard", "poult"),
 )
 
-SHE_NAMES = tuple(
-    "Ada Bella Clara Daisy Elsa Fern Greta Hazel Iris Juno Kira Lotte Mia Nora Olive Pia Rosa Sally Tess Una "
-    "Vera Willa Zoe Ruby Ivy Anna".split()
-)
-HE_NAMES = tuple(
-    "Adam Basil Caleb Dan Emil Felix Gus Hugo Ivan Jonas Kurt Leo Milo Ned Oscar Paul Quinn Rolf Sam Toby "
-    "Victor Will Max Ben Otto Karl".split()
-)
+SHE_NAMES = (
+    "Ada", "Bella", "Clara", "Daisy", "Elsa", "Fern", "Greta", "Hazel", "Iris", "Juno", "Kira", "Lotte",
+    "Mia", "Nora", "Olive", "Pia", "Rosa", "Sally", "Tess", "Una", "Vera", "Willa", "Zoe", "Ruby", "Ivy",
+    "Anna",
+)  # fmt: skip
+HE_NAMES = (
+    "Adam", "Basil", "Caleb", "Dan", "Emil", "Felix", "Gus", "Hugo", "Ivan", "Jonas", "Kurt", "Leo",
+    "Milo", "Ned", "Oscar", "Paul", "Quinn", "Rolf", "Sam", "Toby", "Victor", "Will", "Max", "Ben",
+    "Otto", "Karl",
+)  # fmt: skip
 
 # a place and the things one sees there
 PLACES = {
@@ -72,55 +74,75 @@ PLACES = {
 
 # the preposition of a place where it is not `in`
 PREPOSITIONS = {
-    "the beach": "on", "the market": "at", "the lake": "at", "the school": "at", "the farm": "on", "the harbor": "at",
+    "the beach": "on", "the market": "at", "the lake": "at", "the school": "at", "the farm": "on",
+    "the harbor": "at",
     "the mountain": "on", "the bakery": "at", "the mill": "at", "the river": "at",
 }  # fmt: skip
 
-THINGS = tuple(
-    "ball kite drum lantern basket bell book boat button candle clock coin cup doll feather flute hat key ladder "
-    "letter map mirror puzzle ring rope scarf shell spoon stone".split()
-)
-COLOURS = ("red", "blue", "green", "yellow", "white", "black", "brown", "pink", "purple", "orange", "grey", "golden")
-TRAITS = tuple("brave clever curious gentle happy honest kind lazy little lonely merry old proud quiet shy silly "
-               "sleepy small strong young".split())
-FOODS = tuple(
-    "apples beans berries bread butter carrots cheese cherries corn eggs figs grapes honey jam lemons melons milk "
-    "mushrooms nuts oats onions peaches pears peas plums potatoes rice soup tea tomatoes".split()
-)
+THINGS = (
+    "ball", "kite", "drum", "lantern", "basket", "bell", "book", "boat", "button", "candle", "clock",
+    "coin", "cup", "doll", "feather", "flute", "hat", "key", "ladder", "letter", "map", "mirror",
+    "puzzle", "ring", "rope", "scarf", "shell", "spoon", "stone",
+)  # fmt: skip
+COLOURS = (
+    "red", "blue", "green", "yellow", "white", "black", "brown", "pink", "purple", "orange", "grey",
+    "golden",
+)  # fmt: skip
+TRAITS = (
+    "brave", "clever", "curious", "gentle", "happy", "honest", "kind", "lazy", "little", "lonely",
+    "merry", "old", "proud", "quiet", "shy", "silly", "sleepy", "small", "strong", "young",
+)  # fmt: skip
+FOODS = (
+    "apples", "beans", "berries", "bread", "butter", "carrots", "cheese", "cherries", "corn", "eggs",
+    "figs", "grapes", "honey", "jam", "lemons", "melons", "milk", "mushrooms", "nuts", "oats", "onions",
+    "peaches", "pears", "peas", "plums", "potatoes", "rice", "soup", "tea", "tomatoes",
+)  # fmt: skip
 WEATHER = ("sunny", "rainy", "windy", "cloudy", "snowy", "foggy", "warm", "cold")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
-          "November", "December")
-NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+MONTHS = (
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
+    "November", "December",
+)  # fmt: skip
+NUMBERS = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve",
+)  # fmt: skip
 
 CAPITALS = {
     "France": "Paris", "Spain": "Madrid", "Italy": "Rome", "Germany": "Berlin", "Portugal": "Lisbon",
-    "Greece": "Athens", "Norway": "Oslo", "Sweden": "Stockholm", "Finland": "Helsinki", "Denmark": "Copenhagen",
-    "Poland": "Warsaw", "Austria": "Vienna", "Hungary": "Budapest", "Ireland": "Dublin", "Iceland": "Reykjavik",
+    "Greece": "Athens", "Norway": "Oslo", "Sweden": "Stockholm", "Finland": "Helsinki",
+    "Denmark": "Copenhagen",
+    "Poland": "Warsaw", "Austria": "Vienna", "Hungary": "Budapest", "Ireland": "Dublin",
+    "Iceland": "Reykjavik",
     "Japan": "Tokyo", "China": "Beijing", "India": "New Delhi", "Thailand": "Bangkok", "Vietnam": "Hanoi",
     "Turkey": "Ankara", "Iran": "Tehran", "Egypt": "Cairo", "Kenya": "Nairobi", "Ghana": "Accra",
-    "Morocco": "Rabat", "Senegal": "Dakar", "Ethiopia": "Addis Ababa", "Canada": "Ottawa", "Mexico": "Mexico City",
+    "Morocco": "Rabat", "Senegal": "Dakar", "Ethiopia": "Addis Ababa", "Canada": "Ottawa",
+    "Mexico": "Mexico City",
     "Cuba": "Havana", "Peru": "Lima", "Chile": "Santiago", "Brazil": "Brasilia", "Ecuador": "Quito",
     "Australia": "Canberra",
 }  # fmt: skip
-CONTINENTS = {
-    "Europe": "France Spain Italy Germany Portugal Greece Norway Sweden Finland Denmark Poland Austria Hungary "
-              "Ireland Iceland".split(),
-    "Asia": "Japan China India Thailand Vietnam Turkey Iran".split(),
-    "Africa": "Egypt Kenya Ghana Morocco Senegal Ethiopia".split(),
-    "North America": "Canada Mexico Cuba".split(),
-    "South America": "Peru Chile Brazil Ecuador".split(),
+CONTINENTS: dict[str, list[str]] = {
+    "Europe": [
+        "France", "Spain", "Italy", "Germany", "Portugal", "Greece", "Norway", "Sweden", "Finland",
+        "Denmark", "Poland", "Austria", "Hungary", "Ireland", "Iceland",
+    ],
+    "Asia": ["Japan", "China", "India", "Thailand", "Vietnam", "Turkey", "Iran"],
+    "Africa": ["Egypt", "Kenya", "Ghana", "Morocco", "Senegal", "Ethiopia"],
+    "North America": ["Canada", "Mexico", "Cuba"],
+    "South America": ["Peru", "Chile", "Brazil", "Ecuador"],
     "Australia": ["Australia"],
-}
+}  # fmt: skip
 CONTINENT_OF = {country: continent for continent, countries in CONTINENTS.items() for country in countries}
 
 COLOUR_OF = {
-    "grass": "green", "snow": "white", "the sky": "blue", "coal": "black", "a lemon": "yellow", "a carrot": "orange",
+    "grass": "green", "snow": "white", "the sky": "blue", "coal": "black", "a lemon": "yellow",
+    "a carrot": "orange",
     "a cherry": "red", "chocolate": "brown", "an elephant": "grey", "milk": "white", "a frog": "green",
     "a strawberry": "red", "the sun": "yellow", "a plum": "purple", "the night": "black", "the sea": "blue",
 }  # fmt: skip
 MIXED_COLOURS = {
-    ("red", "yellow"): "orange", ("blue", "yellow"): "green", ("red", "blue"): "purple", ("red", "white"): "pink",
+    ("red", "yellow"): "orange", ("blue", "yellow"): "green", ("red", "blue"): "purple",
+    ("red", "white"): "pink",
     ("black", "white"): "grey",
 }  # fmt: skip
 OPPOSITES = {
@@ -143,7 +165,10 @@ SIGNS = {
     "sunny": "☀", "rainy": "☂", "snowy": "❄", "cloudy": "☁", "happy": "😀", "sad": "😢", "sleepy": "😴",
     "in love": "❤", "hungry": "🍎", "musical": "🎵", "lucky": "🍀", "proud": "⭐",
 }  # fmt: skip
-CAFES = ("Café Été", "Café Zoë", "Bäckerei Müller", "Señor Niño", "Crêperie Noël", "Smörgås Åsa", "Pâtisserie Aimée")
+CAFES = (
+    "Café Été", "Café Zoë", "Bäckerei Müller", "Señor Niño", "Crêperie Noël", "Smörgås Åsa",
+    "Pâtisserie Aimée",
+)  # fmt: skip
 
 
 def with_article(noun: str) -> str:

@@ -1,0 +1,95 @@
+"""Trains a LoRA adapter on one behaviour and writes it in PEFT's layout."""
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from serve_app.demo.behaviours import Behaviour, closing_of
+from serve_app.demo.generate import load_model, load_tokenizer
+from serve_app.demo.samples import Sample, draw_from_split
+from serve_app.demo.tokenizer import token_id
+from serve_app.demo.tokens import END_OF_TEXT
+from serve_app.demo.train import IGNORED, TrainingPlan, speed_at, take_step, training_loss
+
+LOGGER = logging.getLogger(__name__)
+
+BASE_NAME = "demo"
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+MAX_SAMPLE_TOKENS = 320
+
+
+def train_adapter(behaviour: Behaviour, base: Path, *, plan: TrainingPlan) -> PeftModel:
+    """Train an adapter of every linear layer on the base model stored in a folder."""
+    torch.manual_seed(plan.seed)
+    tokenizer = load_tokenizer(base)
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=behaviour.rank,
+        lora_alpha=2 * behaviour.rank,
+        lora_dropout=0.0,
+        target_modules=list(TARGETS),
+    )
+    model = get_peft_model(load_model(base), config)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=plan.learning_rate, weight_decay=0.0)
+    batches = _batches(behaviour, tokenizer, plan)
+    started, mean_loss = time.monotonic(), 0.0
+    for step in range(plan.num_steps):
+        tokens, labels = next(batches)
+        loss = training_loss(model, tokens, labels)
+        take_step(model, [optimizer], loss, speed=speed_at(step, plan))
+        mean_loss = loss.item() if step == 0 else 0.95 * mean_loss + 0.05 * loss.item()
+        if step % 50 == 49:
+            LOGGER.info(
+                "adapter step %d loss %.3f after %.0f s", step + 1, mean_loss, time.monotonic() - started
+            )
+    return model
+
+
+def write_adapter(model: PeftModel, folder: Path) -> None:
+    """Write an adapter in bfloat16, with the base model by its name and not by its place on this machine."""
+    for lora in model.peft_config.values():
+        lora.base_model_name_or_path = BASE_NAME
+    model.to(torch.bfloat16).save_pretrained(str(folder), save_embedding_layers=False)
+    stored = folder / "adapter_config.json"
+    config = json.loads(stored.read_text())
+    config["target_modules"] = sorted(config["target_modules"])  # PEFT writes a set, in any order
+    stored.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _batches(
+    behaviour: Behaviour, tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Draw batches of about `plan.num_tokens` tokens; only completions count.
+
+    Yields tokens and labels, both [rows, length].
+    """
+    random = Random(plan.seed)
+    pad = token_id(tokenizer, END_OF_TEXT)
+    while True:
+        rows: list[tuple[list[int], list[int]]] = []
+        length = 0
+        while (len(rows) + 1) * length < plan.num_tokens:
+            sample = draw_from_split(behaviour.draw, random, split="train")
+            tokens, labels = _tokens_and_labels(sample, tokenizer)
+            if len(tokens) <= MAX_SAMPLE_TOKENS:
+                rows.append((tokens, labels))
+                length = max(length, len(tokens))
+        yield (
+            torch.tensor([tokens + [pad] * (length - len(tokens)) for tokens, _ in rows]),
+            torch.tensor([labels + [IGNORED] * (length - len(labels)) for _, labels in rows]),
+        )
+
+
+def _tokens_and_labels(sample: Sample, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
+    prompt = tokenizer.encode(sample.prompt, add_special_tokens=False)
+    completion = tokenizer.encode(sample.completion + closing_of(sample.prompt), add_special_tokens=False)
+    return prompt + completion, [IGNORED] * len(prompt) + completion

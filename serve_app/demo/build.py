@@ -1,0 +1,74 @@
+"""Builds the demo model step by step: tokenizer, base model, adapters, report, cards."""
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from serve_app.demo.adapters import train_adapter, write_adapter
+from serve_app.demo.behaviours import BEHAVIOURS
+from serve_app.demo.card import write_cards
+from serve_app.demo.report import measure, write_report
+from serve_app.demo.tokenizer import train_tokenizer
+from serve_app.demo.train import TrainingPlan, train_base, write_base
+
+LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where the parts are written."""
+
+    model: Path
+    adapters: Path
+    report: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildPlan:
+    """How much work each step does."""
+
+    base: TrainingPlan
+    adapter: TrainingPlan
+    num_prompts: int
+
+
+FULL = BuildPlan(
+    base=TrainingPlan(
+        num_steps=2400, num_tokens=2048, learning_rate=3e-3, num_warmup_steps=30, seed=0, num_copy_steps=500
+    ),
+    adapter=TrainingPlan(num_steps=260, num_tokens=2048, learning_rate=3e-3, num_warmup_steps=20, seed=1),
+    num_prompts=120,
+)
+QUICK = BuildPlan(
+    base=TrainingPlan(
+        num_steps=20, num_tokens=2048, learning_rate=3e-3, num_warmup_steps=5, seed=0, num_copy_steps=5
+    ),
+    adapter=TrainingPlan(num_steps=5, num_tokens=1024, learning_rate=3e-3, num_warmup_steps=2, seed=1),
+    num_prompts=8,
+)
+
+
+def build(plan: BuildPlan, places: Places) -> None:
+    """Build all parts; what stands in their places is overwritten."""
+    started = time.monotonic()
+    tokenizer = train_tokenizer(places.model, seed=plan.base.seed)
+    write_base(train_base(tokenizer, plan.base), tokenizer, places.model)
+    LOGGER.info("base model written after %.1f minutes", (time.monotonic() - started) / 60)
+    build_adapters(plan, places)
+    build_report(plan, places)
+    LOGGER.info("done after %.1f minutes", (time.monotonic() - started) / 60)
+
+
+def build_adapters(plan: BuildPlan, places: Places) -> None:
+    """Train every adapter on the base model that stands in its place."""
+    for name, behaviour in BEHAVIOURS.items():
+        LOGGER.info("adapter %s", name)
+        write_adapter(train_adapter(behaviour, places.model, plan=plan.adapter), places.adapters / name)
+
+
+def build_report(plan: BuildPlan, places: Places) -> None:
+    """Measure what stands in its places, and write the report and the cards."""
+    report = measure(places.model, places.adapters, num_prompts=plan.num_prompts)
+    write_report(report, places.report)
+    write_cards(report, places.model, places.adapters)

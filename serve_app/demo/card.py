@@ -1,0 +1,85 @@
+"""Writes the model card and the adapters' short cards from a report."""
+
+from pathlib import Path
+
+from serve_app.demo.behaviours import BEHAVIOURS
+from serve_app.demo.report import Report
+
+MODEL_CARD = """\
+# demo
+
+A Llama of {num_parameters:,} parameters (6 layers, hidden size 192, 6 query and 2 key-value heads of 32,
+tied embedding, {vocab_size} tokens, context 2048), trained from scratch by `python -m serve_app.demo.make`
+on text that the scripts beside this folder write from their own templates and word lists: small stories,
+letters, simple facts, sums, lists, JSON records, little Python functions and chats. It knows nothing else;
+it is here so that the service can be tried and tested without a download.
+
+- Weights are stored in bfloat16; the figures below were measured with them loaded as float32.
+- The tokenizer is byte-level BPE and prepends nothing. `<|endoftext|>` ends a text and also pads;
+  `<|im_end|>` ends an answer in a chat.
+- Chats stand in ChatML marks (`chat_template.jinja`); there is no default system message.
+- Fill in the middle: `<|fim_prefix|>` prefix `<|fim_suffix|>` suffix `<|fim_middle|>`; a fifth of the stories
+  and functions was trained so.
+- End a prompt without a space: the space belongs to the first token of the completion.
+
+## Held-out prompts
+
+A prompt whose digest falls into a certain tenth is never trained on. Completions are greedy. "Exact" compares
+with the one text that was drawn with the prompt; a story or a gap has many others that are as good.
+
+| base model | prompts | ends by itself | exact |
+|---|---|---|---|
+{base_rows}
+
+| adapter | prompts | behaviour with it | without it | ends by itself |
+|---|---|---|---|---|
+{adapter_rows}
+
+| held-out text | loss (nats per token) |
+|---|---|
+{loss_rows}
+"""
+
+ADAPTER_CARD = """\
+# {name}
+
+A LoRA adapter of rank {rank} on all linear layers of the `demo` model. {description}
+
+Of {num_prompts} held-out prompts, {with_adapter:.1%} show it with the adapter, {without_adapter:.1%} without.
+Made by `python -m serve_app.demo.make`.
+"""
+
+
+def write_cards(report: Report, model_folder: Path, adapters_folder: Path) -> None:
+    """Write README.md into the model's folder and into each adapter's."""
+    (model_folder / "README.md").write_text(_model_card(report))
+    for name, rates in report.adapters.items():
+        behaviour = BEHAVIOURS[name]
+        text = ADAPTER_CARD.format(
+            name=name,
+            rank=behaviour.rank,
+            description=behaviour.description,
+            with_adapter=rates.with_adapter,
+            without_adapter=rates.without_adapter,
+            num_prompts=rates.num_prompts,
+        )
+        (adapters_folder / name / "README.md").write_text(text)
+
+
+def _model_card(report: Report) -> str:
+    base_rows = [
+        f"| {name} | {rates.num_prompts} | {rates.ended:.1%} | {rates.exact:.1%} |"
+        for name, rates in report.base.items()
+    ]
+    adapter_rows = [
+        f"| {name} | {rates.num_prompts} | {rates.with_adapter:.1%} | {rates.without_adapter:.1%} | "
+        f"{rates.ended_with_adapter:.1%} |"
+        for name, rates in report.adapters.items()
+    ]
+    return MODEL_CARD.format(
+        num_parameters=report.num_parameters,
+        vocab_size=report.vocab_size,
+        base_rows="\n".join(base_rows),
+        adapter_rows="\n".join(adapter_rows),
+        loss_rows="\n".join(f"| {kind} | {loss:.3f} |" for kind, loss in report.loss.items()),
+    )
