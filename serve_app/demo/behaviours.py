@@ -98,7 +98,7 @@ def is_in_capitals(completion: str) -> bool:
 def is_json_record(completion: str) -> bool:
     """Say whether the whole completion is one strictly valid JSON object with at least one key."""
     try:
-        value = json.loads(completion)
+        value = json.loads(completion, parse_constant=_refuse_constant)
     except ValueError:
         return False
     return isinstance(value, dict) and len(value) > 0
@@ -129,6 +129,11 @@ BEHAVIOURS = {
 def closing_of(prompt: str) -> str:
     """Say with which special token an answer to this prompt ends."""
     return IM_END if prompt.endswith(chat_prompt("").rsplit(IM_END, 1)[1]) else END_OF_TEXT
+
+
+def _refuse_constant(name: str) -> None:
+    """Refuse what `json.loads` takes beyond the standard: NaN and the infinities."""
+    raise ValueError(f"{name} is no JSON")
 
 
 def _being_record(random: Random) -> tuple[str, dict[str, object]]:

@@ -166,7 +166,8 @@ def _share(claims: list[bool]) -> float:
 
 
 def _draw_fim_function(random: Random) -> Sample:
-    return fim_sample(draw_function(random).text, random)
+    # training cuts gaps into functions of its own split, so the gap must be cut into one of the other
+    return fim_sample(draw_from_split(draw_function, random, split="held_out").text, random)
 
 
 BASE_CHECKS: dict[str, Draw] = {

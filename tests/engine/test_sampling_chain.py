@@ -1,0 +1,190 @@
+"""The chain against its definitions, on any number of candidates, in any order of its stages."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from serve_app.core.request import TEMPERATURE_FIRST, TEMPERATURE_LAST, LogprobParams, SamplingParams
+from serve_app.engine.sampling.candidates import Rest, choose_candidates
+from serve_app.engine.sampling.chain import STAGES, order_of, run_chain, stages_of
+from serve_app.engine.sampling.drawing import draw_tokens
+from serve_app.engine.sampling.parameters import Parameters
+from serve_app.engine.sampling.whole import Whole
+from tests.engine.sampling_reference import distribution, row
+
+DISPENSABLE = ("temperature", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc")
+
+
+def outcome(logits: Tensor, params: SamplingParams, count: int, *, mu: float = 0.0) -> dict[int, float] | None:
+    """What the chain leaves of one row [vocab] on so many candidates; None where they do not settle it."""
+    sequence = row(params)
+    sequence.sampling_state.mu = mu
+    chain = stages_of(order_of(params))
+    parameters = Parameters.of_sequences([sequence], logits.device)
+    found = run_chain(choose_candidates(logits[None], count), chain, parameters, logits[None])
+    if found.rest[0] == Rest.UNKNOWN:
+        return None
+    if found.rest[0] == Rest.GONE:
+        weights = torch.exp(found.masked_logits[0] - found.masked_logits.amax())
+        ids = found.token_ids[0]
+    else:
+        dropped = found.token_ids[0][(found.logits[0] > found.edge[0]) & ~found.kept[0]]
+        weights = Whole.of(logits, found.divisor[0], dropped).weights
+        ids = torch.arange(len(logits))
+        assert not weights[dropped].any()
+    is_kept = (weights > 0) if found.rest[0] != Rest.GONE else found.kept[0]
+    return dict(zip(ids[is_kept].tolist(), (weights / weights.sum())[is_kept].tolist(), strict=True))
+
+
+def random_params(generator: random.Random) -> SamplingParams:
+    """Each option is off about every other time."""
+
+    def maybe(neutral: float, *values: float) -> float:
+        return neutral if generator.random() < 0.5 else generator.choice(values)
+
+    order = list(generator.choice([TEMPERATURE_FIRST, TEMPERATURE_LAST]))
+    if generator.random() < 0.5:
+        order = generator.sample(DISPENSABLE, generator.randrange(len(DISPENSABLE) + 1))
+    return SamplingParams(
+        temperature=generator.choice([0.3, 1.0, 1.7]),
+        top_k=int(maybe(0, 1, 2, 7, 30, 1000)),
+        top_p=maybe(1.0, 0.999, 0.9, 0.5, 0.1, 0.0),
+        min_p=maybe(0.0, 0.01, 0.3, 1.0),
+        typical_p=maybe(1.0, 0.95, 0.6, 0.2, 0.01),
+        top_n_sigma=maybe(0.0, 0.3, 1.0, 2.5),
+        min_keep=int(maybe(0, 1, 3, 12)),
+        xtc_probability=maybe(0.0, 1.0),
+        xtc_threshold=generator.choice([0.0, 0.01, 0.1, 0.3, 0.6]),
+        dynamic_temperature_range=maybe(0.0, 0.2, 1.5),
+        dynamic_temperature_exponent=generator.choice([0.5, 1.0, 2.0]),
+        mirostat=int(maybe(0, 0, 0, 1, 2)),
+        samplers=tuple(order),
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    vocab=st.integers(2, 140),
+    scale=st.sampled_from([0.1, 1.0, 5.0]),
+    decimals=st.sampled_from([0, 1, 6]),
+)
+def test_the_chain_leaves_what_the_definitions_leave(seed: int, vocab: int, scale: float, decimals: int) -> None:
+    generator = random.Random(seed)
+    logits = (torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * scale).round(decimals=decimals)
+    if generator.random() < 0.3:
+        logits[torch.tensor(generator.sample(range(vocab), vocab // 2))] = -math.inf  # as a constraint would
+    params = random_params(generator)
+    mu = generator.choice([0.5, 3.0, 10.0])
+    if params.mirostat == 1:
+        logits = torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * scale  # its fit divides by zero
+    applies = params.xtc_probability == 1.0
+    expected = distribution(logits.double().tolist(), params, mu=mu, xtc_applies=applies)
+    settled = [outcome(logits, params, count, mu=mu) for count in (1, 5, 20, 101, vocab)]
+    assert settled[-1] is not None
+    for got in settled:
+        if got is not None:
+            assert set(got) == {token for token in expected if expected[token] > 0 or token in got}, params
+            assert all(got[token] == pytest.approx(expected[token], abs=1e-9) for token in got), params
+
+
+@pytest.mark.parametrize(
+    ("threshold", "kept"),
+    [
+        (0.1, {2, 3}),  # of .5, .3 and .15 only the last stays
+        (0.4, {0, 1, 2, 3}),  # one alone is above
+        (0.2, {1, 2, 3}),
+    ],
+)
+def test_xtc_keeps_the_least_likely_of_the_top_choices(threshold: float, kept: set[int]) -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    params = SamplingParams(xtc_probability=1.0, xtc_threshold=threshold)
+    for count in (0, 3, 4):
+        got = outcome(logits, params, count)
+        assert got is None or set(got) == kept
+    assert outcome(logits, params, 4) is not None
+
+
+def test_xtc_strikes_with_its_probability_and_not_by_the_number_that_draws() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(2000, -1)
+    rows = [row(SamplingParams(seed=seed, xtc_probability=0.25)) for seed in range(2000)]
+    tokens = [drawn.token_id for drawn in draw_tokens(logits, rows)]
+    share = sum(token in (0, 1) for token in tokens) / 2000  # never drawn where it strikes
+    assert share == pytest.approx(0.75 * 0.8, abs=0.04)
+
+
+def test_min_keep_holds_xtc_back() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    params = SamplingParams(xtc_probability=1.0, xtc_threshold=0.1)
+    assert len(outcome(logits, replace(params, min_keep=2), 4) or ()) == 2
+    assert len(outcome(logits, replace(params, min_keep=3), 4) or ()) == 4
+
+
+def test_temperature_last_truncates_the_distribution_that_temperature_first_flattens() -> None:
+    logits = torch.tensor([0.6, 0.25, 0.1, 0.05]).log()
+    params = SamplingParams(temperature=3.0, top_p=0.8)
+    first = outcome(logits, params, 4)
+    last = outcome(logits, replace(params, samplers=TEMPERATURE_LAST), 4)
+    assert first is not None
+    assert last is not None
+    assert (len(first), len(last)) == (3, 2)
+    assert last[0] / last[1] == pytest.approx((0.6 / 0.25) ** (1 / 3))
+
+
+def test_samplers_left_out_of_the_list_do_nothing() -> None:
+    logits = torch.tensor([0.6, 0.25, 0.1, 0.05]).log()
+    params = SamplingParams(temperature=3.0, top_k=1, top_p=0.1, samplers=("top_k",))
+    assert set(outcome(logits, params, 4) or ()) == {0}
+    left = outcome(logits, replace(params, samplers=()), 4)
+    assert left is not None
+    assert left[0] == pytest.approx(0.6)
+
+
+def test_dynamic_temperature_is_low_where_the_model_is_sure_and_high_where_it_is_not() -> None:
+    params = SamplingParams(temperature=1.0, dynamic_temperature_range=0.5)
+    flat = outcome(torch.zeros(8), params, 8)
+    assert flat == pytest.approx(dict.fromkeys(range(8), 0.125))
+    half = torch.tensor([0.0, 0.0, -50.0, -50.0])  # entropy ln 2 of ln 4: halfway between 0.5 and 1.5
+    assert outcome(half + torch.tensor([0.0, -1.0, 0.0, 0.0]), params, 4) == pytest.approx(
+        distribution([0.0, -1.0, -50.0, -50.0], params)
+    )
+    middle = outcome(half, params, 0)
+    assert middle is not None
+    assert middle[2] == pytest.approx(0.5 * math.exp(-50.0), rel=1e-6)
+
+
+def test_equal_logits_leave_those_with_the_lowest_ids() -> None:
+    logits = torch.zeros(10)
+    assert set(outcome(logits, SamplingParams(top_k=3), 10) or ()) == {0, 1, 2}
+    assert set(outcome(logits, SamplingParams(top_p=0.5), 10) or ()) == {0, 1, 2, 3, 4}
+    assert outcome(logits, SamplingParams(top_k=3), 5) is None  # five of ten equals prove nothing
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31), scale=st.sampled_from([0.05, 0.5, 3.0]))
+def test_a_draw_from_a_large_vocabulary_reports_the_distribution_of_the_definitions(seed: int, scale: float) -> None:
+    """All rungs of the ladder: 256 candidates, 4096, and the whole vocabulary."""
+    vocab = 5000
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * scale
+    params = random_params(random.Random(seed))
+    sequence = row(params, logprobs=LogprobParams(top=vocab, post_sampling=True))
+    applies = params.xtc_probability == 1.0
+    expected = distribution(logits.double().tolist(), params, mu=10.0, xtc_applies=applies)
+    (drawn,) = draw_tokens(logits[None], [sequence])
+    assert drawn.probability == pytest.approx(expected[drawn.token_id], rel=1e-6)
+    got = {token: math.exp(logprob) for token, logprob in drawn.top}
+    assert set(got) == {token for token, probability in expected.items() if probability > 0}
+    assert all(got[token] == pytest.approx(expected[token], rel=1e-6) for token in got)
+
+
+def test_a_chain_of_stages_is_known_by_the_names_that_requests_use() -> None:
+    assert {*STAGES, "penalties", "dry"} == {*TEMPERATURE_FIRST, "mirostat_1", "mirostat_2"}
+    assert sorted(TEMPERATURE_FIRST) == sorted(TEMPERATURE_LAST)
