@@ -28,9 +28,9 @@ A prompt whose digest falls into a certain tenth is never the prompt of a traini
 stand inside other texts, as a fact does in a paragraph. Completions are greedy. "Exact" compares with the one
 text that was drawn with the prompt; a story or a list has many others that are as good.
 
-The model is fluent and follows the forms, but it is small: it often misses a sum or a fact in a wording it has
-not seen, repeats items of a list, and fills a gap with a likely piece of code that seldom joins what stands
-around it.
+The model is fluent and follows the forms, but it is small: it often misses a sum or a fact in a wording it
+has not seen, repeats items of a list, and fills a gap with a likely piece of code that seldom joins
+what stands around it.
 
 | base model | prompts | ends by itself | exact |
 |---|---|---|---|

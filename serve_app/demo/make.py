@@ -29,8 +29,8 @@ def main() -> None:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read once, when torch is imported
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ["TQDM_DISABLE"] = "1"
     import torch
-    from transformers.utils.logging import disable_progress_bar
 
     from serve_app.demo.build import FULL, QUICK, Places, build, build_adapters, build_report
 
@@ -40,7 +40,6 @@ def main() -> None:
         report=ROOM / "report.json" if options.out is None else options.out / "report.json",
     )
     torch.set_num_threads(NUM_THREADS)
-    disable_progress_bar()
     makers = {"adapters": build_adapters, "report": build_report, None: build}
     makers[options.only](QUICK if options.quick else FULL, places)
 

@@ -78,7 +78,7 @@ def _wait_until_ready(url: str) -> None:
     while time.monotonic() < deadline:
         try:
             response = httpx.get(f"{url}/health", timeout=5)
-            if response.status_code == 200:
+            if response.status_code == 200 and _is_complete():
                 return
             said = response.text
         except httpx.HTTPError as error:
@@ -86,6 +86,11 @@ def _wait_until_ready(url: str) -> None:
         _raise_if_failed()
         time.sleep(0.2)
     raise TimeoutError(f"the service did not become ready: {said}")
+
+
+def _is_complete() -> bool:
+    """Whether every replica runs; the service itself is ready with fewer."""
+    return all(application.status == "RUNNING" for application in serve.status().applications.values())
 
 
 def _raise_if_failed() -> None:

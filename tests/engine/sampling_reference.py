@@ -145,7 +145,10 @@ def _mirostat(order: list[int], logits: dict[int, float], version: int, mu: floa
     b = [logits[order[i]] - logits[order[i + 1]] for i in pairs]  # the ln of p_i / p_{i+1}
     s = sum(x * y for x, y in zip(t, b, strict=True)) / sum(x * x for x in t)
     eps = s - 1
-    return order[: max(1, int(((eps * 2**mu) / (1 - len(order) ** -eps)) ** (1 / s)))]
+    base = (eps * 2**mu) / (1 - len(order) ** -eps)
+    if math.log(base) / s > math.log(len(order)) + 1:
+        return order  # the power would be more than there are, and may be more than a float holds
+    return order[: max(1, int(base ** (1 / s)))]
 
 
 def _nucleus(order: list[int], p: dict[int, float], bound: float, min_keep: int) -> list[int]:

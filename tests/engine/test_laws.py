@@ -83,7 +83,8 @@ def test_random_schedules_keep_the_laws(seed: int, max_batch_tokens: int, num_bl
             engine.add(sequences(engine, *asked[name]))
         if asked and generator.random() < 0.03:
             name = generator.choice(list(asked))
-            if (name, 0) not in outcomes or outcomes[name, 0].finish is None:
+            samples = [outcomes.get((name, sample)) for sample in range(asked[name][0].n)]
+            if not all(outcome is not None and outcome.finish is not None for outcome in samples):
                 aborted.add(name)
             engine.abort(frozenset([name]))
         collect(outcomes, engine.step())

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from serve_app.core.request import TEMPERATURE_FIRST, TEMPERATURE_LAST, LogprobParams, SamplingParams
+from serve_app.core.request import TEMPERATURE_FIRST, TEMPERATURE_LAST, LogprobParams, SamplerName, SamplingParams
 from serve_app.engine.sampling.candidates import Rest, choose_candidates
 from serve_app.engine.sampling.chain import STAGES, order_of, run_chain, stages_of
 from serve_app.engine.sampling.drawing import draw_tokens
@@ -113,6 +113,18 @@ def test_xtc_keeps_the_least_likely_of_the_top_choices(threshold: float, kept: s
     assert outcome(logits, params, 4) is not None
 
 
+@pytest.mark.parametrize("later", ["top_p", "typ_p", "temperature", "xtc"])
+def test_what_xtc_took_from_the_top_is_missing_in_the_sums_of_later_stages(later: SamplerName) -> None:
+    logits = torch.tensor([0.3, 0.2] + [0.01] * 50).log() + torch.linspace(0.01, 0.0, 52)
+    params = SamplingParams(
+        top_p=0.5, typical_p=0.5, xtc_probability=1.0, dynamic_temperature_range=0.5, samplers=("xtc", later)
+    )
+    expected = distribution(logits.double().tolist(), params, xtc_applies=True)
+    found = [outcome(logits, params, count) for count in (5, 20, 52)]
+    assert found[-1] is not None
+    assert all(got is None or got == pytest.approx(expected) for got in found)
+
+
 def test_xtc_strikes_with_its_probability_and_not_by_the_number_that_draws() -> None:
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(2000, -1)
     rows = [row(SamplingParams(seed=seed, xtc_probability=0.25)) for seed in range(2000)]
@@ -150,15 +162,18 @@ def test_samplers_left_out_of_the_list_do_nothing() -> None:
 
 def test_dynamic_temperature_is_low_where_the_model_is_sure_and_high_where_it_is_not() -> None:
     params = SamplingParams(temperature=1.0, dynamic_temperature_range=0.5)
-    flat = outcome(torch.zeros(8), params, 8)
-    assert flat == pytest.approx(dict.fromkeys(range(8), 0.125))
-    half = torch.tensor([0.0, 0.0, -50.0, -50.0])  # entropy ln 2 of ln 4: halfway between 0.5 and 1.5
-    assert outcome(half + torch.tensor([0.0, -1.0, 0.0, 0.0]), params, 4) == pytest.approx(
-        distribution([0.0, -1.0, -50.0, -50.0], params)
-    )
-    middle = outcome(half, params, 0)
-    assert middle is not None
-    assert middle[2] == pytest.approx(0.5 * math.exp(-50.0), rel=1e-6)
+    flat = torch.zeros(4)
+    sure = torch.tensor([0.0, -50.0, -50.0, -50.0])
+    half = torch.tensor([0.0, 0.0, -50.0, -50.0])  # its entropy is ln 2 of at most ln 4
+    for count in (0, 4):
+        found = []
+        for logits in (flat, sure, half):
+            left = outcome(logits, params, count)
+            assert left is not None
+            found.append(left)
+        assert found[0] == pytest.approx(dict.fromkeys(range(4), 0.25))
+        assert found[1][3] == pytest.approx(math.exp(-50.0 / 0.5), rel=1e-6)
+        assert found[2][3] == pytest.approx(0.5 * math.exp(-50.0 / 1.0), rel=1e-6)
 
 
 def test_equal_logits_leave_those_with_the_lowest_ids() -> None:

@@ -114,6 +114,22 @@ def test_greedy_rows_choose_the_highest_edited_logit() -> None:
     assert [one.token_id if one else None for one in drawn] == [4, 0, 0, 1]
 
 
+def test_ids_beyond_the_vocabulary_touch_no_other_row() -> None:
+    params = SamplingParams(logit_bias=((6, 5.0), (-1, 5.0), (2, 1.0)))
+    rows = [row(params, stop=StopParams(min_tokens=3, token_ids=(7,))), row(SamplingParams())]
+    got = edit_logits(torch.tensor([LOGITS, LOGITS]), rows, NO_EOS).tolist()
+    assert got == [[2.0, -2.0, 1.0, 1.0, 3.0, -1.0], LOGITS]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_row_with_a_logit_that_is_no_number_gives_none(value: float) -> None:
+    poisoned = torch.tensor([LOGITS, LOGITS])
+    poisoned[0, 3] = value
+    greedy, drawn = row(SamplingParams(temperature=0.0)), row(SamplingParams())
+    assert [one is None for one in Sampler().choose(poisoned, [greedy, drawn])] == [True, False]
+    assert [one is None for one in Sampler().choose(poisoned, [drawn, greedy])] == [True, False]
+
+
 def test_rows_without_edits_are_not_copied() -> None:
     logits = torch.tensor([LOGITS])
     assert edit_logits(logits, [row(SamplingParams(temperature=0.0))], frozenset([3])) is logits
