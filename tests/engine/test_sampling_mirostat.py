@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -67,7 +68,8 @@ def test_preemption_does_not_move_the_bound() -> None:
     def asked(name: int) -> tuple[object, list[int]]:
         sampling = SamplingParams(mirostat=1 + name % 2, mirostat_tau=2.0, seed=name)
         wanted = request(f"r{name}", sampling=sampling, max_tokens=60, logprobs=LogprobParams(post_sampling=True))
-        return wanted, list(range(40, 60 + name))
+        endless = replace(wanted, stop=replace(wanted.stop, ignore_eos=True))
+        return endless, list(range(40, 60 + name))
 
     everyone = [asked(name) for name in range(4)]
     tight = make_engine(config(DEMO, kv_cache_bytes=12 * 6 * 2 * (32 + 32) * 4 * 16, prefix_cache=False))

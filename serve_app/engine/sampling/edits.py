@@ -5,7 +5,7 @@ The order is llama.cpp's: bias, repetition, frequency and presence, DRY, then ba
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from math import inf
@@ -29,8 +29,11 @@ class SparseValues:
             self.places.append(token_ids + row * self.vocab)
             self.values.append(values)
 
-    def put_items(self, row: int, values: dict[int, float]) -> None:
-        self.put(row, torch.tensor(list(values)), torch.tensor(list(values.values()), dtype=torch.float32))
+    def put_items(self, row: int, values: Mapping[int, float]) -> None:
+        """Ids that are no tokens of the model are left out: they would be another row's."""
+        known = {token_id: value for token_id, value in values.items() if 0 <= token_id < self.vocab}
+        if known:
+            self.put(row, torch.tensor(list(known)), torch.tensor(list(known.values()), dtype=torch.float32))
 
     def joined(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Places and values, [n] each."""

@@ -71,8 +71,9 @@ class Sampler:
         logits: [rows, vocab] float32, never changed
         """
         edited = edit_logits(logits, sequences, self._eos_token_ids)
-        is_finite = torch.isfinite(edited.amax(dim=-1)).tolist()
-        likeliest = torch.argmax(edited, dim=-1).tolist()
+        places = torch.argmax(edited, dim=-1)  # of what is no number, if anything is
+        is_finite = torch.isfinite(edited.gather(1, places[:, None])[:, 0]).tolist()
+        likeliest = places.tolist()
         drawn: list[Drawn | None] = [
             _certain(token_id, sequence) if finite else None
             for token_id, finite, sequence in zip(likeliest, is_finite, sequences, strict=True)
