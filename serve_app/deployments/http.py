@@ -32,8 +32,10 @@ from serve_app.core.errors import (
     MethodNotAllowed,
     NotFound,
     ServeError,
-    UnsupportedMediaType,
 )
+from serve_app.deployments.bodies import check_media_type
+from serve_app.deployments.neighbours import answer_nobody, neighbour_routes
+from serve_app.router.neighbours import Neighbours
 from serve_app.router.render import StreamRenderer, collect
 from serve_app.router.router import Router
 from serve_app.router.run import Run
@@ -45,7 +47,6 @@ DIALECT = "union"
 CLIENT_CLOSED = 499
 LOADING_RETRY_S = 1
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +86,12 @@ def build_app(router: Router, settings: HttpSettings | None = None) -> Starlette
             Route("/v1/models/{id:path}", model, methods=["GET"]),
             Route("/health", health, methods=["GET"]),
             Route("/v1/health", health, methods=["GET"]),
+            *neighbour_routes(
+                Neighbours(router.fleet), limits=settings.limits, max_body_bytes=settings.max_body_bytes
+            ),
         ],
         middleware=[Middleware(Threshold, sends_request_id=settings.sends_request_id)],
-        exception_handlers={HTTPException: _answer_http_exception},
+        exception_handlers={HTTPException: _answer_http_exception, ClientGone: answer_nobody},
     )
     app.router.redirect_slashes = False
     return app
@@ -163,7 +167,7 @@ class Completions:
         """The body; None where the headers or its size were refused and the client was told."""
         try:
             _check_dialect(headers)
-            _check_media_type(headers)
+            check_media_type(headers)
             return await read_body(
                 receive,
                 content_length=headers.get("content-length"),
@@ -218,14 +222,6 @@ def _check_dialect(headers: Headers) -> None:
         raise InvalidRequest(
             f"The header X-Completions-Dialect must be {DIALECT} or absent; found {shown(dialect)}.",
             "X-Completions-Dialect",
-        )
-
-
-def _check_media_type(headers: Headers) -> None:
-    media_type = headers.get("content-type", "").partition(";")[0].strip()
-    if media_type and not JSON_TYPE.fullmatch(media_type):
-        raise UnsupportedMediaType(
-            f"The header Content-Type must be application/json; found {shown(media_type)}.", "Content-Type"
         )
 
 

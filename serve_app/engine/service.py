@@ -18,6 +18,7 @@ from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound, ContextOverflow, InvalidRequest, Overloaded
 from serve_app.core.request import GenerationRequest
+from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.driver import Driver
 from serve_app.engine.engine import Engine
@@ -25,6 +26,7 @@ from serve_app.engine.loading import load_model
 from serve_app.engine.lora.adapter import Adapter, AdapterRefused, load_adapter
 from serve_app.engine.outbox import Outbox
 from serve_app.engine.sequence import Sequence
+from serve_app.engine.tokenization import Tokenizations
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ class ModelService:
         self._replica_id = replica_id
         self._lease_s = lease_s
         self._pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        self._tokenizations = Tokenizations(tokenizer)
         self._load = Load()
         self._outboxes: dict[str, Outbox] = {}
         self._heard_at: dict[str, float] = {}
@@ -95,6 +98,7 @@ class ModelService:
         for outbox in self._outboxes.values():
             outbox.close()
         self._pool.shutdown()
+        self._tokenizations.close()
 
     def check(self) -> None:
         """Raise EngineFailed where the engine does not get on."""
@@ -153,6 +157,12 @@ class ModelService:
             del self._live[request_id]
         if known:
             self._running_driver().abort(known)
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokenization:
+        return await self._tokenizations.tokenize(request)
+
+    async def detokenize(self, token_ids: Items[int]) -> str:
+        return await self._tokenizations.detokenize(token_ids)
 
     def _prepare(self, requests: Items[GenerationRequest]) -> list[list[Sequence]]:
         """Tokenise; runs in a worker thread.
