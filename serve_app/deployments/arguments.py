@@ -69,6 +69,7 @@ class RouterSettings(BaseModel):
     aliases:        further names of models, `alias: base` or `alias: base:adapter`
     timeout_s:      how long one request may take in all
     max_body_bytes: of a request's body
+    keep_alive_s:   after so long without an event a stream gets a comment line, so that nothing closes it as idle
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -76,4 +77,5 @@ class RouterSettings(BaseModel):
     aliases: dict[str, str] = Field(default_factory=dict)
     timeout_s: PositiveFloat = 600.0
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
+    keep_alive_s: PositiveFloat = 15.0
     limits: LimitSettings = LimitSettings()

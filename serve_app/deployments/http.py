@@ -19,7 +19,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.chunks import dump
-from serve_app.api.completion import CompletionRequest
 from serve_app.api.exchange import ClientGone, Exchange, RawHeaders, headers_of, read_body, watch
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.models import models_body
@@ -35,10 +34,10 @@ from serve_app.core.errors import (
 )
 from serve_app.deployments.bodies import check_media_type
 from serve_app.deployments.neighbours import answer_nobody, neighbour_routes
+from serve_app.deployments.streams import stream
 from serve_app.router.neighbours import Neighbours
 from serve_app.router.render import StreamRenderer, collect
 from serve_app.router.router import Router
-from serve_app.router.run import Run
 from serve_app.router.story import Story
 
 logger = logging.getLogger(__name__)
@@ -54,10 +53,12 @@ class HttpSettings:
     """What the wall allows.
 
     max_body_bytes:      of a request's body; more is refused while it is read
+    keep_alive_s:        after so long without an event a stream gets a comment line
     sends_request_id:    whether `x-request-id` is put on responses; False where the server before it does so
     """
 
     max_body_bytes: int = 16 * 1024 * 1024
+    keep_alive_s: float = 15.0
     limits: WireLimits = DEFAULT_LIMITS
     sends_request_id: bool = True
 
@@ -186,7 +187,9 @@ class Completions:
                 story.run = run
                 head = ResponseHead(id=run.response_id, created=int(time.time()), model=request.model)
                 if request.stream:
-                    await _stream(run, request, head, exchange=exchange, story=story)
+                    renderer = StreamRenderer(request, head)
+                    keep_alive_s = self._settings.keep_alive_s
+                    await stream(run, renderer, exchange, story=story, keep_alive_s=keep_alive_s)
                 else:
                     await exchange.respond(200, await collect(run, request, head=head))
         except ClientGone:
@@ -194,26 +197,6 @@ class Completions:
         except Exception as error:
             story.error = _as_serve_error(error, story.request_id)
             await exchange.fail(story.error)
-
-
-async def _stream(
-    run: Run, request: CompletionRequest, head: ResponseHead, *, exchange: Exchange, story: Story
-) -> None:
-    """Send chunks as events come; those that wait already go out together."""
-    renderer = StreamRenderer(request, head)
-    pending = b""
-    try:
-        async for event in run:
-            pending += renderer.chunks(event)
-            if pending and not run.has_ready:
-                story.first_sent_at = story.first_sent_at or time.monotonic()
-                await exchange.stream(pending)
-                pending = b""
-    except ServeError:
-        if pending and exchange.has_started:
-            await exchange.stream(pending)
-        raise
-    await exchange.end_stream(pending + renderer.tail(run.usage))
 
 
 def _check_dialect(headers: Headers) -> None:

@@ -70,6 +70,8 @@ class Router:
     def _app_for(self, settings: RouterSettings) -> ASGIApp:
         router = RequestRouter(self._fleet, RouterConfig(timeout_s=settings.timeout_s))
         http_settings = HttpSettings(
-            max_body_bytes=settings.max_body_bytes, limits=WireLimits(**settings.limits.model_dump())
+            max_body_bytes=settings.max_body_bytes,
+            keep_alive_s=settings.keep_alive_s,
+            limits=WireLimits(**settings.limits.model_dump()),
         )
         return HeaderGate(build_app(router, http_settings))
