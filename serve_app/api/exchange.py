@@ -9,7 +9,7 @@ from typing import Any
 from serve_app.api.chunks import dump, error_event
 from serve_app.api.responses import error_body
 from serve_app.api.sse import DONE
-from serve_app.core.errors import InvalidRequest, PayloadTooLarge, ServeError
+from serve_app.core.errors import InvalidRequest, PayloadTooLarge, ServeError, Unauthenticated
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -90,6 +90,8 @@ def headers_of(error: ServeError) -> RawHeaders:
     headers: RawHeaders = []
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
+    if isinstance(error, Unauthenticated):
+        headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, PayloadTooLarge):
         headers.append((b"connection", b"close"))  # the rest of the body is not read
     return headers
