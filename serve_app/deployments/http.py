@@ -33,6 +33,7 @@ from serve_app.core.errors import (
     ServeError,
 )
 from serve_app.deployments.bodies import check_media_type
+from serve_app.deployments.metrics import Measured, Metrics, Served
 from serve_app.deployments.neighbours import answer_nobody, neighbour_routes
 from serve_app.deployments.streams import stream
 from serve_app.router.neighbours import Neighbours
@@ -63,9 +64,13 @@ class HttpSettings:
     sends_request_id: bool = True
 
 
-def build_app(router: Router, settings: HttpSettings | None = None) -> Starlette:
-    """The whole service over HTTP, for any ASGI server."""
+def build_app(router: Router, settings: HttpSettings | None = None, *, metrics: Metrics | None = None) -> Starlette:
+    """The whole service over HTTP, for any ASGI server.
+
+    metrics: what to count in; one that outlives the application keeps counting when that is exchanged
+    """
     settings = settings or HttpSettings()
+    metrics = metrics or Metrics(router.fleet)
 
     async def models(request: Request) -> Response:
         return JSONResponse(models_body(router.models()))
@@ -87,11 +92,15 @@ def build_app(router: Router, settings: HttpSettings | None = None) -> Starlette
             Route("/v1/models/{id:path}", model, methods=["GET"]),
             Route("/health", health, methods=["GET"]),
             Route("/v1/health", health, methods=["GET"]),
+            Route("/metrics", metrics.answer, methods=["GET"]),
             *neighbour_routes(
                 Neighbours(router.fleet), limits=settings.limits, max_body_bytes=settings.max_body_bytes
             ),
         ],
-        middleware=[Middleware(Threshold, sends_request_id=settings.sends_request_id)],
+        middleware=[
+            Middleware(Measured, metrics=metrics),
+            Middleware(Threshold, sends_request_id=settings.sends_request_id),
+        ],
         exception_handlers={HTTPException: _answer_http_exception, ClientGone: answer_nobody},
     )
     app.router.redirect_slashes = False
@@ -148,7 +157,9 @@ class Completions:
         try:
             has_left = await self._serve(Headers(scope=scope), receive, exchange, story=story)
         finally:
-            logger.info(dump(story.facts(CLIENT_CLOSED if has_left else exchange.status)))
+            status = CLIENT_CLOSED if has_left else exchange.status
+            logger.info(dump(story.facts(status)))
+            scope["state"]["served"] = Served(status=status, run=story.run)
 
     async def _serve(self, headers: Headers, receive: Receive, exchange: Exchange, *, story: Story) -> bool:
         """Answer, but stop at once where the client leaves meanwhile; True where it did."""

@@ -16,6 +16,7 @@ from serve_app.deployments.discovery import Discovery
 from serve_app.deployments.headers import HeaderGate
 from serve_app.deployments.http import HttpSettings, build_app
 from serve_app.deployments.logs import log_as_configured
+from serve_app.deployments.metrics import Metrics
 from serve_app.deployments.serve_cluster import ServeCluster
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router as RequestRouter
@@ -42,6 +43,7 @@ class Router:
         context = serve.get_replica_context()
         router_id = f"router-{context.replica_id.unique_id}"
         self._fleet = Fleet(router_id)
+        self._metrics = Metrics(self._fleet, router_id=router_id)
         self._hot_app = HotApp(self._app_for(RouterSettings()))
         discovery = Discovery(ServeCluster(context.app_name), self._fleet, router_id)
         self._discovery = asyncio.get_running_loop().create_task(discovery.run(), context=Context())
@@ -74,4 +76,4 @@ class Router:
             keep_alive_s=settings.keep_alive_s,
             limits=WireLimits(**settings.limits.model_dump()),
         )
-        return HeaderGate(build_app(router, http_settings))
+        return HeaderGate(build_app(router, http_settings, metrics=self._metrics))

@@ -131,6 +131,7 @@ class Output:
         return PromptReport(
             num_tokens=sequence.prompt_length,
             num_cached_tokens=sequence.num_cached_tokens,
+            queue_s=max(0.0, (sequence.started_at or sequence.arrived_at) - sequence.arrived_at),
             text=text if request.echo else None,
             logprobs=logprobs,
         )

@@ -41,6 +41,7 @@ class Sequence:
         self.detokenizer = detokenizer
         self.stop_matcher = StopMatcher(request.stop.strings)
         self.arrived_at = time.monotonic()
+        self.started_at: float | None = None
 
         self.num_computed = 0
         self.num_published_blocks: int | None = None

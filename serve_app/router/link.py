@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ReplicaCard
-from serve_app.core.delta import Delta, Frame
+from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
@@ -78,6 +78,16 @@ class ReplicaLink:
     def num_outstanding(self) -> int:
         """Sequences submitted here that have not ended."""
         return self._num_outstanding
+
+    @property
+    def load(self) -> Load:
+        """As last heard of."""
+        return self._load
+
+    def refresh(self, card: ReplicaCard) -> None:
+        """Take over what the replica says of itself now."""
+        self.card = card
+        self._load = card.load
 
     @property
     def standing(self) -> Standing:
