@@ -49,8 +49,9 @@ class PromptReport:
     """What the engine says of a prompt, once, before its first token.
 
     queue_s:   from its arrival to the first step that took it in
-    text:     the prompt as text, where echo asked for it
-    logprobs: one entry per prompt token, where they were asked for
+    text:      what of the prompt is echoed, where echo asked for it
+    logprobs:  one entry per echoed token, where they were asked for
+    token_ids: of the whole prompt, where they were asked for
     """
 
     num_tokens: int
@@ -58,6 +59,7 @@ class PromptReport:
     queue_s: float = 0.0
     text: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

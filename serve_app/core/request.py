@@ -3,19 +3,68 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from serve_app.core.names import ModelRef
+
+SamplerName = Literal[
+    "penalties", "dry", "temperature", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"
+]  # fmt: skip
+
+TEMPERATURE_FIRST: tuple[SamplerName, ...] = (
+    "penalties", "dry", "temperature", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"
+)  # fmt: skip
+TEMPERATURE_LAST: tuple[SamplerName, ...] = (
+    "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryParams:
+    """Lowers the logit of tokens that would continue a repetition ("don't repeat yourself").
+
+    A token that would continue a repeated run of m tokens loses multiplier * base ** (m - allowed_length).
+
+    multiplier:     0 switches it off
+    allowed_length: shorter runs are free
+    window:         it sees so many last tokens of prompt and output; None is all of them
+    breakers:       token sequences, in text order, across which no run is followed
+    """
+
+    multiplier: float
+    base: float = 1.75
+    allowed_length: int = 2
+    window: int | None = None
+    breakers: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the next token is chosen. Neutral values switch a part off.
 
-    temperature: below 1e-6 is greedy; otherwise the logits are divided by it, before any truncation
+    temperature: below 1e-6 is greedy, whatever else is set; otherwise the logits are divided by it
     top_k:       keep the k likeliest tokens; 0 keeps all
     top_p:       keep the smallest likeliest set whose probability reaches top_p; 1 keeps all
     min_p:       keep tokens with at least min_p times the probability of the likeliest; 0 keeps all
     seed:        64 bits; with the prompt's index, the sample and the position it decides every draw
+    typical_p:   keep the smallest set of tokens, those of the most typical surprise first, that reaches it; 1 keeps all
+    top_n_sigma: keep logits within so many standard deviations of the highest; 0 keeps all
+    min_keep:    typ_p, top_p, min_p and xtc leave at least so many tokens, and never less than one
+
+    xtc_probability, xtc_threshold: with this probability per token, of all tokens at or above the threshold only the
+                 least likely stays; probability 0 or a threshold above 0.5 is off
+    dynamic_temperature_range, dynamic_temperature_exponent: the temperature moves within temperature ± range with the
+                 entropy (relative to the highest possible one) to the power of the exponent; range 0 is off
+    mirostat:    1 or 2: after temperature this version takes the place of all other samplers; 0 is off
+    mirostat_tau, mirostat_eta: target surprise in bits; learning rate
+    samplers:    what runs, in this order. `penalties` and `dry` edit logits and so must stand before the others
+
+    repetition_penalty: > 0; divides positive logits of tokens seen and multiplies negative ones; 1 is off
+    presence_penalty, frequency_penalty: taken from the logit of tokens seen, once and per occurrence; 0 is off
+    penalty_window: all three see so many last tokens of prompt and output, 0 sees none; None: repetition sees prompt
+                 and output, the other two the output
+    repetition_sees_prompt: False: repetition, too, sees the output alone (without a window)
+    logit_bias:  (token id, addend), -inf bans; addends to one token add up
     """
 
     temperature: float = 1.0
@@ -23,6 +72,24 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    min_keep: int = 0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynamic_temperature_range: float = 0.0
+    dynamic_temperature_exponent: float = 1.0
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    samplers: tuple[SamplerName, ...] = TEMPERATURE_FIRST
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_window: int | None = None
+    repetition_sees_prompt: bool = True
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    dry: DryParams | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -35,22 +102,35 @@ class StopParams:
 
     max_tokens: at most so many generated tokens; None is until the context ends; 0 computes the prompt only
     strings:    end where the earliest of these begins in the generated text; none is empty
+    token_ids:  end at any of these tokens; its text is not shown
+    min_tokens: before so many are generated, no token that would end it is drawn and stop strings are ordinary text
+    ignore_eos: the model's own end tokens do not end it; they may be drawn and their text is as any token's
+    patterns:   regular expressions; end where the earliest match of one of them begins in the generated text
+    shows_string, shows_pattern: what ended it stays in the text, and nothing after it
     """
 
     max_tokens: int | None = 16
     strings: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    patterns: tuple[str, ...] = ()
+    shows_string: bool = False
+    shows_pattern: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobParams:
-    """Which log-probabilities are reported, always of the raw distribution.
+    """Which log-probabilities are reported, of the raw distribution unless said otherwise.
 
     top:    so many likeliest tokens beside the chosen one, per position
-    prompt: also of the prompt's own tokens
+    prompt: also of the prompt's own tokens; always raw
+    post_sampling: those of generated tokens are of the distribution that they were drawn from, dropped tokens left out
     """
 
     top: int = 0
     prompt: bool = False
+    post_sampling: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +148,40 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContextParams:
+    """What is done where prompt and completion do not fit the model's context.
+
+    truncates_prompt:     a prompt that leaves no room loses its beginning; otherwise it is refused
+    shortens_completion:  fewer tokens are generated; otherwise the request is refused
+    """
+
+    truncates_prompt: bool = False
+    shortens_completion: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnencodedParams:
+    """Parameters in text that only the model's tokenizer can turn into token ids.
+
+    logit_bias:   (text, addend); each of its tokens gets the addend
+    dry_breakers: texts across which DRY follows no run
+    """
+
+    logit_bias: tuple[tuple[str, float], ...] = ()
+    dry_breakers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One prompt of a client's request with everything needed to complete it `n` times.
 
     request_id:   unique in the cluster
     prompt_index: which of the client's prompts this is; part of the key of every random draw
     echo:         the first delta carries the prompt's text
+    echo_last:    of so many last tokens of the prompt only; 0 is the whole prompt
+    reports_prompt_ids: the first delta carries the prompt's token ids
+    uses_cache:   prefixes computed before may be used
+    skips_special_tokens: tokens like the end of text are not shown
     """
 
     request_id: str
@@ -85,3 +193,9 @@ class GenerationRequest:
     stop: StopParams = field(default_factory=StopParams)
     logprobs: LogprobParams | None = None
     echo: bool = False
+    echo_last: int = 0
+    reports_prompt_ids: bool = False
+    uses_cache: bool = True
+    skips_special_tokens: bool = True
+    context: ContextParams = field(default_factory=ContextParams)
+    unencoded: UnencodedParams = field(default_factory=UnencodedParams)

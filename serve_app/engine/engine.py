@@ -48,7 +48,7 @@ class Engine:
             uses_prefixes=config.prefix_cache,
         )
         self._runner = Runner(model, PackedAttention(self._store), self._bank)
-        self._sampler = Sampler()
+        self._sampler = Sampler(model.eos_token_ids)
         self._output = Output(tokenizer, model.eos_token_ids)
         self._unsampled: list[Sequence] = []
         self.num_steps = 0

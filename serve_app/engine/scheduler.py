@@ -157,7 +157,7 @@ class Scheduler:
             return None
         self.waiting.pop()
         self._open(sequence)
-        if self._uses_prefixes and not sequence.scores_prompt:
+        if self._uses_prefixes and sequence.request.uses_cache and not sequence.scores_prompt:
             lane = self._lane(sequence)
             sequence.num_computed = self._store.match_prefix(lane, sequence.token_ids, salt=sequence.salt)
             self.num_prefix_hit_tokens += sequence.num_computed

@@ -7,8 +7,9 @@ from collections.abc import Sequence as Items
 
 from serve_app.core.delta import Finish, TokenLogprob
 from serve_app.core.request import GenerationRequest
+from serve_app.engine.sampling.state import SamplingState
 from serve_app.text.detokenizer import Detokenizer
-from serve_app.text.stops import StopMatcher
+from serve_app.text.ending import Ending
 
 
 class Sequence:
@@ -22,6 +23,7 @@ class Sequence:
     num_published_blocks: full blocks handed to the prefix index; None before its prompt was
     siblings:   sequences of the same request that start when this one has computed their common prompt
     max_tokens: bound on generated tokens, the context's end considered
+    sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
     """
 
     def __init__(
@@ -39,7 +41,8 @@ class Sequence:
         self.token_ids: list[int] = list(prompt_ids)
         self.max_tokens = max_tokens
         self.detokenizer = detokenizer
-        self.stop_matcher = StopMatcher(request.stop.strings)
+        self.stop_matcher = Ending(request.stop)
+        self.sampling_state = SamplingState(request.sampling, len(prompt_ids))
         self.arrived_at = time.monotonic()
         self.started_at: float | None = None
 

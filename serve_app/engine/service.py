@@ -16,7 +16,7 @@ import torch
 
 from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load
-from serve_app.core.errors import AdapterNotFound, ContextOverflow, InvalidRequest, Overloaded
+from serve_app.core.errors import AdapterNotFound, Overloaded
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.engine.config import EngineConfig
@@ -25,6 +25,7 @@ from serve_app.engine.engine import Engine
 from serve_app.engine.loading import load_model
 from serve_app.engine.lora.adapter import Adapter, AdapterRefused, load_adapter
 from serve_app.engine.outbox import Outbox
+from serve_app.engine.preparation import Preparation
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.tokenization import Tokenizations
 from serve_app.text.tokenizer import TextTokenizer
@@ -42,6 +43,7 @@ class ModelService:
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
+        self._preparation = Preparation(tokenizer, model_name=card.name, max_model_len=card.max_model_len)
         self._card = card
         self._replica_id = replica_id
         self._lease_s = lease_s
@@ -55,10 +57,13 @@ class ModelService:
         self._lease_task: asyncio.Task[None] | None = None
 
     @classmethod
-    def load(cls, config: EngineConfig, adapters: Items[AdapterCard] = (), *, replica_id: str) -> ModelService:
+    def load(
+        cls, config: EngineConfig, adapters: Items[AdapterCard] = (), *, replica_id: str, dialect: str | None = None
+    ) -> ModelService:
         """Load the model and its adapters; blocking, call it off the event loop, then `start` on it.
 
         adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
+        dialect:  written on the model's card, for the routers
 
         Raises ModelNotSupported.
         """
@@ -76,6 +81,7 @@ class ModelService:
             max_model_len=model.max_model_len,
             vocab_size=model.vocab_size,
             adapters=cards,
+            dialect=dialect,
         )
         return cls(engine, tokenizer, card, replica_id=replica_id, lease_s=config.lease_s)
 
@@ -169,38 +175,7 @@ class ModelService:
 
         Raises InvalidRequest, ContextOverflow.
         """
-        return [self._make_sequences(request) for request in requests]
-
-    def _make_sequences(self, request: GenerationRequest) -> list[Sequence]:
-        try:
-            prompt_ids = self._tokenizer.encode(request.prompt)
-        except InvalidRequest as error:
-            raise type(error)(f"{error} (prompt {request.prompt_index})", error.param, error.facts) from error
-        max_tokens = self._bound_max_tokens(request, len(prompt_ids))
-        return [
-            Sequence(
-                request,
-                prompt_ids,
-                sample=sample,
-                max_tokens=max_tokens,
-                detokenizer=self._tokenizer.detokenizer(prompt_ids),
-            )
-            for sample in range(request.n)
-        ]
-
-    def _bound_max_tokens(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
-        """How many tokens may be generated, the context's end considered."""
-        context = self._card.max_model_len
-        wanted = request.stop.max_tokens
-        room = context - num_prompt_tokens
-        if room < 0 or (room == 0 and wanted != 0):
-            raise ContextOverflow(
-                f"prompt {request.prompt_index} has {num_prompt_tokens} tokens; the context of"
-                f" {self._card.name} is {context} tokens, prompt and completion together",
-                "prompt",
-                {"n_prompt_tokens": num_prompt_tokens, "n_ctx": context},
-            )
-        return room if wanted is None else min(wanted, room)
+        return [self._preparation.sequences(request) for request in requests]
 
     def _check_adapter(self, request: GenerationRequest) -> None:
         model = request.model

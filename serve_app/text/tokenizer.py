@@ -67,6 +67,18 @@ class TextTokenizer:
         starts_with_text = isinstance(prompt.parts[0], str)
         return [*self._prefix_ids, *token_ids] if starts_with_text else token_ids
 
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Give the tokens of a text inside another, without any that a tokenizer puts in front."""
+        return tuple(self._encode_part(text))
+
+    def encode_behind(self, text: str) -> tuple[tuple[int, ...], ...]:
+        """Give each way in which the text is written in tokens: alone, and behind a letter."""
+        alone, anchored, letter = self.encode_text(text), self.encode_text("a" + text), self.encode_text("a")
+        ways = [alone]
+        if anchored[: len(letter)] == letter:
+            ways.append(anchored[len(letter) :])
+        return tuple(way for way in dict.fromkeys(ways) if way)
+
     def decode(self, token_ids: Iterable[int]) -> str:
         """Give the text of tokens; special tokens and ids that mean nothing are left out."""
         return join(self._pieces, token_ids)
@@ -100,10 +112,10 @@ class TextTokenizer:
             text = self._token_texts[token_id] = self._show(token_id)
         return text
 
-    def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
+    def detokenizer(self, prompt_ids: Sequence[int], *, shows_special: bool = False) -> Detokenizer:
         """Begin the text that follows a prompt."""
         has_visible = any(self._pieces.middle(token_id) is not None for token_id in reversed(prompt_ids))
-        return Detokenizer(self._pieces, is_at_start=not has_visible)
+        return Detokenizer(self._pieces, is_at_start=not has_visible, shows_special=shows_special)
 
     @cached_property
     def _literal_tokenizer(self) -> Tokenizer:

@@ -1,20 +1,20 @@
-"""Chooses the next token of each row, exactly, and reports raw log-probabilities."""
+"""Chooses the next token of each row, exactly, and reports log-probabilities."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from math import log
 
 import torch
 from torch import Tensor
 
 from serve_app.engine.batch import Batch, Span
-from serve_app.engine.sampling.draw import uniform
+from serve_app.engine.sampling.drawing import Drawn, draw_tokens
+from serve_app.engine.sampling.edits import edit_logits
 from serve_app.engine.sampling.logprobs import Scored, score
-from serve_app.engine.sampling.truncation import Candidates, Truncation, choose_candidates
+from serve_app.engine.sampling.mirostat import next_mu
 from serve_app.engine.sequence import Sequence
-
-NUM_CANDIDATES = (256, 4096)  # first try, second try; then the whole vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,13 @@ class SampledSpan:
 
 
 class Sampler:
-    """Stateless: every draw is a function of the request's seed and the position."""
+    """Draws as each sequence's parameters say. What it remembers, it keeps in the sequences.
+
+    eos_token_ids: the model's own end tokens, out of play for sequences that must not end yet
+    """
+
+    def __init__(self, eos_token_ids: frozenset[int] = frozenset()) -> None:
+        self._eos_token_ids = eos_token_ids
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, batch: Batch) -> list[SampledSpan]:
@@ -49,83 +55,57 @@ class Sampler:
             results.append(_report(span, logits[first : first + span.scores + 1], drawn))
         return results
 
-    def _draw(self, logits: Tensor, batch: Batch, first_rows: Items[int]) -> dict[int, int | None]:
+    def _draw(self, logits: Tensor, batch: Batch, first_rows: Items[int]) -> dict[int, Drawn | None]:
         """Token of each sampling sequence by its identity; None where its logits are not finite."""
         spans = [(span, row + span.scores) for span, row in zip(batch.spans, first_rows, strict=True) if span.samples]
         if not spans:
             return {}
-        rows = logits[torch.tensor([row for _, row in spans], device=logits.device)]
         sequences = [span.sequence for span, _ in spans]
-        is_finite = torch.isfinite(rows.amax(dim=-1)).tolist()
-        tokens = torch.argmax(rows, dim=-1).tolist()
+        rows = _take_rows(logits, [row for _, row in spans])
+        drawn = self.choose(rows, sequences)
+        return {id(sequence): result for sequence, result in zip(sequences, drawn, strict=True)}
+
+    def choose(self, logits: Tensor, sequences: Items[Sequence]) -> list[Drawn | None]:
+        """Draw one token per row and carry Mirostat's state on; None where no logit is finite.
+
+        logits: [rows, vocab] float32, never changed
+        """
+        edited = edit_logits(logits, sequences, self._eos_token_ids)
+        places = torch.argmax(edited, dim=-1)  # of what is no number, if anything is
+        is_finite = torch.isfinite(edited.gather(1, places[:, None])[:, 0]).tolist()
+        likeliest = places.tolist()
+        drawn: list[Drawn | None] = [
+            _certain(token_id, sequence) if finite else None
+            for token_id, finite, sequence in zip(likeliest, is_finite, sequences, strict=True)
+        ]
         random_rows = [
-            index
-            for index, sequence in enumerate(sequences)
-            if is_finite[index] and not sequence.request.sampling.is_greedy
+            row for row, sequence in enumerate(sequences) if is_finite[row] and not sequence.request.sampling.is_greedy
         ]
         if random_rows:
-            chosen = draw_tokens(rows[random_rows], [sequences[index] for index in random_rows])
-            for index, token in zip(random_rows, chosen, strict=True):
-                tokens[index] = token
-        return {id(sequence): tokens[index] if is_finite[index] else None for index, sequence in enumerate(sequences)}
+            chosen = draw_tokens(_take_rows(edited, random_rows), [sequences[row] for row in random_rows])
+            for row, result in zip(random_rows, chosen, strict=True):
+                drawn[row] = result
+                _steer(sequences[row], result)
+        return drawn
 
 
-def draw_tokens(logits: Tensor, sequences: Items[Sequence]) -> list[int]:
-    """Draw one token per row from its tempered and truncated distribution.
-
-    logits: [rows, vocab] float32, finite where not -inf
-    """
-    params = [sequence.request.sampling for sequence in sequences]
-    device = logits.device
-    temperatures = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)
-    tempered = logits / temperatures[:, None]
-    truncation = Truncation(
-        top_k=torch.tensor([p.top_k for p in params], device=device),
-        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
-        min_p=torch.tensor([p.min_p for p in params], dtype=torch.float64, device=device),
-    )
-    uniforms = torch.tensor([_uniform(sequence) for sequence in sequences], dtype=torch.float64, device=device)
-    tokens = torch.empty(len(sequences), dtype=torch.int64, device=device)
-    truncates = (truncation.top_k > 0) | (truncation.top_p < 1.0) | (truncation.min_p > 0.0)
-    everything = torch.nonzero(~truncates)[:, 0]
-    if len(everything):
-        probabilities = torch.softmax(tempered[everything].double(), dim=-1)
-        tokens[everything] = _pick(probabilities, uniforms[everything])
-    remaining = torch.nonzero(truncates)[:, 0]
-    for num_candidates in (*NUM_CANDIDATES, logits.shape[-1]):
-        if not len(remaining):
-            break
-        found = choose_candidates(tempered[remaining], truncation.of(remaining), num_candidates)
-        settled = remaining[found.is_settled]
-        if len(settled):
-            tokens[settled] = _pick_candidate(found, uniforms[settled])
-        remaining = remaining[~found.is_settled]
-    return tokens.tolist()
+def _certain(token_id: int, sequence: Sequence) -> Drawn:
+    """A greedy choice: a distribution of one token."""
+    wanted = sequence.request.logprobs
+    return Drawn(token_id, 1.0, ((token_id, 0.0),) if wanted is not None and wanted.top else ())
 
 
-def _uniform(sequence: Sequence) -> float:
-    request = sequence.request
-    return uniform(
-        request.sampling.seed,
-        prompt_index=request.prompt_index,
-        sample=sequence.sample,
-        position=sequence.num_tokens,
-    )
+def _steer(sequence: Sequence, drawn: Drawn) -> None:
+    params, state = sequence.request.sampling, sequence.sampling_state
+    if params.mirostat:
+        state.mu = next_mu(state.mu, drawn.probability, tau=params.mirostat_tau, eta=params.mirostat_eta)
 
 
-def _pick(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Invert the cumulated weights, [rows, n] float64 and not normalised, at one uniform per row; give columns."""
-    cumulated = torch.cumsum(weights, dim=-1)
-    thresholds = uniforms * cumulated[:, -1]
-    columns = torch.searchsorted(cumulated, thresholds[:, None], right=True)[:, 0]
-    last_kept = weights.shape[-1] - 1 - (weights.flip(-1) > 0).int().argmax(dim=-1)
-    return torch.minimum(columns, last_kept)
-
-
-def _pick_candidate(found: Candidates, uniforms: Tensor) -> Tensor:
-    rows = found.is_settled
-    columns = _pick(found.probabilities[rows], uniforms)
-    return found.token_ids[rows].gather(1, columns[:, None])[:, 0]
+def _take_rows(logits: Tensor, rows: list[int]) -> Tensor:
+    """These rows, without a copy where they are all of them in their order."""
+    if rows == list(range(logits.shape[0])):
+        return logits
+    return logits[torch.tensor(rows, device=logits.device)]
 
 
 def _first_rows(batch: Batch) -> list[int]:
@@ -136,7 +116,7 @@ def _first_rows(batch: Batch) -> list[int]:
     return first_rows
 
 
-def _report(span: Span, rows: Tensor, drawn: dict[int, int | None]) -> SampledSpan:
+def _report(span: Span, rows: Tensor, drawn: dict[int, Drawn | None]) -> SampledSpan:
     """Put together what the span's rows say; rows: scored positions first, then the sampled one."""
     sequence = span.sequence
     wanted = sequence.request.logprobs
@@ -150,6 +130,8 @@ def _report(span: Span, rows: Tensor, drawn: dict[int, int | None]) -> SampledSp
     if token is None:
         return SampledSpan(is_finite=False, prompt=prompt)
     scored = None
-    if wanted is not None:
-        scored = score(rows[span.scores : span.scores + 1], [token], wanted.top)[0]
-    return SampledSpan(token_id=token, scored=scored, prompt=prompt)
+    if wanted is not None and wanted.post_sampling:
+        scored = Scored(token.token_id, log(token.probability), token.top)
+    elif wanted is not None:
+        scored = score(rows[span.scores : span.scores + 1], [token.token_id], wanted.top)[0]
+    return SampledSpan(token_id=token.token_id, scored=scored, prompt=prompt)

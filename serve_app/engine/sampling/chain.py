@@ -1,0 +1,77 @@
+"""The sampler chain: named stages, applied to candidates in the order that a request gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from dataclasses import replace
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from serve_app.core.request import SamplingParams
+from serve_app.engine.sampling import mirostat, stages
+from serve_app.engine.sampling.candidates import Candidates, Rest
+from serve_app.engine.sampling.moments import Need, moments
+from serve_app.engine.sampling.parameters import Parameters
+from serve_app.engine.sampling.stages import Stage
+
+STAGES: Mapping[str, tuple[Stage, ...]] = MappingProxyType(
+    {
+        "temperature": (
+            Stage(stages.divide_by_temperature, lambda p: p.dynamic_temperature_range == 0.0, drops=False),
+            Stage(
+                stages.divide_by_dynamic_temperature,
+                lambda p: p.dynamic_temperature_range > 0.0,
+                need=Need.ENTROPY,
+                drops=False,
+            ),
+        ),
+        "top_n_sigma": (Stage(stages.keep_top_n_sigma, lambda p: p.top_n_sigma > 0.0, Need.DEVIATION),),
+        "top_k": (Stage(stages.keep_top_k, lambda p: p.top_k > 0),),
+        "typ_p": (Stage(stages.keep_typical, lambda p: p.typical_p < 1.0, Need.ENTROPY),),
+        "top_p": (Stage(stages.keep_top_p, lambda p: p.top_p < 1.0, Need.TOTAL),),
+        "min_p": (Stage(stages.keep_min_p, lambda p: p.min_p > 0.0),),
+        "xtc": (Stage(stages.exclude_top_choices, lambda p: p.xtc_applies, Need.TOTAL),),
+        "mirostat_1": (Stage(mirostat.keep_by_zipf, lambda p: torch.isfinite(p.mu), Need.TOTAL),),
+        "mirostat_2": (Stage(mirostat.keep_by_surprise, lambda p: torch.isfinite(p.mu), Need.TOTAL),),
+    }
+)
+
+
+def order_of(params: SamplingParams) -> tuple[str, ...]:
+    """The names of the stages that these parameters run, in their order."""
+    if params.mirostat:
+        return ("temperature", f"mirostat_{params.mirostat}")
+    return tuple(name for name in params.samplers if name in STAGES)
+
+
+def stages_of(order: Items[str]) -> list[Stage]:
+    return [stage for name in order for stage in STAGES[name]]
+
+
+def run_chain(candidates: Candidates, chain: Items[Stage], parameters: Parameters, logits: Tensor) -> Candidates:
+    """Apply the stages one after the other, each to the rows where it is active.
+
+    logits: [rows, vocab] float32, those that the candidates were chosen from
+    """
+    for stage in chain:
+        runs = stage.is_active(parameters) & (candidates.rest != Rest.UNKNOWN)
+        if stage.need is not Need.NOTHING:  # sums over a vocabulary with holes: rather take all as candidates
+            holes = runs & (candidates.rest == Rest.PIERCED)
+            candidates = replace(candidates, rest=torch.where(holes, Rest.UNKNOWN, candidates.rest))
+            runs = runs & ~holes
+        if runs.any():
+            sums = moments(candidates, logits, runs, stage.need)
+            candidates = candidates.merged(runs, stage.apply(candidates, parameters, sums))
+    return candidates
+
+
+def can_drop(chain: Items[Stage], parameters: Parameters) -> Tensor:
+    """[rows] bool, whether any stage can drop a token of the row."""
+    drops = torch.zeros_like(parameters.xtc_applies)
+    for stage in chain:
+        if stage.drops:
+            drops = drops | stage.is_active(parameters)
+    return drops

@@ -1,0 +1,94 @@
+"""Edits of logits before anything is drawn, as sparse lists: what it costs is the tokens concerned, not the vocabulary.
+
+The order is llama.cpp's: bias, repetition, frequency and presence, DRY, then bans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from math import inf
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class SparseValues:
+    """One value for some of the logits [rows, vocab], each named at most once by its flat place."""
+
+    vocab: int
+    places: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+
+    def put(self, row: int, token_ids: Tensor, values: Tensor) -> None:
+        if len(token_ids):
+            self.places.append(token_ids + row * self.vocab)
+            self.values.append(values)
+
+    def put_items(self, row: int, values: Mapping[int, float]) -> None:
+        """Ids that are no tokens of the model are left out: they would be another row's."""
+        known = {token_id: value for token_id, value in values.items() if 0 <= token_id < self.vocab}
+        if known:
+            self.put(row, torch.tensor(list(known)), torch.tensor(list(known.values()), dtype=torch.float32))
+
+    def joined(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Places and values, [n] each."""
+        return torch.cat(self.places).to(device), torch.cat(self.values).to(device)
+
+
+def edit_logits(logits: Tensor, sequences: Items[Sequence], eos_token_ids: frozenset[int]) -> Tensor:
+    """Apply what each sequence's parameters ask for; the state of each is brought up to its last token.
+
+    logits: [rows, vocab] float32, never changed
+
+    Returns the same tensor where no row asks for anything, else an edited copy.
+    """
+    vocab = logits.shape[-1]
+    bias, scale, minus, dry, ban = (SparseValues(vocab) for _ in range(5))
+    for row, sequence in enumerate(sequences):
+        params, state = sequence.request.sampling, sequence.sampling_state
+        state.catch_up(sequence.token_ids)
+        if state.bias:
+            bias.put_items(row, state.bias)
+        if (seen := state.repetition) is not None:
+            scale.put(row, seen.token_ids, torch.full((len(seen),), params.repetition_penalty))
+        if (seen := state.occurrence) is not None:
+            minus.put(row, seen.token_ids, -(params.frequency_penalty * seen.counts + params.presence_penalty))
+        if state.repeats is not None:
+            penalties = state.repeats.penalties(sequence.token_ids)
+            dry.put_items(row, {token_id: -penalty for token_id, penalty in penalties.items()})
+        ban.put_items(row, dict.fromkeys(_banned(sequence, eos_token_ids), -inf))
+    if not any(part.places for part in (bias, scale, minus, dry, ban)):
+        return logits
+    edited = logits.clone(memory_format=torch.contiguous_format)
+    _add(edited, bias)
+    _scale(edited, scale)
+    for part in (minus, dry, ban):
+        _add(edited, part)
+    return edited
+
+
+def _banned(sequence: Sequence, eos_token_ids: frozenset[int]) -> Iterable[int]:
+    """Tokens that would end the sequence before its least number of tokens."""
+    stop = sequence.request.stop
+    if sequence.num_generated >= stop.min_tokens:
+        return ()
+    return set(stop.token_ids) if stop.ignore_eos else eos_token_ids.union(stop.token_ids)
+
+
+def _add(logits: Tensor, part: SparseValues) -> None:
+    if part.places:
+        places, values = part.joined(logits.device)
+        logits.view(-1)[places] += values
+
+
+def _scale(logits: Tensor, part: SparseValues) -> None:
+    """Repetition penalty (Keskar et al., "CTRL", 2019, in the form that also lowers negative logits)."""
+    if part.places:
+        places, values = part.joined(logits.device)
+        before = logits.view(-1)[places]
+        logits.view(-1)[places] = torch.where(before > 0, before / values, before * values)

@@ -1,0 +1,84 @@
+"""Sums over the distribution that a row has at some point of the chain, wherever its tokens are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from math import inf, nan
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.sampling import whole
+from serve_app.engine.sampling.candidates import Candidates, Rest
+
+
+class Need(IntEnum):
+    """Which sums a stage asks for."""
+
+    NOTHING = 0
+    TOTAL = 1
+    ENTROPY = 2
+    DEVIATION = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """[rows] float64 each, of all tokens in play; nan where nobody asked.
+
+    log_total: ln of the sum of exponentials of the logits
+    entropy:   nats
+    deviation: standard deviation of the logits
+    count:     tokens in play
+    """
+
+    log_total: Tensor
+    entropy: Tensor
+    deviation: Tensor
+    count: Tensor
+
+
+def moments(candidates: Candidates, logits: Tensor, needed: Tensor, need: Need) -> Moments:
+    """Sum over the candidates where the rest is gone, and over the vocabulary where nothing is.
+
+    logits: [rows, vocab] float32 as they came to the chain
+    needed: [rows] bool, the rows that ask
+    """
+    num_rows = logits.shape[0]
+    unknown = torch.full((num_rows,), nan, dtype=torch.float64, device=logits.device)
+    log_total, entropy, deviation, count = unknown, unknown.clone(), unknown.clone(), unknown.clone()
+    if need is Need.NOTHING:
+        return Moments(log_total, entropy, deviation, count)
+    if candidates.logits.shape[-1]:
+        masked = candidates.masked_logits
+        log_total = _log_total(masked)
+        if need is Need.ENTROPY:
+            entropy = whole.entropy_of(masked - log_total[:, None])
+        if need is Need.DEVIATION:
+            deviation = _deviation(candidates)
+        count = candidates.num_kept.double()
+    for row in torch.nonzero(needed & (candidates.rest == Rest.WHOLE))[:, 0].tolist():
+        own, divisor = logits[row], candidates.divisor[row]
+        count[row] = (own > -inf).sum()
+        if need is Need.DEVIATION:
+            deviation[row] = whole.deviation(own, divisor)
+            continue
+        log_total[row] = whole.log_total(own, divisor)
+        if need is Need.ENTROPY:
+            entropy[row] = whole.entropy(own, divisor, log_total[row])
+    return Moments(log_total, entropy, deviation, count)
+
+
+def _log_total(masked: Tensor) -> Tensor:
+    """As logsumexp; the sum is a cumulated one, whose order of addition does not depend on the number of rows."""
+    highest = masked.amax(-1)
+    return highest + torch.log(torch.cumsum(torch.exp(masked - highest[:, None]), dim=-1)[:, -1])
+
+
+def _deviation(candidates: Candidates) -> Tensor:
+    kept = candidates.kept
+    values = candidates.logits.masked_fill(~kept, 0.0)
+    count = kept.sum(-1)
+    mean = torch.cumsum(values, dim=-1)[:, -1] / count
+    squares = ((values - mean[:, None]) ** 2).masked_fill(~kept, 0.0)
+    return torch.sqrt(torch.cumsum(squares, dim=-1)[:, -1] / count)
