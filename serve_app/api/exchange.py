@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from typing import Any
 
 from serve_app.api.chunks import dump, error_event
-from serve_app.api.responses import error_body
+from serve_app.api.dialects.dialect import Dialect
+from serve_app.api.dialects.errors import error_body, error_event_body, error_status
+from serve_app.api.dialects.tables import HEADER, UNION
 from serve_app.api.sse import DONE
 from serve_app.core.errors import InvalidRequest, PayloadTooLarge, ServeError, Unauthenticated
 
@@ -24,16 +26,16 @@ class ClientGone(Exception):
 class Exchange:
     """The response of one request. Once a stream has begun, the only way to fail is an event in it.
 
-    headers: sent with every response
+    dialect: in which errors are told; named in every response
     status:  what was answered; 200 until something is
     """
 
-    def __init__(self, send: Send, headers: RawHeaders) -> None:
+    def __init__(self, send: Send, dialect: Dialect = UNION) -> None:
+        self.dialect = dialect
         self.status = 200
         self.has_started = False
         self.is_over = False
         self._send = send
-        self._headers = headers
 
     async def respond(
         self, status: int, content: Mapping[str, object], *, headers: Iterable[tuple[bytes, bytes]] = ()
@@ -59,9 +61,10 @@ class Exchange:
         if self.is_over:
             return
         if self.has_started:
-            await self._end(error_event(error_body(error)) + DONE)
+            await self._end(error_event(error_event_body(error, self.dialect)) + DONE)
         else:
-            await self.respond(error.status, error_body(error), headers=headers_of(error))
+            status = error_status(error, self.dialect)
+            await self.respond(status, error_body(error, self.dialect), headers=headers_of(error))
 
     async def _begin_stream(self) -> None:
         if not self.has_started:
@@ -72,7 +75,8 @@ class Exchange:
     async def _start(self, status: int, headers: RawHeaders) -> None:
         self.has_started = True
         self.status = status
-        await self._write({"type": "http.response.start", "status": status, "headers": [*headers, *self._headers]})
+        named = (HEADER.lower().encode(), self.dialect.name.encode())
+        await self._write({"type": "http.response.start", "status": status, "headers": [*headers, named]})
 
     async def _end(self, body: bytes) -> None:
         self.is_over = True

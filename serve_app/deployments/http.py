@@ -19,15 +19,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.chunks import dump
+from serve_app.api.dialects.dialect import Dialect
+from serve_app.api.dialects.errors import error_body
+from serve_app.api.dialects.tables import HEADER, dialect_named
 from serve_app.api.exchange import ClientGone, Exchange, RawHeaders, headers_of, read_body, watch
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.models import models_body
 from serve_app.api.parse import parse_completion
-from serve_app.api.responses import ResponseHead, error_body
+from serve_app.api.responses import ResponseHead
 from serve_app.api.shown import shown
 from serve_app.core.errors import (
     EngineFailed,
-    InvalidRequest,
     MethodNotAllowed,
     NotFound,
     ServeError,
@@ -43,7 +45,6 @@ from serve_app.router.story import Story
 
 logger = logging.getLogger(__name__)
 
-DIALECT = "union"
 CLIENT_CLOSED = 499
 LOADING_RETRY_S = 1
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -75,6 +76,9 @@ def build_app(router: Router, settings: HttpSettings | None = None, *, metrics: 
     async def models(request: Request) -> Response:
         return JSONResponse(models_body(router.models()))
 
+    async def dialects(request: Request) -> Response:
+        return JSONResponse(router.dialects())
+
     async def model(request: Request) -> Response:
         return JSONResponse(router.model(request.path_params["id"]).body())
 
@@ -88,6 +92,7 @@ def build_app(router: Router, settings: HttpSettings | None = None, *, metrics: 
     app = Starlette(
         routes=[
             Route("/v1/completions", Completions(router, settings), methods=["POST"]),
+            Route("/v1/dialects", dialects, methods=["GET"]),
             Route("/v1/models", models, methods=["GET"]),
             Route("/v1/models/{id:path}", model, methods=["GET"]),
             Route("/health", health, methods=["GET"]),
@@ -152,7 +157,7 @@ class Completions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request and log one line, whatever happens."""
         story = Story(scope["state"]["request_id"])
-        exchange = Exchange(send, [(b"x-completions-dialect", DIALECT.encode())])
+        exchange = Exchange(send, self._router.dialect)
         has_left = True
         try:
             has_left = await self._serve(Headers(scope=scope), receive, exchange, story=story)
@@ -169,7 +174,7 @@ class Completions:
                 body = await self._read(headers, receive, exchange, story=story)
                 if body is not None:
                     watcher = group.create_task(watch(receive, exchange))
-                    await self._answer(body, exchange, story=story)
+                    await self._answer(headers, body, exchange, story=story)
                     watcher.cancel()
         except* ClientGone:
             has_left = True
@@ -178,7 +183,7 @@ class Completions:
     async def _read(self, headers: Headers, receive: Receive, exchange: Exchange, *, story: Story) -> bytes | None:
         """The body; None where the headers or its size were refused and the client was told."""
         try:
-            _check_dialect(headers)
+            exchange.dialect = _dialect_asked(headers) or exchange.dialect
             check_media_type(headers)
             return await read_body(
                 receive,
@@ -190,10 +195,16 @@ class Completions:
             await exchange.fail(error)
             return None
 
-    async def _answer(self, body: bytes, exchange: Exchange, *, story: Story) -> None:
+    async def _answer(self, headers: Headers, body: bytes, exchange: Exchange, *, story: Story) -> None:
         """Run the request. Raises ClientGone; every other failure is told to the client."""
+
+        def choose_dialect(model: object) -> Dialect:
+            exchange.dialect = _dialect_asked(headers) or self._router.dialect_of(model)
+            return exchange.dialect
+
         try:
-            request = story.request = parse_completion(body, self._settings.limits)
+            request = parse_completion(body, self._settings.limits, choose_dialect=choose_dialect)
+            story.request = request
             async with self._router.open(request) as run:
                 story.run = run
                 head = ResponseHead(id=run.response_id, created=int(time.time()), model=request.model)
@@ -210,13 +221,9 @@ class Completions:
             await exchange.fail(story.error)
 
 
-def _check_dialect(headers: Headers) -> None:
-    dialect = headers.get("x-completions-dialect")
-    if dialect is not None and dialect != DIALECT:
-        raise InvalidRequest(
-            f"The header X-Completions-Dialect must be {DIALECT} or absent; found {shown(dialect)}.",
-            "X-Completions-Dialect",
-        )
+def _dialect_asked(headers: Headers) -> Dialect | None:
+    name = headers.get(HEADER)
+    return None if name is None else dialect_named(name)
 
 
 def _request_id(headers: Headers) -> str:

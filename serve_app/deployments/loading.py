@@ -27,4 +27,5 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
     folder = read_model_folder(locate_model(args.path))
     settings = args.model_dump(include={field.name for field in fields(EngineConfig)})
     adapters = read_adapters(Path(args.adapters)) if args.adapters is not None else ()
-    return ModelService.load(EngineConfig(**settings | {"path": str(folder.path)}), adapters, replica_id=replica_id)
+    config = EngineConfig(**settings | {"path": str(folder.path)})
+    return ModelService.load(config, adapters, replica_id=replica_id, dialect=args.dialect)

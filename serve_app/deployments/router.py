@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from ray import serve
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serve_app.api.dialects.tables import DIALECTS
 from serve_app.api.limits import WireLimits
 from serve_app.deployments.arguments import RouterSettings
 from serve_app.deployments.discovery import Discovery
@@ -70,7 +71,9 @@ class Router:
             await self._fleet.close()
 
     def _app_for(self, settings: RouterSettings) -> ASGIApp:
-        router = RequestRouter(self._fleet, RouterConfig(timeout_s=settings.timeout_s))
+        router = RequestRouter(
+            self._fleet, RouterConfig(timeout_s=settings.timeout_s, dialect=DIALECTS[settings.dialect])
+        )
         http_settings = HttpSettings(
             max_body_bytes=settings.max_body_bytes,
             keep_alive_s=settings.keep_alive_s,
