@@ -40,7 +40,7 @@ class StreamOptions(BaseModel):
 class CompletionRequest(BaseModel):
     """What a client asked for, with the defaults of its dialect filled in; those here are of `union`.
 
-    max_tokens:     -1 is until the context ends
+    max_tokens:     -1 is until the context ends;  max_tokens_name: as the client spelled it
     best_of:        counts as the dialect says; None ranks nothing
     top_k:          0 keeps all
     seed:           None draws one
@@ -55,6 +55,7 @@ class CompletionRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
+    max_tokens_name: Annotated[str, Field(exclude=True, repr=False)] = "max_tokens"
     dialect: Annotated[InstanceOf[Dialect], Field(default_factory=lambda: UNION, exclude=True, repr=False)]
     model: Annotated[str, Field(min_length=1)]
     prompts: Annotated[tuple[InstanceOf[Prompt], ...], Field(min_length=1)]

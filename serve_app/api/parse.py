@@ -49,6 +49,7 @@ def read_completion(members: Mapping[str, object], limits: WireLimits, dialect: 
     prompts = parse_prompts(fields.values["prompt"], reader.limits)
     values = reader.values(fields, num_prompts=len(prompts))
     completed = {**dialect.defaults, **values, "prompts": prompts, "dialect": dialect}
+    completed["max_tokens_name"] = fields.spelled("max_tokens")
     request = reader.validated(CompletionRequest, completed, fields, PARAMETERS)
     reader.check_bounds(request, fields)
     check_contradictions(Sent(request=request, values=fields.values, fields=fields, limits=reader.limits))

@@ -153,10 +153,12 @@ class ContextParams:
 
     truncates_prompt:     a prompt that leaves no room loses its beginning; otherwise it is refused
     shortens_completion:  fewer tokens are generated; otherwise the request is refused
+    max_tokens_name:      what the client called its limit, for the refusal
     """
 
     truncates_prompt: bool = False
     shortens_completion: bool = True
+    max_tokens_name: str = "max_tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

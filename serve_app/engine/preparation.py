@@ -74,11 +74,12 @@ class Preparation:
             )
         room = context - num_prompt_tokens
         if wanted is not None and wanted > room and not request.context.shortens_completion:
+            name = request.context.max_tokens_name
             raise ContextOverflow(
-                f"`max_tokens` must be at most {room} with `prompt` {request.prompt_index}, which has"
+                f"`{name}` must be at most {room} with `prompt` {request.prompt_index}, which has"
                 f" {num_prompt_tokens} of the {context} tokens of {self._model_name}'s context; found {wanted}. Lower"
                 ' it, or send `context_length_exceeded_behavior`: "truncate".',
-                "max_tokens",
+                name,
                 facts,
             )
         return room if wanted is None else min(wanted, room)

@@ -63,6 +63,7 @@ def lower(
             context=ContextParams(
                 truncates_prompt=request.truncate_sequence,
                 shortens_completion=request.context_length_exceeded_behavior == "truncate",
+                max_tokens_name=request.max_tokens_name,
             ),
             unencoded=unencoded(request),
         )

@@ -15,7 +15,7 @@ from serve_app.api.parameters import PARAMETERS, Accepted, Carried, Disposition,
 from serve_app.api.wording import in_words
 
 NOT_MEANINGS = frozenset({"name", "defaults", "statuses"})
-INTERNAL = frozenset({"dialect", "model", "prompts"})
+INTERNAL = frozenset({"dialect", "max_tokens_name", "model", "prompts"})
 
 
 def dialects_body(
