@@ -94,8 +94,8 @@ def _draw_candidates(found: Candidates, places: Tensor, task: _Task) -> dict[int
     """Draw for rows of which nothing but candidates is left; places: [n]"""
     weights = torch.exp(found.masked_logits[places] - found.highest[places])
     totals = torch.cumsum(weights, dim=-1)[:, -1]
-    columns = pick(weights, task.parameters.uniforms[places])[:, None]
     token_ids = found.token_ids[places]
+    columns = pick(weights, token_ids, task.parameters.keys[places])[:, None]
     tokens = token_ids.gather(1, columns)[:, 0].tolist()
     probabilities = (weights.gather(1, columns)[:, 0] / totals).tolist()
     drawn = {}
@@ -106,10 +106,10 @@ def _draw_candidates(found: Candidates, places: Tensor, task: _Task) -> dict[int
 
 
 def _draw_whole(found: Candidates, place: int, task: _Task) -> Drawn:
-    """Draw for a row of which more than candidates is left, in the order of ids."""
+    """Draw for a row of which more than candidates is left."""
     is_dropped = (found.logits[place] > found.edge[place]) & ~found.kept[place]
     everything = Whole.of(task.logits[place], found.divisor[place], found.token_ids[place][is_dropped])
-    token_id = everything.draw(task.parameters.uniforms[place])
+    token_id = everything.draw(task.parameters.keys[place])
     total = everything.weights.sum()
     top: tuple[tuple[int, float], ...] = ()
     if num_top := task.num_top[place]:

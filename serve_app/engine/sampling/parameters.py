@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from serve_app.engine.sampling.draw import Stream, uniform
+from serve_app.engine.sampling.draw import Stream, key, keys_tensor, uniform
 from serve_app.engine.sequence import Sequence
 
 XTC_HIGHEST_THRESHOLD = 0.5  # above it no two tokens can reach it
@@ -20,7 +20,7 @@ class Parameters:
 
     xtc_applies: bool, whether this draw is one of those that XTC changes
     mu:          Mirostat's state
-    uniforms:    the number in [0, 1) that decides the draw
+    keys:        int64, what decides the draw
     """
 
     temperature: Tensor
@@ -35,7 +35,7 @@ class Parameters:
     xtc_threshold: Tensor
     xtc_applies: Tensor
     mu: Tensor
-    uniforms: Tensor
+    keys: Tensor
 
     @classmethod
     def of_sequences(cls, sequences: Items[Sequence], device: torch.device) -> Parameters:
@@ -57,7 +57,7 @@ class Parameters:
             xtc_threshold=numbers([p.xtc_threshold for p in params]),
             xtc_applies=torch.tensor([_xtc_applies(sequence) for sequence in sequences], device=device),
             mu=numbers([sequence.sampling_state.mu for sequence in sequences]),
-            uniforms=numbers([_token_uniform(sequence) for sequence in sequences]),
+            keys=keys_tensor([_token_key(sequence) for sequence in sequences], device),
         )
 
     def of(self, rows: Tensor) -> Parameters:
@@ -68,19 +68,18 @@ def _xtc_applies(sequence: Sequence) -> bool:
     params = sequence.request.sampling
     if params.xtc_probability <= 0.0 or params.xtc_threshold > XTC_HIGHEST_THRESHOLD:
         return False
-    return _uniform(sequence, Stream.XTC) < params.xtc_probability
+    return uniform(params.seed, **_place(sequence), stream=Stream.XTC) < params.xtc_probability
 
 
-def _token_uniform(sequence: Sequence) -> float:
-    return _uniform(sequence, Stream.MIROSTAT if sequence.request.sampling.mirostat else Stream.TOKEN)
+def _token_key(sequence: Sequence) -> int:
+    params = sequence.request.sampling
+    return key(params.seed, **_place(sequence), stream=Stream.MIROSTAT if params.mirostat else Stream.TOKEN)
 
 
-def _uniform(sequence: Sequence, stream: Stream) -> float:
-    request = sequence.request
-    return uniform(
-        request.sampling.seed,
-        prompt_index=request.prompt_index,
-        sample=sequence.sample,
-        position=sequence.num_tokens,
-        stream=stream,
-    )
+def _place(sequence: Sequence) -> dict[str, int]:
+    """Where in the client's request a draw is made."""
+    return {
+        "prompt_index": sequence.request.prompt_index,
+        "sample": sequence.sample,
+        "position": sequence.num_tokens,
+    }

@@ -31,15 +31,19 @@ class Whole:
         scaled[dropped] = -inf
         return cls(scaled.sub_(scaled.amax()).exp_())
 
-    def draw(self, uniform: Tensor) -> int:
-        """Invert the cumulated weights in the order of ids, first by blocks, then within one; uniform: scalar."""
+    def draw(self, key: Tensor) -> int:
+        """Race the blocks, each with the weight of its tokens, then the tokens of the block that wins.
+
+        That is exact, since the highest of a group's Gumbel variables is one for their sum, and takes noise for one
+        block and not for the vocabulary. key: scalar int64
+        """
         vocab = self.weights.shape[0]
         weights = torch.nn.functional.pad(self.weights, (0, -vocab % BLOCK)).view(-1, BLOCK)
-        sums = weights.sum(-1)
-        block = int(pick(sums[None], uniform[None]))
-        before = torch.cumsum(sums, dim=0)
-        inside = (uniform * before[-1] - (before[block - 1] if block else 0.0)) / sums[block]
-        return block * BLOCK + int(pick(weights[block][None], inside.clamp(0.0, 1.0)[None]))
+        sums = torch.cumsum(weights, dim=-1)[:, -1]
+        ids = torch.arange(len(sums), device=sums.device)
+        block = int(pick(sums[None], vocab + ids, key[None]))
+        tokens = torch.arange(block * BLOCK, (block + 1) * BLOCK, device=sums.device)
+        return block * BLOCK + int(pick(weights[block][None], tokens, key[None]))
 
 
 def log_total(logits: Tensor, divisor: Tensor) -> Tensor:
