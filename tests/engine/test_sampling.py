@@ -18,7 +18,7 @@ from serve_app.core.request import (
     SamplingParams,
     StopParams,
 )
-from serve_app.engine.sampling.draw import Stream, pick, uniform
+from serve_app.engine.sampling.draw import Stream, gumbel, key, keys_tensor, pick, uniform
 from serve_app.engine.sampling.drawing import draw_tokens
 from serve_app.engine.sampling.logprobs import score
 from serve_app.engine.sampling.sampler import Sampler
@@ -98,6 +98,13 @@ def test_frequencies_follow_the_truncated_distribution(sampling: SamplingParams)
     assert statistic < 40.0
 
 
+CPU = torch.device("cpu")
+
+
+def key_of(seed: int) -> int:
+    return key(seed, prompt_index=0, sample=0, position=0)
+
+
 def test_uniforms_are_flat_and_differ_in_every_counter() -> None:
     numbers = [
         uniform(seed, prompt_index=prompt, sample=sample, position=position, stream=stream)
@@ -113,9 +120,34 @@ def test_uniforms_are_flat_and_differ_in_every_counter() -> None:
 
 
 def test_a_token_of_no_weight_is_never_picked() -> None:
-    weights = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]], dtype=torch.float64).expand(4, -1)
-    uniforms = torch.tensor([0.0, 0.2499, 0.25, 1.0 - 2**-53], dtype=torch.float64)
-    assert pick(weights, uniforms).tolist() == [1, 1, 3, 3]
+    weights = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]], dtype=torch.float64).expand(4000, -1)
+    picked = Counter(pick(weights, torch.arange(5), keys_tensor([key_of(seed) for seed in range(4000)], CPU)).tolist())
+    assert set(picked) == {1, 3}
+    assert abs(picked[3] - 3000) < 150
+
+
+def test_noise_is_the_same_wherever_a_token_stands_and_follows_gumbels_law() -> None:
+    keys = keys_tensor([key_of(seed) for seed in (0, 1, 2**63, 2**64 - 1)], CPU)
+    ids = torch.arange(20000)
+    noise = gumbel(keys, ids)
+    assert torch.equal(gumbel(keys, ids.flip(0)), noise.flip(1))
+    assert torch.isfinite(noise).all()
+    for threshold in (-1.0, 0.0, 1.0, 3.0):
+        share = (noise < threshold).double().mean(dim=1)
+        expected = math.exp(-math.exp(-threshold))
+        assert ((share - expected).abs() < 0.015).all()
+
+
+def test_draws_survive_the_rounding_noise_that_company_brings() -> None:
+    """Of 4000 draws over 2048 tokens, none changes when every logit moves by up to a millionth."""
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(200, 2048, generator=generator) * 2
+    noisy = logits + (torch.rand(logits.shape, generator=generator) - 0.5) * 2e-6
+    rows = [row(SamplingParams(temperature=1.5, top_p=[1.0, 0.95][i % 2], seed=i)) for i in range(4000)]
+    for first in range(0, 4000, 200):
+        block = rows[first : first + 200]
+        before, after = draw_tokens(logits, block), draw_tokens(noisy, block)
+        assert [drawn.token_id for drawn in before] == [drawn.token_id for drawn in after]
 
 
 def test_logprobs_are_those_of_the_raw_distribution() -> None:
