@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from serve_app.api.chunks import dump, error_event
@@ -38,7 +38,7 @@ class Exchange:
         self._send = send
 
     async def respond(
-        self, status: int, content: Mapping[str, object], *, headers: Iterable[tuple[bytes, bytes]] = ()
+        self, status: int, content: object, *, headers: Iterable[tuple[bytes, bytes]] = ()
     ) -> None:
         """A whole JSON response."""
         body = dump(content).encode()

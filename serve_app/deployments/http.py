@@ -25,7 +25,6 @@ from serve_app.api.dialects.tables import HEADER, dialect_named
 from serve_app.api.exchange import ClientGone, Exchange, RawHeaders, headers_of, read_body, watch
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.models import models_body
-from serve_app.api.parse import parse_completion
 from serve_app.api.responses import ResponseHead
 from serve_app.api.shown import shown
 from serve_app.core.errors import (
@@ -35,11 +34,12 @@ from serve_app.core.errors import (
     ServeError,
 )
 from serve_app.deployments.bodies import check_media_type
+from serve_app.deployments.docs import docs_routes
 from serve_app.deployments.metrics import Measured, Metrics, Served
 from serve_app.deployments.neighbours import answer_nobody, neighbour_routes
 from serve_app.deployments.streams import stream
+from serve_app.deployments.styles import NativeStyle, OpenAiStyle, Style
 from serve_app.router.neighbours import Neighbours
-from serve_app.router.render import StreamRenderer, collect
 from serve_app.router.router import Router
 from serve_app.router.story import Story
 
@@ -89,18 +89,21 @@ def build_app(router: Router, settings: HttpSettings | None = None, *, metrics: 
             {"status": "loading", "models": router.fleet.loading}, 503, {"retry-after": str(LOADING_RETRY_S)}
         )
 
+    neighbours = Neighbours(router.fleet)
+    native = Completions(router, settings, NativeStyle(neighbours))
     app = Starlette(
         routes=[
-            Route("/v1/completions", Completions(router, settings), methods=["POST"]),
+            Route("/v1/completions", Completions(router, settings, OpenAiStyle(router)), methods=["POST"]),
+            Route("/completion", native, methods=["POST"]),
+            Route("/completions", native, methods=["POST"]),
             Route("/v1/dialects", dialects, methods=["GET"]),
             Route("/v1/models", models, methods=["GET"]),
             Route("/v1/models/{id:path}", model, methods=["GET"]),
             Route("/health", health, methods=["GET"]),
             Route("/v1/health", health, methods=["GET"]),
             Route("/metrics", metrics.answer, methods=["GET"]),
-            *neighbour_routes(
-                Neighbours(router.fleet), limits=settings.limits, max_body_bytes=settings.max_body_bytes
-            ),
+            *docs_routes(settings.limits, router.dialect),
+            *neighbour_routes(neighbours, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         ],
         middleware=[
             Middleware(Measured, metrics=metrics),
@@ -148,11 +151,12 @@ class Threshold:
 
 
 class Completions:
-    """POST /v1/completions as a raw ASGI application: the status line waits for the first event."""
+    """Completions in one style as a raw ASGI application: the status line waits for the first event."""
 
-    def __init__(self, router: Router, settings: HttpSettings) -> None:
+    def __init__(self, router: Router, settings: HttpSettings, style: Style) -> None:
         self._router = router
         self._settings = settings
+        self._style = style
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request and log one line, whatever happens."""
@@ -199,21 +203,20 @@ class Completions:
         """Run the request. Raises ClientGone; every other failure is told to the client."""
 
         def choose_dialect(model: object) -> Dialect:
-            exchange.dialect = _dialect_asked(headers) or self._router.dialect_of(model)
+            exchange.dialect = _dialect_asked(headers) or self._style.dialect_of(model)
             return exchange.dialect
 
         try:
-            request = parse_completion(body, self._settings.limits, choose_dialect=choose_dialect)
-            story.request = request
+            request = story.request = self._style.parse(body, self._settings.limits, choose_dialect)
             async with self._router.open(request) as run:
                 story.run = run
                 head = ResponseHead(id=run.response_id, created=int(time.time()), model=request.model)
                 if request.stream:
-                    renderer = StreamRenderer(request, head)
+                    renderer = self._style.renderer(request, head)
                     keep_alive_s = self._settings.keep_alive_s
                     await stream(run, renderer, exchange, story=story, keep_alive_s=keep_alive_s)
                 else:
-                    await exchange.respond(200, await collect(run, request, head=head))
+                    await exchange.respond(200, await self._style.whole(run, request, head))
         except ClientGone:
             raise
         except Exception as error:
