@@ -19,6 +19,7 @@ from serve_app.core.delta import (
 )
 from serve_app.core.errors import ServeError
 from serve_app.core.request import GenerationRequest
+from serve_app.core.tokenization import Tokenization, TokenizeRequest
 
 EOS = 2
 VOCAB_SIZE = 1000
@@ -142,6 +143,21 @@ class FakeBackend:
         self.aborted += request_ids
         for request_id in request_ids:
             self._live.pop(request_id, None)
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokenization:
+        """A token per character, its code point; the end of sequence stands for all special tokens."""
+        await self.submit_gate.wait()
+        if self._has_died:
+            raise ConnectionError("the process is gone")
+        token_ids = (*((EOS,) if request.adds_special else ()), *map(ord, request.text))
+        pieces = tuple(chr(token_id).encode() for token_id in token_ids) if request.with_pieces else None
+        return Tokenization(token_ids=token_ids, pieces=pieces)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        await self.submit_gate.wait()
+        if self._has_died:
+            raise ConnectionError("the process is gone")
+        return "".join(map(chr, token_ids))
 
     def step(self) -> None:
         """Recite one word of every sequence and send a frame to each router."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
-from serve_app.api.responses import OBJECT, Choice, ResponseHead, token_counts, usage_body
+from serve_app.api.responses import OBJECT, Choice, ResponseHead
 from serve_app.api.sse import event
-from serve_app.core.delta import Usage
 
 SEPARATORS = (",", ":")
 
 
 class ChunkWriter:
-    """Events of one response. Equal, byte for byte, to `event(json.dumps(chunk_body(…)))`."""
+    """Events of one response. Equal, byte for byte, to `event(dump(chunk_body(…)))`."""
 
     def __init__(self, head: ResponseHead) -> None:
         self._prefix = (
@@ -20,21 +20,17 @@ class ChunkWriter:
             f'"model":{json.dumps(head.model)},"choices":['
         )
 
-    def choice(self, choice: Choice) -> bytes:
-        return f"{self._prefix}{_choice(choice)}]}}\n\n".encode()
+    def choice(self, choice: Choice, extras: Mapping[str, object] | None = None) -> bytes:
+        """What one choice gained; `extras` are further members of the chunk, such as `usage`."""
+        return f"{self._prefix}{_choice(choice)}]{_members(extras)}}}\n\n".encode()
 
-    def choice_with_usage(self, choice: Choice, *, prompt_tokens: int, completion_tokens: int) -> bytes:
-        """A chunk of a stream with continuous usage: the tokens of its choice so far."""
-        usage = dump(token_counts(prompt_tokens, completion_tokens))
-        return f'{self._prefix}{_choice(choice)}],"usage":{usage}}}\n\n'.encode()
-
-    def usage(self, usage: Usage) -> bytes:
-        """The chunk before the end, without choices."""
-        return f'{self._prefix}],"usage":{dump(usage_body(usage))}}}\n\n'.encode()
+    def bare(self, extras: Mapping[str, object]) -> bytes:
+        """A chunk without choices."""
+        return f"{self._prefix}]{_members(extras)}}}\n\n".encode()
 
 
 def error_event(body: dict[str, object]) -> bytes:
-    """An error after the first byte; `body` is the same as without a stream."""
+    """An error after the first byte."""
     return event(dump(body))
 
 
@@ -49,5 +45,10 @@ def _choice(choice: Choice) -> str:
     matched = "null" if choice.matched_stop is None else json.dumps(choice.matched_stop)
     return (
         f'{{"index":{choice.index},"text":{json.dumps(choice.text)},"logprobs":{logprobs},'
-        f'"finish_reason":{reason},"matched_stop":{matched}}}'
+        f'"finish_reason":{reason},"matched_stop":{matched}{_members(choice.optional())}}}'
     )
+
+
+def _members(members: Mapping[str, object] | None) -> str:
+    """Further members of an object that is not empty."""
+    return "," + dump(members)[1:-1] if members else ""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from serve_app.api.chunks import dump, error_event
-from serve_app.api.responses import error_body
+from serve_app.api.dialects.dialect import Dialect
+from serve_app.api.dialects.errors import error_body, error_event_body, error_status
+from serve_app.api.dialects.tables import HEADER, UNION
 from serve_app.api.sse import DONE
-from serve_app.core.errors import InvalidRequest, PayloadTooLarge, ServeError
+from serve_app.core.errors import InvalidRequest, PayloadTooLarge, ServeError, Unauthenticated
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -24,20 +26,18 @@ class ClientGone(Exception):
 class Exchange:
     """The response of one request. Once a stream has begun, the only way to fail is an event in it.
 
-    headers: sent with every response
+    dialect: in which errors are told; named in every response
     status:  what was answered; 200 until something is
     """
 
-    def __init__(self, send: Send, headers: RawHeaders) -> None:
+    def __init__(self, send: Send, dialect: Dialect = UNION) -> None:
+        self.dialect = dialect
         self.status = 200
         self.has_started = False
         self.is_over = False
         self._send = send
-        self._headers = headers
 
-    async def respond(
-        self, status: int, content: Mapping[str, object], *, headers: Iterable[tuple[bytes, bytes]] = ()
-    ) -> None:
+    async def respond(self, status: int, content: object, *, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """A whole JSON response."""
         body = dump(content).encode()
         length = (b"content-length", str(len(body)).encode())
@@ -59,9 +59,10 @@ class Exchange:
         if self.is_over:
             return
         if self.has_started:
-            await self._end(error_event(error_body(error)) + DONE)
+            await self._end(error_event(error_event_body(error, self.dialect)) + DONE)
         else:
-            await self.respond(error.status, error_body(error), headers=headers_of(error))
+            status = error_status(error, self.dialect)
+            await self.respond(status, error_body(error, self.dialect), headers=headers_of(error))
 
     async def _begin_stream(self) -> None:
         if not self.has_started:
@@ -72,7 +73,8 @@ class Exchange:
     async def _start(self, status: int, headers: RawHeaders) -> None:
         self.has_started = True
         self.status = status
-        await self._write({"type": "http.response.start", "status": status, "headers": [*headers, *self._headers]})
+        named = (HEADER.lower().encode(), self.dialect.name.encode())
+        await self._write({"type": "http.response.start", "status": status, "headers": [*headers, named]})
 
     async def _end(self, body: bytes) -> None:
         self.is_over = True
@@ -90,6 +92,8 @@ def headers_of(error: ServeError) -> RawHeaders:
     headers: RawHeaders = []
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
+    if isinstance(error, Unauthenticated):
+        headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, PayloadTooLarge):
         headers.append((b"connection", b"close"))  # the rest of the body is not read
     return headers

@@ -14,10 +14,14 @@ from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 
 @dataclass(slots=True)
 class Fields:
-    """Values by canonical name, without nulls, and how the client spelled each name."""
+    """Values by canonical name, without nulls, and how the client spelled each name.
+
+    names: every name with a value, as it was spelled
+    """
 
     values: dict[str, object] = field(default_factory=dict)
     spelling: dict[str, str] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
 
     def spelled(self, name: str) -> str:
         return self.spelling.get(name, name)
@@ -61,6 +65,7 @@ def _keep(fields: Fields, name: str, disposition: Disposition, *, spelled: str, 
                 )
             fields.values[name] = value
             fields.spelling[name] = spelled
+            fields.names.add(spelled)
         case NotYet():
             if not _is_among(value, disposition.neutral):
                 raise _not_carried_out(spelled, disposition, value)

@@ -13,9 +13,12 @@ class WireLimits:
     max_prompts:       elements of a list of prompts
     max_prompt_chars:  characters of one prompt's text parts together
     max_prompt_ids:    token ids in one prompt
-    max_choices:       prompts times `n`
-    max_total_tokens:  prompts times `n` times `max_tokens`
-    max_stop_strings, max_stop_chars: how many stop strings, and how long each
+    max_n:             `n` and `best_of`
+    max_choices:       prompts times the completions computed for each
+    max_total_tokens:  that number times `max_tokens`
+    max_logprobs:      likeliest tokens per position; a dialect may allow more
+    max_stop_strings, max_stop_chars: how many stop strings (also patterns, also breakers of DRY), and how long each
+    max_stop_token_ids, max_logit_bias: elements of these lists
     """
 
     max_depth: int = 64
@@ -29,6 +32,8 @@ class WireLimits:
     max_logprobs: int = 5
     max_stop_strings: int = 64
     max_stop_chars: int = 1024
+    max_stop_token_ids: int = 1024
+    max_logit_bias: int = 16_384
 
 
 DEFAULT_LIMITS = WireLimits()

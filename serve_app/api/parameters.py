@@ -11,7 +11,7 @@ from types import MappingProxyType
 class Carried:
     """Carried out; a field of `CompletionRequest`.
 
-    allowed: what its value must be; `{limits.…}` names a configured bound
+    allowed: what its value must be; braces are filled in by serve_app.api.wording
     """
 
     allowed: str
@@ -50,7 +50,6 @@ class NotYet:
 
 Disposition = Carried | Renamed | Accepted | NotYet
 
-DRY_BREAKERS = ["\n", ":", '"', "*"]
 
 PARAMETERS: Mapping[str, Disposition] = MappingProxyType(
     {
@@ -65,72 +64,82 @@ PARAMETERS: Mapping[str, Disposition] = MappingProxyType(
         # how much
         "n": Carried("an integer from 1 to {limits.max_n}"),
         "n_cmpl": Renamed("n"),
-        "max_tokens": Carried("an integer of at least 0, or -1 for no limit but the model's context"),
+        "max_tokens": Carried("{dialect.max_tokens_range}"),
         "max_completion_tokens": Renamed("max_tokens"),
         "n_predict": Renamed("max_tokens"),
-        "best_of": NotYet(1),
+        "best_of": Carried("an integer from 1 to {limits.max_n}"),
         # sampling
         "temperature": Carried("a number from 0 to 2"),
         "top_p": Carried("a number above 0 and at most 1"),
-        "top_k": Carried("an integer of at least 1, or 0 or -1 to keep every token"),
+        "top_k": Carried("an integer from 1 to {dialect.max_top_k}, or 0 or -1 to keep every token"),
         "min_p": Carried("a number from 0 to 1"),
         "seed": Carried("an integer of 64 bits, or -1 for a random one"),
-        "typical_p": NotYet(1),
-        "presence_penalty": NotYet(0),
-        "frequency_penalty": NotYet(0),
-        "repetition_penalty": NotYet(1),
+        "typical_p": Carried("a number above 0 and at most 1"),
+        "typ_p": Renamed("typical_p"),
+        "top_n_sigma": Carried("a number; 0 or less keeps every token"),
+        "min_keep": Carried("an integer of at least 0"),
+        "samplers": Carried("a list of these names, each at most once: {samplers}"),
+        "dynatemp_range": Carried("a number from 0 to 100"),
+        "dynatemp_exponent": Carried("a number from 0 to 100"),
+        "presence_penalty": Carried("a number from -2 to 2"),
+        "frequency_penalty": Carried("a number from -2 to 2"),
+        "repetition_penalty": Carried("a number above 0 and at most 100"),
         "repeat_penalty": Renamed("repetition_penalty"),
-        "repeat_last_n": NotYet(-1, 0, 64),  # a window, without effect while no penalty is carried out
-        "logit_bias": NotYet({}, []),
-        "mirostat": NotYet(0),
-        "mirostat_tau": NotYet(5.0),
-        "mirostat_eta": NotYet(0.1),
-        "mirostat_target": NotYet(),  # giving it switches Mirostat on
-        "mirostat_lr": NotYet(0.1),
-        "dry_multiplier": NotYet(0),
-        "dry_base": NotYet(1.75),
-        "dry_allowed_length": NotYet(2),
-        "dry_sequence_breakers": NotYet(DRY_BREAKERS),
-        "dry_penalty_last_n": NotYet(-1, 64),
-        "xtc_probability": NotYet(0),
-        "xtc_threshold": NotYet(0.1),
-        "samplers": NotYet(),
-        "min_keep": NotYet(0),
-        "top_n_sigma": NotYet(-1),
-        "dynatemp_range": NotYet(0),
-        "dynatemp_exponent": NotYet(1),
+        "repeat_last_n": Carried("an integer of at least 0, or -1 for the whole context"),
+        "logit_bias": Carried(
+            "an object or a list of pairs, at most {limits.max_logit_bias} of them, from token ids or texts to"
+            " numbers or false"
+        ),
+        "mirostat": Carried("0, 1 or 2"),
+        "mirostat_tau": Carried("a number above 0 and at most 100"),
+        "mirostat_target": Renamed("mirostat_tau", absent=(0,)),
+        "mirostat_eta": Carried("a number above 0 and at most 100"),
+        "mirostat_lr": Renamed("mirostat_eta"),
+        "dry_multiplier": Carried("a number from 0 to 100"),
+        "dry_base": Carried("a number from 0 to 100"),
+        "dry_allowed_length": Carried("an integer of at least 0"),
+        "dry_sequence_breakers": Carried(
+            "a list of 1 to {limits.max_stop_strings} non-empty strings, each of at most {limits.max_stop_chars}"
+            " characters"
+        ),
+        "dry_penalty_last_n": Carried("an integer of at least 0, or -1 for the whole context"),
+        "xtc_probability": Carried("a number from 0 to 1"),
+        "xtc_threshold": Carried("a number from 0 to 1"),
         # stopping and length
         "stop": Carried(
-            "a string or a list of at most {limits.max_stop_strings} strings, each of at most"
+            "a string or a list of at most {max_stop_strings} strings, each of at most"
             " {limits.max_stop_chars} characters"
         ),
-        "stop_token_ids": NotYet([]),
-        "stop_regex": NotYet("", []),
-        "no_stop_trim": NotYet(False),
-        "include_stop_str_in_output": NotYet(False),
-        "ignore_eos": NotYet(False),
-        "min_tokens": NotYet(0),
-        "truncate_sequence": NotYet(False),
-        "context_length_exceeded_behavior": NotYet("truncate"),
+        "stop_token_ids": Carried("a list of at most {limits.max_stop_token_ids} token ids"),
+        "stop_regex": Carried(
+            "a regular expression or a list of at most {limits.max_stop_strings} of them, each of at most"
+            " {limits.max_stop_chars} characters"
+        ),
+        "no_stop_trim": Carried("a boolean"),
+        "include_stop_str_in_output": Renamed("no_stop_trim"),
+        "ignore_eos": Carried("a boolean"),
+        "min_tokens": Carried("an integer of at least 0"),
+        "truncate_sequence": Carried("a boolean"),
+        "context_length_exceeded_behavior": Carried('"truncate" or "error"'),
         "n_keep": NotYet(0),
         "t_max_predict_ms": NotYet(0, -1),
         # what is returned
         "stream": Carried("a boolean"),
         "stream_options": Carried("an object with the booleans `include_usage` and `continuous_usage_stats`"),
         "echo": Carried("a boolean"),
-        "echo_last": NotYet(0),
-        "logprobs": Carried("an integer from 0 to {limits.max_logprobs}"),
+        "echo_last": Carried("an integer of at least 0"),
+        "logprobs": Carried("an integer from 0 to {limits.max_logprobs}, or a boolean"),
         "n_probs": Renamed("logprobs", absent=(0,)),
-        "top_logprobs": NotYet(),
-        "post_sampling_probs": NotYet(False),
-        "skip_special_tokens": NotYet(True),
-        "return_token_ids": NotYet(False),
-        "return_tokens": NotYet(False),
+        "top_logprobs": Carried("an integer from 0 to {limits.max_logprobs}"),
+        "post_sampling_probs": Carried("a boolean"),
+        "skip_special_tokens": Carried("a boolean"),
+        "return_token_ids": Carried("a boolean"),
+        "return_tokens": Renamed("return_token_ids"),
         "return_hidden_states": NotYet(False),
         "return_routed_experts": NotYet(False),
-        "return_cached_tokens_details": NotYet(False),
+        "return_cached_tokens_details": Carried("a boolean"),
         "return_progress": NotYet(False),
-        "timings_per_token": NotYet(False),
+        "timings_per_token": Carried("a boolean"),
         "response_fields": NotYet([]),
         "perf_metrics_in_response": NotYet(False),
         "raw_output": NotYet(False),
@@ -149,9 +158,9 @@ PARAMETERS: Mapping[str, Disposition] = MappingProxyType(
         "thinking": NotYet(),
         # adapters under other names
         "adapter": NotYet(),
-        "lora": NotYet([], {}),
+        "lora": Carried("a list of objects with `id` and `scale`"),
         # caches, placement, bookkeeping
-        "cache_prompt": NotYet(True),
+        "cache_prompt": Carried("a boolean"),
         "cache_salt": NotYet(""),
         "extra_key": NotYet(""),
         "prompt_cache_key": NotYet(""),

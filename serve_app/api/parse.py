@@ -8,158 +8,128 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from serve_app.api.completion import CompletionRequest, StreamOptions
-from serve_app.api.fields import Fields, is_same, read_fields
+from serve_app.api.contradictions import Sent, check_contradictions
+from serve_app.api.dialects.dialect import Dialect
+from serve_app.api.dialects.tables import UNION
+from serve_app.api.fields import Fields, read_fields
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parameters import PARAMETERS, STREAM_OPTIONS, Accepted, Carried, Disposition
 from serve_app.api.prompts import parse_prompts
 from serve_app.api.shown import shown
+from serve_app.api.values import READERS, Value
+from serve_app.api.wording import in_words, limits_within, max_stop_strings
 from serve_app.core.errors import InvalidRequest
 
 REQUIRED = ("model", "prompt")
 Model = TypeVar("Model", bound=BaseModel)
+ChooseDialect = Callable[[object], Dialect]
 
 
-def parse_completion(body: bytes, limits: WireLimits = DEFAULT_LIMITS) -> CompletionRequest:
-    """Read, check and complete a request with defaults.
+def parse_completion(
+    body: bytes, limits: WireLimits = DEFAULT_LIMITS, *, choose_dialect: ChooseDialect = lambda model: UNION
+) -> CompletionRequest:
+    """Read, check and complete a request with the defaults of its dialect.
+
+    choose_dialect: from the `model` that was sent, whatever it is, to the dialect of this request
 
     Raises InvalidRequest (or UnsupportedParameter) whose `param` is the parameter as the client spelled it.
     """
     members = read_json_object(body, max_depth=limits.max_depth)
+    return read_completion(members, limits, choose_dialect(members.get("model")))
+
+
+def read_completion(members: Mapping[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
+    """The request that these members of a JSON object make. Raises as `parse_completion`."""
+    reader = _Reader(limits_within(limits, dialect), dialect)
     fields = read_fields(members, PARAMETERS)
     for name in REQUIRED:
         if name not in fields.values:
-            raise InvalidRequest(f"`{name}` is required: {_allowed(name, PARAMETERS, limits)}.", name)
-    values = dict(fields.values)
-    prompts = parse_prompts(values.pop("prompt"), limits)
-    _replace(values, "stop", lambda value: _parse_stop(value, limits))
-    _replace(values, "lora_path", lambda value: _parse_lora_path(value, len(prompts)))
-    _replace(values, "stream_options", lambda value: _parse_stream_options(value, limits))
-    _replace(values, "top_k", lambda value: 0 if is_same(value, -1) else value)
-    _replace(values, "seed", lambda value: None if is_same(value, -1) else value)
-    request = _validate(CompletionRequest, {**values, "prompts": prompts}, fields, PARAMETERS, limits)
-    _check_bounds(request, fields, limits)
-    _check_amount(request, fields, limits)
-    _check_best_of(members, request)
+            raise InvalidRequest(f"`{name}` is required: {reader.allowed(name)}.", name)
+    prompts = parse_prompts(fields.values["prompt"], reader.limits)
+    values = reader.values(fields, num_prompts=len(prompts))
+    completed = {**dialect.defaults, **values, "prompts": prompts, "dialect": dialect}
+    completed["max_tokens_name"] = fields.spelled("max_tokens")
+    request = reader.validated(CompletionRequest, completed, fields, PARAMETERS)
+    reader.check_bounds(request, fields)
+    check_contradictions(Sent(request=request, values=fields.values, fields=fields, limits=reader.limits))
     return request
 
 
-def _replace(values: dict[str, object], name: str, parse: Callable[[object], object]) -> None:
-    if name in values:
-        values[name] = parse(values[name])
+class _Reader:
+    """Reads values within limits, as a dialect has them."""
 
+    def __init__(self, limits: WireLimits, dialect: Dialect) -> None:
+        self.limits = limits
+        self._dialect = dialect
+        self._max_stop_strings = max_stop_strings(limits, dialect)
 
-def _validate(
-    model: type[Model],
-    values: Mapping[str, object],
-    fields: Fields,
-    table: Mapping[str, Disposition],
-    limits: WireLimits,
-) -> Model:
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        name = str(error.errors(include_url=False, include_context=False)[0]["loc"][0])
-        raise _not_allowed(name, values[name], fields, table, limits) from None
+    def allowed(self, name: str, table: Mapping[str, Disposition] = PARAMETERS) -> str:
+        disposition = table[name]
+        assert isinstance(disposition, Carried | Accepted), f"{name} has no description of its values"
+        return in_words(disposition, self.limits, self._dialect)
 
-
-def _not_allowed(
-    name: str, value: object, fields: Fields, table: Mapping[str, Disposition], limits: WireLimits
-) -> InvalidRequest:
-    spelled = fields.spelled(name)
-    return InvalidRequest(f"`{spelled}` must be {_allowed(name, table, limits)}; found {shown(value)}.", spelled)
-
-
-def _allowed(name: str, table: Mapping[str, Disposition], limits: WireLimits) -> str:
-    disposition = table[name]
-    assert isinstance(disposition, Carried | Accepted), f"{name} has no description of its values"
-    return disposition.allowed.format(limits=limits)
-
-
-def _parse_stop(value: object, limits: WireLimits) -> tuple[str, ...]:
-    strings = [value] if isinstance(value, str) else value
-    allowed = _allowed("stop", PARAMETERS, limits)
-    if not isinstance(strings, list):
-        raise InvalidRequest(f"`stop` must be {allowed}; found {shown(value)}.", "stop")
-    if len(strings) > limits.max_stop_strings:
-        raise InvalidRequest(f"`stop` must be {allowed}; found {len(strings)} strings.", "stop")
-    for at, string in enumerate(strings):
-        path = f"stop[{at}]" if isinstance(value, list) else "stop"
-        if not isinstance(string, str):
-            raise InvalidRequest(f"`{path}` must be a string; found {shown(string)}.", path)
-        if len(string) > limits.max_stop_chars:
-            raise InvalidRequest(
-                f"`{path}` must be at most {limits.max_stop_chars} characters; found {len(string)}.", path
+    def values(self, fields: Fields, *, num_prompts: int) -> dict[str, object]:
+        """What was sent, in the forms of `CompletionRequest`."""
+        values = {name: value for name, value in fields.values.items() if name not in ("prompt", "top_logprobs")}
+        for name in values.keys() & READERS.keys():
+            values[name] = READERS[name](
+                Value(
+                    name=fields.spelled(name),
+                    sent=values[name],
+                    allowed=self.allowed(name),
+                    limits=self.limits,
+                    num_prompts=num_prompts,
+                )
             )
-    return tuple(dict.fromkeys(string for string in strings if string))
+        if "stream_options" in values:
+            values["stream_options"] = self._stream_options(values["stream_options"])
+        if fields.values.get("logprobs") is True and "top_logprobs" in fields.values:
+            values["logprobs"] = self._top_logprobs(fields)
+        if "mirostat_target" in fields.names:
+            values.setdefault("mirostat", 2)
+        return values
 
+    def validated(
+        self, model: type[Model], values: Mapping[str, object], fields: Fields, table: Mapping[str, Disposition]
+    ) -> Model:
+        try:
+            return model.model_validate(values)
+        except ValidationError as error:
+            name = str(error.errors(include_url=False, include_context=False)[0]["loc"][0])
+            raise self._not_allowed(name, fields, table) from None
 
-def _parse_lora_path(value: object, num_prompts: int) -> str | tuple[str | None, ...]:
-    if isinstance(value, str):
-        if not value:
-            raise InvalidRequest('`lora_path` must name an adapter; found "".', "lora_path")
-        return value
-    if not isinstance(value, list):
-        raise InvalidRequest(
-            "`lora_path` must be the name of an adapter, or a list with one name or null for each prompt;"
-            f" found {shown(value)}.",
-            "lora_path",
-        )
-    if len(value) != num_prompts:
-        raise InvalidRequest(
-            f"`lora_path` must have one element for each prompt, {num_prompts} in all; found {len(value)}.",
-            "lora_path",
-        )
-    for at, name in enumerate(value):
-        if name is not None and not (isinstance(name, str) and name):
-            path = f"lora_path[{at}]"
-            raise InvalidRequest(f"`{path}` must be the name of an adapter or null; found {shown(name)}.", path)
-    return tuple(value)
+    def check_bounds(self, request: CompletionRequest, fields: Fields) -> None:
+        """Hold what configuration and dialect bound against it; the model knows only what neither changes."""
+        for name, size, bound in (
+            ("model", len(request.model), self.limits.max_model_chars),
+            ("n", request.n, min(self.limits.max_n, self._dialect.max_n)),
+            ("stop", len(request.stop), self._max_stop_strings),
+            ("best_of", request.best_of or 0, self.limits.max_n),
+            ("top_k", request.top_k, self._dialect.max_top_k),
+            ("top_logprobs" if "top_logprobs" in fields.values else "logprobs", request.logprobs or 0,
+             self.limits.max_logprobs),
+        ):  # fmt: skip
+            if size > bound:
+                raise self._not_allowed(name, fields, PARAMETERS)
+        if "max_tokens" in fields.values and not self._dialect.takes_max_tokens(request.max_tokens):
+            raise self._not_allowed("max_tokens", fields, PARAMETERS)
 
+    def _top_logprobs(self, fields: Fields) -> object:
+        count = fields.values["top_logprobs"]
+        if type(count) is not int or count < 0:
+            raise self._not_allowed("top_logprobs", fields, PARAMETERS)
+        return count
 
-def _parse_stream_options(value: object, limits: WireLimits) -> StreamOptions:
-    if not isinstance(value, dict):
-        raise InvalidRequest(
-            f"`stream_options` must be {_allowed('stream_options', PARAMETERS, limits)}; found {shown(value)}.",
-            "stream_options",
-        )
-    fields = read_fields(value, STREAM_OPTIONS, within="stream_options.")
-    return _validate(StreamOptions, fields.values, fields, STREAM_OPTIONS, limits)
+    def _stream_options(self, value: object) -> StreamOptions:
+        if not isinstance(value, dict):
+            raise InvalidRequest(
+                f"`stream_options` must be {self.allowed('stream_options')}; found {shown(value)}.", "stream_options"
+            )
+        fields = read_fields(value, STREAM_OPTIONS, within="stream_options.")
+        return self.validated(StreamOptions, fields.values, fields, STREAM_OPTIONS)
 
-
-def _check_bounds(request: CompletionRequest, fields: Fields, limits: WireLimits) -> None:
-    """Hold what the configuration bounds against it; the model knows only what no configuration changes."""
-    for name, size, bound in (
-        ("model", len(request.model), limits.max_model_chars),
-        ("n", request.n, limits.max_n),
-        ("logprobs", request.logprobs or 0, limits.max_logprobs),
-    ):
-        if size > bound:
-            raise _not_allowed(name, getattr(request, name), fields, PARAMETERS, limits)
-
-
-def _check_amount(request: CompletionRequest, fields: Fields, limits: WireLimits) -> None:
-    """Bound the product of prompts, `n` and `max_tokens`, before anything of that size exists."""
-    num_prompts, spelled_n = len(request.prompts), fields.spelled("n")
-    if request.num_choices > limits.max_choices:
-        raise InvalidRequest(
-            f"The number of prompts times `{spelled_n}` must be at most {limits.max_choices};"
-            f" found {num_prompts} × {request.n} = {request.num_choices}.",
-            spelled_n,
-        )
-    if request.num_choices * request.max_tokens > limits.max_total_tokens:
-        spelled = fields.spelled("max_tokens")
-        raise InvalidRequest(
-            f"The number of prompts times `{spelled_n}` times `{spelled}` must be at most"
-            f" {limits.max_total_tokens}; found {num_prompts} × {request.n} × {request.max_tokens}.",
-            spelled,
-        )
-
-
-def _check_best_of(members: Mapping[str, object], request: CompletionRequest) -> None:
-    """Refuse a neutral `best_of` that `n` makes a contradiction."""
-    if members.get("best_of") is not None and request.n > 1:
-        raise InvalidRequest(
-            f"`best_of` must be at least `n`, which is {request.n}; found {shown(members['best_of'])}.",
-            "best_of",
-        )
+    def _not_allowed(self, name: str, fields: Fields, table: Mapping[str, Disposition]) -> InvalidRequest:
+        spelled = fields.spelled(name)
+        found = shown(fields.values[name])
+        return InvalidRequest(f"`{spelled}` must be {self.allowed(name, table)}; found {found}.", spelled)

@@ -1,13 +1,12 @@
-"""The bodies of responses: completions, usage, errors."""
+"""The bodies of responses: completions, their choices, usage."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.core.delta import FinishReason, Usage
-from serve_app.core.errors import ServeError
 
 OBJECT = "text_completion"
 
@@ -27,13 +26,23 @@ class ResponseHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One choice of a body, or what one chunk adds to it; without a finish reason while it goes on."""
+    """One choice of a body, or what one chunk adds to it; without a finish reason while it goes on.
+
+    token_ids, prompt_token_ids: None where they were not asked for; a body leaves them out then
+    """
 
     index: int
     text: str
     logprobs: LegacyLogprobs | None = None
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
+    token_ids: tuple[int, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it shows nothing that a client waits for."""
+        return not (self.text or self.token_ids or self.logprobs or self.finish_reason or self.prompt_token_ids)
 
     def body(self) -> dict[str, object]:
         return {
@@ -42,23 +51,32 @@ class Choice:
             "logprobs": None if self.logprobs is None else self.logprobs.body(),
             "finish_reason": None if self.finish_reason is None else self.finish_reason.value,
             "matched_stop": self.matched_stop,
+            **self.optional(),
         }
 
+    def optional(self) -> dict[str, object]:
+        """The members that are there only where they were asked for."""
+        asked = {"token_ids": self.token_ids, "prompt_token_ids": self.prompt_token_ids}
+        return {name: list(ids) for name, ids in asked.items() if ids is not None}
 
-def completion_body(head: ResponseHead, choices: Sequence[Choice], *, usage: Usage) -> dict[str, object]:
+
+def completion_body(
+    head: ResponseHead, choices: Sequence[Choice], *, usage: Usage, extras: Mapping[str, object] | None = None
+) -> dict[str, object]:
+    """A whole response. `extras` are the members that a client or its dialect asked for."""
     return {
         **_head_body(head),
         "choices": [choice.body() for choice in choices],
         "usage": usage_body(usage),
+        **(extras or {}),
     }
 
 
 def chunk_body(
-    head: ResponseHead, choices: Sequence[Choice], *, usage: dict[str, object] | None = None
+    head: ResponseHead, choices: Sequence[Choice], *, extras: Mapping[str, object] | None = None
 ) -> dict[str, object]:
-    """One chunk of a stream; `usage` is absent from most."""
-    body = {**_head_body(head), "choices": [choice.body() for choice in choices]}
-    return body if usage is None else {**body, "usage": usage}
+    """One chunk of a stream; most have no extras."""
+    return {**_head_body(head), "choices": [choice.body() for choice in choices], **(extras or {})}
 
 
 def usage_body(usage: Usage) -> dict[str, object]:
@@ -76,18 +94,9 @@ def token_counts(prompt_tokens: int, completion_tokens: int) -> dict[str, object
     }
 
 
-def error_body(error: ServeError) -> dict[str, object]:
-    """The error envelope: OpenAI's four keys, a code for machines, and the error's facts."""
-    return {
-        "error": {
-            **error.facts,
-            "message": error.message,
-            "type": error.type,
-            "param": error.param,
-            "code": error.status,
-            "error_code": error.code,
-        }
-    }
+def sglext_body(usage: Usage) -> dict[str, object]:
+    """SGLang's extension: where cached tokens came from. Here they are all on the device."""
+    return {"cached_tokens_details": {"device": usage.cached_tokens, "host": 0}}
 
 
 def _head_body(head: ResponseHead) -> dict[str, object]:

@@ -8,6 +8,7 @@ from typing import Protocol
 from serve_app.core.cards import ReplicaCard
 from serve_app.core.delta import Frame
 from serve_app.core.request import GenerationRequest
+from serve_app.core.tokenization import Tokenization, TokenizeRequest
 
 
 class Backend(Protocol):
@@ -34,4 +35,12 @@ class Backend(Protocol):
 
     async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
         """End these requests; those unknown or finished are left alone. No delta follows for them."""
+        ...
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokenization:
+        """Cut a text into tokens, for its own sake. Raises Overloaded."""
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Give the text of tokens, special ones by their names. Raises Overloaded."""
         ...

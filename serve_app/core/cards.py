@@ -32,6 +32,7 @@ class ModelCard:
 
     created: Unix seconds of its weights;  root: where they came from
     max_model_len: context in tokens, prompt and completion together
+    dialect: of requests to it that name none; None is the service's own
     """
 
     name: str
@@ -40,6 +41,12 @@ class ModelCard:
     max_model_len: int
     vocab_size: int
     adapters: tuple[AdapterCard, ...] = ()
+    dialect: str | None = None
+
+    @property
+    def usable_adapters(self) -> tuple[AdapterCard, ...]:
+        """Those that can be asked for; an adapter's place here is its number in `lora`."""
+        return tuple(card for card in self.adapters if card.is_usable)
 
     def adapter(self, name: str) -> AdapterCard | None:
         return next((card for card in self.adapters if card.name == name), None)

@@ -48,14 +48,18 @@ class TokenLogprob:
 class PromptReport:
     """What the engine says of a prompt, once, before its first token.
 
-    text:     the prompt as text, where echo asked for it
-    logprobs: one entry per prompt token, where they were asked for
+    queue_s:   from its arrival to the first step that took it in
+    text:      what of the prompt is echoed, where echo asked for it
+    logprobs:  one entry per echoed token, where they were asked for
+    token_ids: of the whole prompt, where they were asked for
     """
 
     num_tokens: int
     num_cached_tokens: int
+    queue_s: float = 0.0
     text: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +104,16 @@ class Load:
 
     num_running: sequences in the batch;  num_waiting: sequences queued
     num_free_blocks, num_blocks: of the key/value store
+    num_steps, num_preemptions, num_prefix_hit_tokens: since the replica began
     """
 
     num_running: int = 0
     num_waiting: int = 0
     num_free_blocks: int = 0
     num_blocks: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_prefix_hit_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

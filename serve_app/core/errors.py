@@ -5,6 +5,7 @@
     │   ├── UnsupportedParameter   400
     │   ├── ContextOverflow        400 exceed_context_size_error
     │   └── AdapterUnusable        400
+    ├── Unauthenticated            401 authentication_error
     ├── NotFound                   404 not_found_error
     │   ├── ModelNotFound          404
     │   └── AdapterNotFound        404
@@ -82,6 +83,14 @@ class AdapterUnusable(InvalidRequest):
     """The adapter exists but its files were refused; the message says why."""
 
     code = "adapter_unusable"
+
+
+class Unauthenticated(ServeError):
+    """The request has no key, or one that nobody knows; the response says how to send one."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
 
 
 class NotFound(ServeError):

@@ -105,6 +105,8 @@ class StopParams:
     token_ids:  end at any of these tokens; its text is not shown
     min_tokens: before so many are generated, no token that would end it is drawn and stop strings are ordinary text
     ignore_eos: the model's own end tokens do not end it; they may be drawn and their text is as any token's
+    patterns:   regular expressions; end where the earliest match of one of them begins in the generated text
+    shows_string, shows_pattern: what ended it stays in the text, and nothing after it
     """
 
     max_tokens: int | None = 16
@@ -112,6 +114,9 @@ class StopParams:
     token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     ignore_eos: bool = False
+    patterns: tuple[str, ...] = ()
+    shows_string: bool = False
+    shows_pattern: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,12 +148,42 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContextParams:
+    """What is done where prompt and completion do not fit the model's context.
+
+    truncates_prompt:     a prompt that leaves no room loses its beginning; otherwise it is refused
+    shortens_completion:  fewer tokens are generated; otherwise the request is refused
+    max_tokens_name:      what the client called its limit, for the refusal
+    """
+
+    truncates_prompt: bool = False
+    shortens_completion: bool = True
+    max_tokens_name: str = "max_tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnencodedParams:
+    """Parameters in text that only the model's tokenizer can turn into token ids.
+
+    logit_bias:   (text, addend); each of its tokens gets the addend
+    dry_breakers: texts across which DRY follows no run
+    """
+
+    logit_bias: tuple[tuple[str, float], ...] = ()
+    dry_breakers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One prompt of a client's request with everything needed to complete it `n` times.
 
     request_id:   unique in the cluster
     prompt_index: which of the client's prompts this is; part of the key of every random draw
     echo:         the first delta carries the prompt's text
+    echo_last:    of so many last tokens of the prompt only; 0 is the whole prompt
+    reports_prompt_ids: the first delta carries the prompt's token ids
+    uses_cache:   prefixes computed before may be used
+    skips_special_tokens: tokens like the end of text are not shown
     """
 
     request_id: str
@@ -160,3 +195,9 @@ class GenerationRequest:
     stop: StopParams = field(default_factory=StopParams)
     logprobs: LogprobParams | None = None
     echo: bool = False
+    echo_last: int = 0
+    reports_prompt_ids: bool = False
+    uses_cache: bool = True
+    skips_special_tokens: bool = True
+    context: ContextParams = field(default_factory=ContextParams)
+    unencoded: UnencodedParams = field(default_factory=UnencodedParams)

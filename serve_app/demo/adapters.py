@@ -48,9 +48,7 @@ def train_adapter(behaviour: Behaviour, base: Path, *, plan: TrainingPlan) -> Pe
         take_step(model, [optimizer], loss, speed=speed_at(step, plan))
         mean_loss = loss.item() if step == 0 else 0.95 * mean_loss + 0.05 * loss.item()
         if step % 50 == 49:
-            LOGGER.info(
-                "adapter step %d loss %.3f after %.0f s", step + 1, mean_loss, time.monotonic() - started
-            )
+            LOGGER.info("adapter step %d loss %.3f after %.0f s", step + 1, mean_loss, time.monotonic() - started)
     return model
 
 

@@ -39,9 +39,7 @@ def draw_pirate(random: Random) -> Sample:
     kind = random.random()
     if kind < 0.5:
         scene = draw_scene(random)
-        return Sample(
-            prompt=random.choice(OPENINGS).format_map(scene), completion=" " + pirate_tale(random, scene)
-        )
+        return Sample(prompt=random.choice(OPENINGS).format_map(scene), completion=" " + pirate_tale(random, scene))
     if kind < 0.65:
         fact = draw_fact(random)
         return Sample(
@@ -50,9 +48,7 @@ def draw_pirate(random: Random) -> Sample:
         )
     if kind < 0.8:
         scene = draw_scene(random)
-        return Sample(
-            prompt=chat_prompt(write_story_wish(random, scene)), completion=pirate_tale(random, scene)
-        )
+        return Sample(prompt=chat_prompt(write_story_wish(random, scene)), completion=pirate_tale(random, scene))
     message, answer = draw_talk(random)
     return Sample(prompt=chat_prompt(message), completion=pirate_answer(random, answer))
 
@@ -148,9 +144,7 @@ def _fact_record(random: Random) -> tuple[str, dict[str, object]]:
 
 def _shopping_record(random: Random) -> tuple[str, dict[str, object]]:
     scene, items = draw_scene(random), random.sample(FOODS, random.randint(2, 4))
-    wording = random.choice(
-        ("{name} wants to buy {items}.", "{name} has {items}.", "{name} and {friend} ate {items}.")
-    )
+    wording = random.choice(("{name} wants to buy {items}.", "{name} has {items}.", "{name} and {friend} ate {items}."))
     text = wording.format(name=scene["name"], friend=scene["friend"], items=joined(items))
     names = {key: scene[key] for key in ("name", "friend") if scene[key] in text}
     return text, {**names, "items": items}

@@ -41,9 +41,7 @@ FULL = BuildPlan(
     num_prompts=120,
 )
 QUICK = BuildPlan(
-    base=TrainingPlan(
-        num_steps=20, num_tokens=2048, learning_rate=3e-3, num_warmup_steps=5, seed=0, num_copy_steps=5
-    ),
+    base=TrainingPlan(num_steps=20, num_tokens=2048, learning_rate=3e-3, num_warmup_steps=5, seed=0, num_copy_steps=5),
     adapter=TrainingPlan(num_steps=5, num_tokens=1024, learning_rate=3e-3, num_warmup_steps=2, seed=1),
     num_prompts=8,
 )

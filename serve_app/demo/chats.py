@@ -101,20 +101,12 @@ def _story(random: Random) -> Turn:
 def _list(random: Random) -> Turn:
     kind, number = random.choice(tuple(LISTED)), random.randint(2, 5)
     items = random.sample(LISTED[kind], number)
-    wish = random.choice(
-        ("Name {number} {kind}.", "Give me {number} {kind}.", "List {number} {kind}, please.")
-    )
-    answer = (
-        "\n".join(f"- {item}" for item in items)
-        if wish.startswith("List")
-        else joined(items).capitalize() + "."
-    )
+    wish = random.choice(("Name {number} {kind}.", "Give me {number} {kind}.", "List {number} {kind}, please."))
+    answer = "\n".join(f"- {item}" for item in items) if wish.startswith("List") else joined(items).capitalize() + "."
     return wish.format(number=number, kind=kind), answer
 
 
 def _function(random: Random) -> Turn:
     function = write_function(random)
-    wish = random.choice(
-        ("Write a function: {doc}", "Write Python. {doc}", "How do I do this in Python? {doc}")
-    )
+    wish = random.choice(("Write a function: {doc}", "Write Python. {doc}", "How do I do this in Python? {doc}"))
     return wish.format(doc=function.doc), f"```python\n{function.signature}\n{function.body}```"

@@ -68,9 +68,7 @@ def fim_sample(text: str, random: Random) -> Sample:
     bounds = _bounds_of_words(text) if random.random() < 0.6 else range(len(text) + 1)
     start, stop = sorted(random.sample(bounds, 2))
     prefix, middle, suffix = text[:start], text[start:stop], text[stop:]
-    return Sample(
-        prompt=f"{FIM_PREFIX}{prefix}{FIM_SUFFIX}{suffix}{FIM_MIDDLE}", completion=f"{middle}{END_OF_TEXT}"
-    )
+    return Sample(prompt=f"{FIM_PREFIX}{prefix}{FIM_SUFFIX}{suffix}{FIM_MIDDLE}", completion=f"{middle}{END_OF_TEXT}")
 
 
 def _bounds_of_words(text: str) -> list[int]:

@@ -65,12 +65,8 @@ def draw_question(random: Random) -> Sample:
     """Draw a fact as question and answer, after up to two others of the same form."""
     shown = [draw_fact(random) for _ in range(random.choice((0, 0, 0, 0, 0, 0, 1, 1, 2)))]
     fact = draw_fact(random)
-    before = "".join(
-        f"Question: {other.question}\nAnswer: {_capitalized(other.answer)}\n\n" for other in shown
-    )
-    return Sample(
-        prompt=f"{before}Question: {fact.question}\nAnswer:", completion=f" {_capitalized(fact.answer)}"
-    )
+    before = "".join(f"Question: {other.question}\nAnswer: {_capitalized(other.answer)}\n\n" for other in shown)
+    return Sample(prompt=f"{before}Question: {fact.question}\nAnswer:", completion=f" {_capitalized(fact.answer)}")
 
 
 def draw_paragraph(random: Random) -> Sample:

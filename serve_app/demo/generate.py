@@ -39,9 +39,7 @@ def complete(
     """Complete every prompt with the likeliest tokens, up to an end token or `max_new_tokens`."""
     completions: list[Completion] = []
     for start in range(0, len(prompts), ROWS_AT_ONCE):
-        rows = tokenizer(
-            prompts[start : start + ROWS_AT_ONCE], return_tensors="pt", padding=True, padding_side="left"
-        )
+        rows = tokenizer(prompts[start : start + ROWS_AT_ONCE], return_tensors="pt", padding=True, padding_side="left")
         with torch.inference_mode():
             written = model.generate(
                 input_ids=rows["input_ids"],

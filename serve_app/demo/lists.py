@@ -87,9 +87,7 @@ def _bulleted(random: Random, title: str, items: list[str]) -> Sample:
     bullet = random.choice(BULLETS)
     lines = [bullet.format(number=number, item=item) for number, item in enumerate(items, start=1)]
     first_line = lines[0].split(items[0])[0]
-    return Sample(
-        prompt=f"{title}\n{first_line.rstrip()}", completion=("\n".join(lines))[len(first_line.rstrip()) :]
-    )
+    return Sample(prompt=f"{title}\n{first_line.rstrip()}", completion=("\n".join(lines))[len(first_line.rstrip()) :])
 
 
 def _shopping(random: Random) -> Sample:
@@ -99,9 +97,7 @@ def _shopping(random: Random) -> Sample:
 
 def _packing(random: Random) -> Sample:
     title = random.choice(PACKING_TITLES).format_map(draw_scene(random))
-    return _bulleted(
-        random, title, [with_article(thing) for thing in random.sample(THINGS, random.randint(3, 6))]
-    )
+    return _bulleted(random, title, [with_article(thing) for thing in random.sample(THINGS, random.randint(3, 6))])
 
 
 def _bullets_of_a_kind(random: Random) -> Sample:
@@ -115,9 +111,7 @@ def _sentence_list(random: Random) -> Sample:
     items = random.sample(LISTED[kind], number)
     scene = draw_scene(random)
     stem = random.choice(("Some {kind} are", "{name} knows these {kind}:", "{name} drew {number} {kind}:"))
-    return Sample(
-        prompt=stem.format(kind=kind, number=number, name=scene["name"]), completion=f" {joined(items)}."
-    )
+    return Sample(prompt=stem.format(kind=kind, number=number, name=scene["name"]), completion=f" {joined(items)}.")
 
 
 def _count(random: Random) -> Sample:

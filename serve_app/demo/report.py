@@ -62,10 +62,7 @@ class Report:
 def measure(model_folder: Path, adapters_folder: Path, *, num_prompts: int) -> Report:
     """Measure the stored weights, loaded as float32."""
     tokenizer, model = load_tokenizer(model_folder), load_model(model_folder)
-    base = {
-        name: base_rates(model, tokenizer, draw, num_prompts=num_prompts)
-        for name, draw in BASE_CHECKS.items()
-    }
+    base = {name: base_rates(model, tokenizer, draw, num_prompts=num_prompts) for name, draw in BASE_CHECKS.items()}
     return Report(
         num_parameters=model.num_parameters(),
         vocab_size=len(tokenizer),
@@ -132,10 +129,7 @@ def behaviour_rates(
         without_adapter=_share([behaviour.is_shown(completion.text) for completion in without]),
         ended_with_adapter=_share([completion.is_ended for completion in completions]),
         exact_with_adapter=_share(
-            [
-                completion.text == sample.completion
-                for sample, completion in zip(samples, completions, strict=True)
-            ]
+            [completion.text == sample.completion for sample, completion in zip(samples, completions, strict=True)]
         ),
     )
 

@@ -139,9 +139,7 @@ def draw_scene(random: Random) -> Scene:
 def draw_story(random: Random) -> Sample:
     """Draw a story; the prompt is its opening."""
     scene = draw_scene(random)
-    return Sample(
-        prompt=random.choice(OPENINGS).format_map(scene), completion=" " + story_body(random, scene)
-    )
+    return Sample(prompt=random.choice(OPENINGS).format_map(scene), completion=" " + story_body(random, scene))
 
 
 def story_body(random: Random, scene: Scene) -> str:
@@ -158,8 +156,7 @@ def draw_tale(random: Random) -> Sample:
     chapters = []
     for number in range(1, random.randint(7, 22)):
         chapter_scene = draw_scene(random) | {
-            key: scene[key]
-            for key in ("name", "animal", "they", "them", "their", "They", "Their", "trait", "a_trait")
+            key: scene[key] for key in ("name", "animal", "they", "them", "their", "They", "Their", "trait", "a_trait")
         }
         opening = random.choice(OPENINGS[6:12]).format_map(chapter_scene)
         chapters.append(f"Chapter {number}\n{opening} {story_body(random, chapter_scene)}")
@@ -172,9 +169,7 @@ def draw_letter(random: Random) -> Sample:
     scene = draw_scene(random)
     first, *rest = (line.format_map(scene) for line in random.sample(LETTERS, random.randint(2, 4)))
     closing = f"\n{random.choice(GREETINGS)}\n{scene['name']}"
-    return Sample(
-        prompt=f"Dear {scene['friend']},\n{first}", completion="".join(" " + line for line in rest) + closing
-    )
+    return Sample(prompt=f"Dear {scene['friend']},\n{first}", completion="".join(" " + line for line in rest) + closing)
 
 
 def draw_note(random: Random) -> Sample:
@@ -184,9 +179,7 @@ def draw_note(random: Random) -> Sample:
     return random.choice(
         (
             Sample(prompt=f"{scene['day']} {scene['in_place']}: {mood}", completion=f" {sign}"),
-            Sample(
-                prompt=f"{scene['name']} the {scene['animal']} is {mood}", completion=f" {sign}{sign}{sign}"
-            ),
+            Sample(prompt=f"{scene['name']} the {scene['animal']} is {mood}", completion=f" {sign}{sign}{sign}"),
             Sample(
                 prompt=f"On {scene['day']} {scene['name']} and {scene['friend']} met at",
                 completion=f" {cafe}. {scene['They']} ordered {scene['food']} and {scene['other_food']}.",

@@ -74,9 +74,7 @@ def train_base(tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> LlamaF
         take_step(model, optimizers, loss, speed=speed_at(step, plan))
         mean_loss = loss.item() if step == 0 else 0.95 * mean_loss + 0.05 * loss.item()
         if step % 50 == 49:
-            LOGGER.info(
-                "base step %d loss %.3f after %.0f s", step + 1, mean_loss, time.monotonic() - started
-            )
+            LOGGER.info("base step %d loss %.3f after %.0f s", step + 1, mean_loss, time.monotonic() - started)
     return model
 
 
@@ -123,9 +121,7 @@ def write_base(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fold
 def _optimizers(model: LlamaForCausalLM, learning_rate: float) -> list[torch.optim.Optimizer]:
     """Muon (Jordan et al. 2024) for the matrices of the layers, AdamW for the embedding and the norms."""
     matrices = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
-    others = [
-        parameter for parameter in model.parameters() if all(parameter is not matrix for matrix in matrices)
-    ]
+    others = [parameter for parameter in model.parameters() if all(parameter is not matrix for matrix in matrices)]
     return [
         torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0),

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
+from serve_app.api.dialects.tables import DIALECTS, UNION
+
+
+def known_dialect(name: str) -> str:
+    if name not in DIALECTS:
+        raise ValueError(f"must be one of {', '.join(DIALECTS)}")
+    return name
+
+
+DialectName = Annotated[str, AfterValidator(known_dialect)]
 BaseName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
 
 
@@ -15,6 +25,7 @@ class ModelArgs(BaseModel):
     name:     how clients address it; also the name of its application
     path:     folder with config.json, safetensors weights and a tokenizer; `builtin:demo` is the embedded model
     adapters: folder with one sub-folder per adapter; relative to where the cluster was started; null is none
+    dialect:  of requests to this model that name none; null is that of the router
 
     The rest is described at serve_app.engine.config.EngineConfig.
     """
@@ -24,6 +35,7 @@ class ModelArgs(BaseModel):
     name: BaseName
     path: Annotated[str, Field(min_length=1)]
     adapters: str | None = None
+    dialect: DialectName | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_model_len: PositiveInt | None = None
@@ -61,6 +73,8 @@ class LimitSettings(BaseModel):
     max_logprobs: PositiveInt = 5
     max_stop_strings: PositiveInt = 64
     max_stop_chars: PositiveInt = 1024
+    max_stop_token_ids: PositiveInt = 1024
+    max_logit_bias: PositiveInt = 16_384
 
 
 class RouterSettings(BaseModel):
@@ -69,6 +83,8 @@ class RouterSettings(BaseModel):
     aliases:        further names of models, `alias: base` or `alias: base:adapter`
     timeout_s:      how long one request may take in all
     max_body_bytes: of a request's body
+    keep_alive_s:   after so long without an event a stream gets a comment line, so that nothing closes it as idle
+    dialect:        of requests that name none, to models that have none of their own
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -76,4 +92,6 @@ class RouterSettings(BaseModel):
     aliases: dict[str, str] = Field(default_factory=dict)
     timeout_s: PositiveFloat = 600.0
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
+    keep_alive_s: PositiveFloat = 15.0
+    dialect: DialectName = UNION.name
     limits: LimitSettings = LimitSettings()

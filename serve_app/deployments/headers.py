@@ -9,7 +9,7 @@ from __future__ import annotations
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve_app.api.responses import error_body
+from serve_app.api.dialects.errors import error_body
 from serve_app.core.errors import InvalidRequest
 
 REFUSED = {

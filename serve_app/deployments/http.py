@@ -19,33 +19,35 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.chunks import dump
-from serve_app.api.completion import CompletionRequest
+from serve_app.api.dialects.dialect import Dialect
+from serve_app.api.dialects.errors import error_body
+from serve_app.api.dialects.tables import HEADER, dialect_named
 from serve_app.api.exchange import ClientGone, Exchange, RawHeaders, headers_of, read_body, watch
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.models import models_body
-from serve_app.api.parse import parse_completion
-from serve_app.api.responses import ResponseHead, error_body
+from serve_app.api.responses import ResponseHead
 from serve_app.api.shown import shown
 from serve_app.core.errors import (
     EngineFailed,
-    InvalidRequest,
     MethodNotAllowed,
     NotFound,
     ServeError,
-    UnsupportedMediaType,
 )
-from serve_app.router.render import StreamRenderer, collect
+from serve_app.deployments.bodies import check_media_type
+from serve_app.deployments.docs import docs_routes
+from serve_app.deployments.metrics import Measured, Metrics, Served
+from serve_app.deployments.neighbours import answer_nobody, neighbour_routes
+from serve_app.deployments.streams import stream
+from serve_app.deployments.styles import NativeStyle, OpenAiStyle, Style
+from serve_app.router.neighbours import Neighbours
 from serve_app.router.router import Router
-from serve_app.router.run import Run
 from serve_app.router.story import Story
 
 logger = logging.getLogger(__name__)
 
-DIALECT = "union"
 CLIENT_CLOSED = 499
 LOADING_RETRY_S = 1
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +55,29 @@ class HttpSettings:
     """What the wall allows.
 
     max_body_bytes:      of a request's body; more is refused while it is read
+    keep_alive_s:        after so long without an event a stream gets a comment line
     sends_request_id:    whether `x-request-id` is put on responses; False where the server before it does so
     """
 
     max_body_bytes: int = 16 * 1024 * 1024
+    keep_alive_s: float = 15.0
     limits: WireLimits = DEFAULT_LIMITS
     sends_request_id: bool = True
 
 
-def build_app(router: Router, settings: HttpSettings | None = None) -> Starlette:
-    """The whole service over HTTP, for any ASGI server."""
+def build_app(router: Router, settings: HttpSettings | None = None, *, metrics: Metrics | None = None) -> Starlette:
+    """The whole service over HTTP, for any ASGI server.
+
+    metrics: what to count in; one that outlives the application keeps counting when that is exchanged
+    """
     settings = settings or HttpSettings()
+    metrics = metrics or Metrics(router.fleet)
 
     async def models(request: Request) -> Response:
         return JSONResponse(models_body(router.models()))
+
+    async def dialects(request: Request) -> Response:
+        return JSONResponse(router.dialects())
 
     async def model(request: Request) -> Response:
         return JSONResponse(router.model(request.path_params["id"]).body())
@@ -78,16 +89,27 @@ def build_app(router: Router, settings: HttpSettings | None = None) -> Starlette
             {"status": "loading", "models": router.fleet.loading}, 503, {"retry-after": str(LOADING_RETRY_S)}
         )
 
+    neighbours = Neighbours(router.fleet)
+    native = Completions(router, settings, NativeStyle(neighbours))
     app = Starlette(
         routes=[
-            Route("/v1/completions", Completions(router, settings), methods=["POST"]),
+            Route("/v1/completions", Completions(router, settings, OpenAiStyle(router)), methods=["POST"]),
+            Route("/completion", native, methods=["POST"]),
+            Route("/completions", native, methods=["POST"]),
+            Route("/v1/dialects", dialects, methods=["GET"]),
             Route("/v1/models", models, methods=["GET"]),
             Route("/v1/models/{id:path}", model, methods=["GET"]),
             Route("/health", health, methods=["GET"]),
             Route("/v1/health", health, methods=["GET"]),
+            Route("/metrics", metrics.answer, methods=["GET"]),
+            *docs_routes(settings.limits, router.dialect),
+            *neighbour_routes(neighbours, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         ],
-        middleware=[Middleware(Threshold, sends_request_id=settings.sends_request_id)],
-        exception_handlers={HTTPException: _answer_http_exception},
+        middleware=[
+            Middleware(Measured, metrics=metrics),
+            Middleware(Threshold, sends_request_id=settings.sends_request_id),
+        ],
+        exception_handlers={HTTPException: _answer_http_exception, ClientGone: answer_nobody},
     )
     app.router.redirect_slashes = False
     return app
@@ -129,21 +151,24 @@ class Threshold:
 
 
 class Completions:
-    """POST /v1/completions as a raw ASGI application: the status line waits for the first event."""
+    """Completions in one style as a raw ASGI application: the status line waits for the first event."""
 
-    def __init__(self, router: Router, settings: HttpSettings) -> None:
+    def __init__(self, router: Router, settings: HttpSettings, style: Style) -> None:
         self._router = router
         self._settings = settings
+        self._style = style
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request and log one line, whatever happens."""
         story = Story(scope["state"]["request_id"])
-        exchange = Exchange(send, [(b"x-completions-dialect", DIALECT.encode())])
+        exchange = Exchange(send, self._router.dialect)
         has_left = True
         try:
             has_left = await self._serve(Headers(scope=scope), receive, exchange, story=story)
         finally:
-            logger.info(dump(story.facts(CLIENT_CLOSED if has_left else exchange.status)))
+            status = CLIENT_CLOSED if has_left else exchange.status
+            logger.info(dump(story.facts(status)))
+            scope["state"]["served"] = Served(status=status, run=story.run)
 
     async def _serve(self, headers: Headers, receive: Receive, exchange: Exchange, *, story: Story) -> bool:
         """Answer, but stop at once where the client leaves meanwhile; True where it did."""
@@ -153,7 +178,7 @@ class Completions:
                 body = await self._read(headers, receive, exchange, story=story)
                 if body is not None:
                     watcher = group.create_task(watch(receive, exchange))
-                    await self._answer(body, exchange, story=story)
+                    await self._answer(headers, body, exchange, story=story)
                     watcher.cancel()
         except* ClientGone:
             has_left = True
@@ -162,8 +187,8 @@ class Completions:
     async def _read(self, headers: Headers, receive: Receive, exchange: Exchange, *, story: Story) -> bytes | None:
         """The body; None where the headers or its size were refused and the client was told."""
         try:
-            _check_dialect(headers)
-            _check_media_type(headers)
+            exchange.dialect = _dialect_asked(headers) or exchange.dialect
+            check_media_type(headers)
             return await read_body(
                 receive,
                 content_length=headers.get("content-length"),
@@ -174,17 +199,24 @@ class Completions:
             await exchange.fail(error)
             return None
 
-    async def _answer(self, body: bytes, exchange: Exchange, *, story: Story) -> None:
+    async def _answer(self, headers: Headers, body: bytes, exchange: Exchange, *, story: Story) -> None:
         """Run the request. Raises ClientGone; every other failure is told to the client."""
+
+        def choose_dialect(model: object) -> Dialect:
+            exchange.dialect = _dialect_asked(headers) or self._style.dialect_of(model)
+            return exchange.dialect
+
         try:
-            request = story.request = parse_completion(body, self._settings.limits)
+            request = story.request = self._style.parse(body, self._settings.limits, choose_dialect)
             async with self._router.open(request) as run:
                 story.run = run
                 head = ResponseHead(id=run.response_id, created=int(time.time()), model=request.model)
                 if request.stream:
-                    await _stream(run, request, head, exchange=exchange, story=story)
+                    renderer = self._style.renderer(request, head)
+                    keep_alive_s = self._settings.keep_alive_s
+                    await stream(run, renderer, exchange, story=story, keep_alive_s=keep_alive_s)
                 else:
-                    await exchange.respond(200, await collect(run, request, head=head))
+                    await exchange.respond(200, await self._style.whole(run, request, head))
         except ClientGone:
             raise
         except Exception as error:
@@ -192,41 +224,9 @@ class Completions:
             await exchange.fail(story.error)
 
 
-async def _stream(
-    run: Run, request: CompletionRequest, head: ResponseHead, *, exchange: Exchange, story: Story
-) -> None:
-    """Send chunks as events come; those that wait already go out together."""
-    renderer = StreamRenderer(request, head)
-    pending = b""
-    try:
-        async for event in run:
-            pending += renderer.chunks(event)
-            if pending and not run.has_ready:
-                story.first_sent_at = story.first_sent_at or time.monotonic()
-                await exchange.stream(pending)
-                pending = b""
-    except ServeError:
-        if pending and exchange.has_started:
-            await exchange.stream(pending)
-        raise
-    await exchange.end_stream(pending + renderer.tail(run.usage))
-
-
-def _check_dialect(headers: Headers) -> None:
-    dialect = headers.get("x-completions-dialect")
-    if dialect is not None and dialect != DIALECT:
-        raise InvalidRequest(
-            f"The header X-Completions-Dialect must be {DIALECT} or absent; found {shown(dialect)}.",
-            "X-Completions-Dialect",
-        )
-
-
-def _check_media_type(headers: Headers) -> None:
-    media_type = headers.get("content-type", "").partition(";")[0].strip()
-    if media_type and not JSON_TYPE.fullmatch(media_type):
-        raise UnsupportedMediaType(
-            f"The header Content-Type must be application/json; found {shown(media_type)}.", "Content-Type"
-        )
+def _dialect_asked(headers: Headers) -> Dialect | None:
+    name = headers.get(HEADER)
+    return None if name is None else dialect_named(name)
 
 
 def _request_id(headers: Headers) -> str:

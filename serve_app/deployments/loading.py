@@ -28,4 +28,4 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
     settings = args.model_dump(include={field.name for field in fields(EngineConfig)})
     adapters = read_adapters(Path(args.adapters)) if args.adapters is not None else ()
     config = EngineConfig(**settings | {"path": str(folder.path)})
-    return ModelService.load(config, adapters, replica_id=replica_id, root=args.path)
+    return ModelService.load(config, adapters, replica_id=replica_id, root=args.path, dialect=args.dialect)

@@ -13,6 +13,7 @@ from serve_app.core.cards import ReplicaCard
 from serve_app.core.delta import Frame
 from serve_app.core.errors import ReplicaLost
 from serve_app.core.request import GenerationRequest
+from serve_app.core.tokenization import Tokenization, TokenizeRequest
 
 
 class Service(Backend, Protocol):
@@ -67,6 +68,14 @@ class Model:
     async def abort(self, replica_id: str, router_id: str, request_ids: Sequence[str]) -> None:
         self._refuse_strays(replica_id)
         await self._service.abort(router_id, request_ids)
+
+    async def tokenize(self, replica_id: str, request: TokenizeRequest) -> Tokenization:
+        self._refuse_strays(replica_id)
+        return await self._service.tokenize(request)
+
+    async def detokenize(self, replica_id: str, token_ids: Sequence[int]) -> str:
+        self._refuse_strays(replica_id)
+        return await self._service.detokenize(token_ids)
 
     async def check_health(self) -> None:
         """Called by Serve; three failures in a row and the replica is replaced."""

@@ -10,12 +10,14 @@ from pydantic import BaseModel
 from ray import serve
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serve_app.api.dialects.tables import DIALECTS
 from serve_app.api.limits import WireLimits
 from serve_app.deployments.arguments import RouterSettings
 from serve_app.deployments.discovery import Discovery
 from serve_app.deployments.headers import HeaderGate
 from serve_app.deployments.http import HttpSettings, build_app
 from serve_app.deployments.logs import log_as_configured
+from serve_app.deployments.metrics import Metrics
 from serve_app.deployments.serve_cluster import ServeCluster
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router as RequestRouter
@@ -42,6 +44,7 @@ class Router:
         context = serve.get_replica_context()
         router_id = f"router-{context.replica_id.unique_id}"
         self._fleet = Fleet(router_id)
+        self._metrics = Metrics(self._fleet, router_id=router_id)
         self._hot_app = HotApp(self._app_for(RouterSettings()))
         discovery = Discovery(ServeCluster(context.app_name), self._fleet, router_id)
         self._discovery = asyncio.get_running_loop().create_task(discovery.run(), context=Context())
@@ -68,10 +71,13 @@ class Router:
             await self._fleet.close()
 
     def _app_for(self, settings: RouterSettings) -> ASGIApp:
-        router = RequestRouter(self._fleet, RouterConfig(timeout_s=settings.timeout_s))
+        router = RequestRouter(
+            self._fleet, RouterConfig(timeout_s=settings.timeout_s, dialect=DIALECTS[settings.dialect])
+        )
         http_settings = HttpSettings(
             max_body_bytes=settings.max_body_bytes,
+            keep_alive_s=settings.keep_alive_s,
             limits=WireLimits(**settings.limits.model_dump()),
             sends_request_id=False,  # Serve does
         )
-        return HeaderGate(build_app(router, http_settings))
+        return HeaderGate(build_app(router, http_settings, metrics=self._metrics))

@@ -15,6 +15,7 @@ from serve_app.core.cards import ReplicaCard
 from serve_app.core.delta import Frame
 from serve_app.core.errors import EngineFailed, Overloaded, ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
+from serve_app.core.tokenization import Tokenization, TokenizeRequest
 
 CALL_TIMEOUT_S = 30.0
 """A replica that has not answered a call for so long counts as lost."""
@@ -29,9 +30,7 @@ class RayBackend:
     by which PinnedRouter tells waiting calls apart, and would cancel them with the request.
     """
 
-    def __init__(
-        self, handle: DeploymentHandle[Any], replica_id: str, *, timeout_s: float = CALL_TIMEOUT_S
-    ) -> None:
+    def __init__(self, handle: DeploymentHandle[Any], replica_id: str, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
         self._replica_id = replica_id
         self._timeout_s = timeout_s
         pinned = by_value(handle).options(session_id=replica_id)
@@ -39,6 +38,8 @@ class RayBackend:
         self._attach = pinned.options(method_name="attach", stream=True)
         self._submit = pinned.options(method_name="submit")
         self._abort = pinned.options(method_name="abort")
+        self._tokenize = pinned.options(method_name="tokenize")
+        self._detokenize = pinned.options(method_name="detokenize")
 
     async def hello(self, router_id: str) -> ReplicaCard:
         card: ReplicaCard = await self._call(self._hello, router_id)
@@ -59,6 +60,14 @@ class RayBackend:
 
     async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
         await self._call(self._abort, self._replica_id, router_id, tuple(request_ids))
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokenization:
+        found: Tokenization = await self._call(self._tokenize, self._replica_id, request)
+        return found
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        text: str = await self._call(self._detokenize, self._replica_id, tuple(token_ids))
+        return text
 
     async def _call(self, method: DeploymentHandle[Any], *arguments: object) -> Any:
         response = Context().run(method.remote, *arguments)

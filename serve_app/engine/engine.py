@@ -64,6 +64,9 @@ class Engine:
             num_waiting=len(self._scheduler.waiting),
             num_free_blocks=self._store.num_free_blocks + self._store.num_cached_blocks,
             num_blocks=self._store.num_blocks,
+            num_steps=self.num_steps,
+            num_preemptions=self.num_preemptions,
+            num_prefix_hit_tokens=self._scheduler.num_prefix_hit_tokens,
         )
 
     @property

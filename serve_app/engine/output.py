@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from dataclasses import replace
 
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport, TokenLogprob, TopLogprob
 from serve_app.core.errors import EngineFailed
@@ -53,7 +54,7 @@ class Output:
         sequence.token_ids.append(token_id)
         ends = self._ends(sequence, token_id)
         text = ""
-        if not ends:
+        if not ends or self._shows_end(sequence, token_id):
             offset = sequence.detokenizer.num_chars
             if scored is not None:
                 sequence.pending_logprobs.append(self._token_logprob(scored, offset))
@@ -80,6 +81,11 @@ class Output:
         """Whether the token ends the sequence by itself; its text is not shown then."""
         stop = sequence.request.stop
         return token_id in stop.token_ids or (token_id in self._eos_token_ids and not stop.ignore_eos)
+
+    def _shows_end(self, sequence: Sequence, token_id: int) -> bool:
+        """Whether the model's end token is shown by its name."""
+        request = sequence.request
+        return not request.skips_special_tokens and token_id not in request.stop.token_ids
 
     @staticmethod
     def _text(sequence: Sequence, token_id: int) -> str:
@@ -135,17 +141,30 @@ class Output:
         logprobs = None
         if request.logprobs is not None and request.logprobs.prompt:
             logprobs = self._prompt_logprobs(prompt_ids, sequence.prompt_logprobs)
-        text = request.prompt.text
-        if request.echo and text is None:
-            text = self._tokenizer.decode(prompt_ids)
+        text = None
+        if request.echo:
+            text = self._echoed(sequence)
+            logprobs = _last(logprobs, request.echo_last)
         sequence.was_reported = True
         sequence.prompt_logprobs = []
         return PromptReport(
             num_tokens=sequence.prompt_length,
             num_cached_tokens=sequence.num_cached_tokens,
-            text=text if request.echo else None,
+            queue_s=max(0.0, (sequence.started_at or sequence.arrived_at) - sequence.arrived_at),
+            text=text,
             logprobs=logprobs,
+            token_ids=tuple(prompt_ids) if request.reports_prompt_ids else None,
         )
+
+    def _echoed(self, sequence: Sequence) -> str:
+        """The prompt as it was written where it was text and is echoed whole, else what its tokens mean."""
+        request = sequence.request
+        prompt_ids = sequence.token_ids[: sequence.prompt_length]
+        if request.echo_last:
+            first = max(0, len(prompt_ids) - request.echo_last)
+            before = self._tokenizer.decode(prompt_ids[:first])
+            return self._tokenizer.decode(prompt_ids)[len(before) :]
+        return request.prompt.text or self._tokenizer.decode(prompt_ids)
 
     def _prompt_logprobs(self, prompt_ids: list[int], scored: list[TokenLogprob]) -> tuple[TokenLogprob, ...]:
         """Give each prompt token its place in the text; nothing predicts the first."""
@@ -176,6 +195,14 @@ class Output:
             offset=offset,
             top=tuple(TopLogprob(token_id=id_, text=token_text(id_), logprob=p) for id_, p in scored.top),
         )
+
+
+def _last(logprobs: tuple[TokenLogprob, ...] | None, count: int) -> tuple[TokenLogprob, ...] | None:
+    """The last so many, with offsets that count from the first of them; 0 is all."""
+    if not count or not logprobs:
+        return logprobs
+    kept = logprobs[-count:]
+    return tuple(replace(entry, offset=entry.offset - kept[0].offset) for entry in kept)
 
 
 def _fail(sequence: Sequence, error: EngineFailed) -> Delta:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from serve_app.engine.batch import Batch, Span
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
@@ -29,6 +31,7 @@ class Scheduler:
         self.waiting = waiting
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.num_prefix_hit_tokens = 0
         self._admitted: list[Sequence] = []  # the running ones by age
         self._store = store
         self._slots = slots
@@ -154,14 +157,16 @@ class Scheduler:
             return None
         self.waiting.pop()
         self._open(sequence)
-        if self._uses_prefixes and not sequence.scores_prompt:
+        if self._uses_prefixes and sequence.request.uses_cache and not sequence.scores_prompt:
             lane = self._lane(sequence)
             sequence.num_computed = self._store.match_prefix(lane, sequence.token_ids, salt=sequence.salt)
+            self.num_prefix_hit_tokens += sequence.num_computed
             if not sequence.was_reported:
                 sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_length)
         return sequence
 
     def _open(self, sequence: Sequence) -> None:
+        sequence.started_at = sequence.started_at or time.monotonic()
         sequence.lane = self._store.open_lane()
         sequence.slot = self._slots.acquire(sequence.request.model)
         self.running.append(sequence)

@@ -9,7 +9,7 @@ from serve_app.core.delta import Finish, TokenLogprob
 from serve_app.core.request import GenerationRequest
 from serve_app.engine.sampling.state import SamplingState
 from serve_app.text.detokenizer import Detokenizer
-from serve_app.text.stops import StopMatcher
+from serve_app.text.ending import Ending
 
 
 class Sequence:
@@ -41,9 +41,10 @@ class Sequence:
         self.token_ids: list[int] = list(prompt_ids)
         self.max_tokens = max_tokens
         self.detokenizer = detokenizer
-        self.stop_matcher = StopMatcher(request.stop.strings)
+        self.stop_matcher = Ending(request.stop)
         self.sampling_state = SamplingState(request.sampling, len(prompt_ids))
         self.arrived_at = time.monotonic()
+        self.started_at: float | None = None
 
         self.num_computed = 0
         self.num_published_blocks: int | None = None

@@ -16,15 +16,18 @@ import torch
 
 from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load
-from serve_app.core.errors import AdapterNotFound, ContextOverflow, InvalidRequest, Overloaded
+from serve_app.core.errors import AdapterNotFound, Overloaded
 from serve_app.core.request import GenerationRequest
+from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.driver import Driver
 from serve_app.engine.engine import Engine
 from serve_app.engine.loading import load_model
 from serve_app.engine.lora.adapter import Adapter, AdapterRefused, load_adapter
 from serve_app.engine.outbox import Outbox
+from serve_app.engine.preparation import Preparation
 from serve_app.engine.sequence import Sequence
+from serve_app.engine.tokenization import Tokenizations
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -40,10 +43,12 @@ class ModelService:
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
+        self._preparation = Preparation(tokenizer, model_name=card.name, max_model_len=card.max_model_len)
         self._card = card
         self._replica_id = replica_id
         self._lease_s = lease_s
         self._pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        self._tokenizations = Tokenizations(tokenizer)
         self._load = Load()
         self._outboxes: dict[str, Outbox] = {}
         self._heard_at: dict[str, float] = {}
@@ -53,12 +58,19 @@ class ModelService:
 
     @classmethod
     def load(
-        cls, config: EngineConfig, adapters: Items[AdapterCard] = (), *, replica_id: str, root: str | None = None
+        cls,
+        config: EngineConfig,
+        adapters: Items[AdapterCard] = (),
+        *,
+        replica_id: str,
+        root: str | None = None,
+        dialect: str | None = None,
     ) -> ModelService:
         """Load the model and its adapters; blocking, call it off the event loop, then `start` on it.
 
         adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
         root:     what clients are told of where the weights came from; None is the folder
+        dialect:  written on the model's card, for the routers
 
         Raises ModelNotSupported.
         """
@@ -76,6 +88,7 @@ class ModelService:
             max_model_len=model.max_model_len,
             vocab_size=model.vocab_size,
             adapters=cards,
+            dialect=dialect,
         )
         return cls(engine, tokenizer, card, replica_id=replica_id, lease_s=config.lease_s)
 
@@ -98,6 +111,7 @@ class ModelService:
         for outbox in self._outboxes.values():
             outbox.close()
         self._pool.shutdown()
+        self._tokenizations.close()
 
     def check(self) -> None:
         """Raise EngineFailed where the engine does not get on."""
@@ -157,43 +171,18 @@ class ModelService:
         if known:
             self._running_driver().abort(known)
 
+    async def tokenize(self, request: TokenizeRequest) -> Tokenization:
+        return await self._tokenizations.tokenize(request)
+
+    async def detokenize(self, token_ids: Items[int]) -> str:
+        return await self._tokenizations.detokenize(token_ids)
+
     def _prepare(self, requests: Items[GenerationRequest]) -> list[list[Sequence]]:
         """Tokenise; runs in a worker thread.
 
         Raises InvalidRequest, ContextOverflow.
         """
-        return [self._make_sequences(request) for request in requests]
-
-    def _make_sequences(self, request: GenerationRequest) -> list[Sequence]:
-        try:
-            prompt_ids = self._tokenizer.encode(request.prompt)
-        except InvalidRequest as error:
-            raise type(error)(f"{error} (prompt {request.prompt_index})", error.param, error.facts) from error
-        max_tokens = self._bound_max_tokens(request, len(prompt_ids))
-        return [
-            Sequence(
-                request,
-                prompt_ids,
-                sample=sample,
-                max_tokens=max_tokens,
-                detokenizer=self._tokenizer.detokenizer(prompt_ids),
-            )
-            for sample in range(request.n)
-        ]
-
-    def _bound_max_tokens(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
-        """How many tokens may be generated, the context's end considered."""
-        context = self._card.max_model_len
-        wanted = request.stop.max_tokens
-        room = context - num_prompt_tokens
-        if room < 0 or (room == 0 and wanted != 0):
-            raise ContextOverflow(
-                f"prompt {request.prompt_index} has {num_prompt_tokens} tokens; the context of"
-                f" {self._card.name} is {context} tokens, prompt and completion together",
-                "prompt",
-                {"n_prompt_tokens": num_prompt_tokens, "n_ctx": context},
-            )
-        return room if wanted is None else min(wanted, room)
+        return [self._preparation.sequences(request) for request in requests]
 
     def _check_adapter(self, request: GenerationRequest) -> None:
         model = request.model

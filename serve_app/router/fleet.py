@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from serve_app.catalog.resolve import Catalog
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ModelCard, ReplicaCard
+from serve_app.core.delta import Load
 from serve_app.core.errors import ModelLoading, NotFound
 from serve_app.core.names import ModelRef
 from serve_app.router.link import ReplicaLink
@@ -56,6 +57,11 @@ class Fleet:
         return self._aliases
 
     @property
+    def replicas(self) -> list[tuple[ReplicaCard, Load]]:
+        """Every replica that takes requests, with its load as last heard of."""
+        return [(link.card, link.load) for link in self._links.values() if link.is_open]
+
+    @property
     def loading(self) -> list[str]:
         """Known models without a ready replica."""
         known = self._expected | {link.card.model.name for link in self._links.values()}
@@ -70,7 +76,7 @@ class Fleet:
         """Take a replica in, refresh its card, or reconnect where the old link was lost."""
         link = self._links.pop(card.replica_id, None) or self._retired.pop(card.replica_id, None)
         if link is not None and link.readmit():
-            link.card = card
+            link.refresh(card)
         else:
             link = ReplicaLink(backend, card, self._router_id, on_lost=self._refresh)
             link.start()

@@ -12,9 +12,10 @@ from typing import TypeVar
 
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ReplicaCard
-from serve_app.core.delta import Delta, Frame
+from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
+from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.router.placement import Standing
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,16 @@ class ReplicaLink:
         return self._num_outstanding
 
     @property
+    def load(self) -> Load:
+        """As last heard of."""
+        return self._load
+
+    def refresh(self, card: ReplicaCard) -> None:
+        """Take over what the replica says of itself now."""
+        self.card = card
+        self._load = card.load
+
+    @property
     def standing(self) -> Standing:
         return Standing(work=self._num_outstanding + self._num_foreign, capacity=self._load.num_blocks)
 
@@ -99,6 +110,14 @@ class ReplicaLink:
         """Dispatch no delta of these requests from now on, and tell the replica in the background."""
         self._forget(request_ids)
         return self._spawn(self._abort(request_ids))
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokenization:
+        """Raises ServeError."""
+        return await self._ask(self._backend.tokenize(request))
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Raises ServeError."""
+        return await self._ask(self._backend.detokenize(token_ids))
 
     def retire(self) -> None:
         """Take no new requests, and close once those that run have ended."""
@@ -184,6 +203,23 @@ class ReplicaLink:
                 self.replica_id,
                 failure,
             )
+
+    async def _ask(self, call: Coroutine[object, object, Result]) -> Result:
+        """Make a call that outlives whoever waits for it; what is not a ServeError becomes ReplicaLost."""
+
+        async def answer() -> Result | ServeError:
+            try:
+                return await call
+            except ServeError as refusal:
+                return refusal
+            except Exception as failure:
+                logger.warning("replica %s could not be asked: %r", self.replica_id, failure)
+                return self._lost("could not be reached")
+
+        found = await asyncio.shield(self._spawn(answer()))
+        if isinstance(found, ServeError):
+            raise found
+        return found
 
     def _forget(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:

@@ -4,70 +4,119 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.core.errors import InvalidRequest
+from serve_app.core.cards import ModelCard
+from serve_app.core.errors import AdapterNotFound, InvalidRequest
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
-
-SEED_BITS = 63
+from serve_app.core.request import ContextParams, GenerationRequest, LogprobParams, Prompt, StopParams
+from serve_app.router.sampling import lower_sampling, unencoded
 
 Resolve = Callable[[str, str | None], ModelRef]
+CardOf = Callable[[ModelRef], ModelCard]
 
 
 def new_response_id() -> str:
     return f"cmpl-{secrets.token_hex(16)}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meaning:
+    """The model that a prompt is for, with its card."""
+
+    model: ModelRef
+    card: ModelCard
+
+
 def lower(
-    request: CompletionRequest,
-    response_id: str,
-    *,
-    resolve: Resolve,
-    vocab_size_of: Callable[[ModelRef], int],
+    request: CompletionRequest, response_id: str, *, resolve: Resolve, card_of: CardOf
 ) -> tuple[GenerationRequest, ...]:
     """One request per prompt, in order, named `<response id>/<prompt index>`.
 
     resolve: (`model`, `lora_path`) to the model meant; asked once per distinct pair
 
-    Raises what `resolve` raises, and InvalidRequest for a token id outside the vocabulary.
+    Raises what `resolve` raises, InvalidRequest for a token id outside the vocabulary, and AdapterNotFound for a
+    number in `lora` that no adapter has.
     """
-    refs: dict[str | None, ModelRef] = {}
+    meanings = _meanings(request, resolve, card_of)
     for index, prompt in enumerate(request.prompts):
-        lora_path = request.lora_path_of(index)
-        if lora_path not in refs:
-            refs[lora_path] = resolve(request.model, lora_path)
-        _check_ids(prompt, index, request=request, vocab_size=vocab_size_of(refs[lora_path]))
-    sampling = _sampling(request)
-    stop = StopParams(max_tokens=None if request.max_tokens == -1 else request.max_tokens, strings=request.stop)
-    logprobs = None
-    if request.logprobs is not None:
-        logprobs = LogprobParams(top=request.logprobs, prompt=request.echo)
+        vocab_size = meanings[request.lora_path_of(index)].card.vocab_size
+        _check_ids(prompt, index, request=request, vocab_size=vocab_size)
+    sampling = lower_sampling(request, vocab_size=min(meaning.card.vocab_size for meaning in meanings.values()))
+    stop = _stop(request)
     return tuple(
         GenerationRequest(
             request_id=f"{response_id}/{index}",
-            model=refs[request.lora_path_of(index)],
+            model=meanings[request.lora_path_of(index)].model,
             prompt=prompt,
             prompt_index=index,
-            n=request.n,
+            n=request.num_candidates,
             sampling=sampling,
             stop=stop,
-            logprobs=logprobs,
-            echo=request.echo,
+            logprobs=_logprobs(request),
+            echo=request.echo or request.echo_last > 0,
+            echo_last=request.echo_last,
+            reports_prompt_ids=request.return_token_ids,
+            uses_cache=request.cache_prompt,
+            skips_special_tokens=request.skip_special_tokens,
+            context=ContextParams(
+                truncates_prompt=request.truncate_sequence,
+                shortens_completion=request.context_length_exceeded_behavior == "truncate",
+                max_tokens_name=request.max_tokens_name,
+            ),
+            unencoded=unencoded(request),
         )
         for index, prompt in enumerate(request.prompts)
     )
 
 
-def _sampling(request: CompletionRequest) -> SamplingParams:
-    """A seed is drawn once where none was sent, so that every continuation can be computed again."""
-    seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
-    return SamplingParams(
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        min_p=request.min_p,
-        seed=seed & (2**SEED_BITS - 1),
+def _meanings(request: CompletionRequest, resolve: Resolve, card_of: CardOf) -> dict[str | None, Meaning]:
+    """By `lora_path`, for every one that a prompt has."""
+    meanings: dict[str | None, Meaning] = {}
+    for index in range(len(request.prompts)):
+        lora_path = request.lora_path_of(index)
+        if lora_path not in meanings:
+            model = resolve(request.model, lora_path)
+            if request.lora and model.adapter is None:
+                model = resolve(model.base, _numbered_adapter(request, card_of(model)))
+            meanings[lora_path] = Meaning(model=model, card=card_of(model))
+    return meanings
+
+
+def _numbered_adapter(request: CompletionRequest, card: ModelCard) -> str:
+    """The name of the adapter that `lora` switches on by its number."""
+    number, _ = request.lora[0]
+    adapters = card.usable_adapters
+    if number >= len(adapters):
+        raise AdapterNotFound(
+            f"`lora` must name adapters of `{card.name}` by their number, below {len(adapters)}; found {number}.",
+            "lora",
+        )
+    return adapters[number].name
+
+
+def _stop(request: CompletionRequest) -> StopParams:
+    return StopParams(
+        max_tokens=None if request.max_tokens == -1 else request.max_tokens,
+        strings=request.stop,
+        token_ids=request.stop_token_ids,
+        min_tokens=request.min_tokens,
+        ignore_eos=request.ignore_eos,
+        patterns=request.stop_regex,
+        shows_string=request.no_stop_trim,
+        shows_pattern=request.no_stop_trim or request.dialect.keeps_regex_match,
+    )
+
+
+def _logprobs(request: CompletionRequest) -> LogprobParams | None:
+    """Also where nothing but a ranking needs them."""
+    if request.logprobs is None:
+        return LogprobParams() if request.is_ranked else None
+    return LogprobParams(
+        top=request.logprobs,
+        prompt=request.echo or request.echo_last > 0,
+        post_sampling=request.post_sampling_probs,
     )
 
 

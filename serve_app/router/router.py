@@ -6,7 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from serve_app.api.completion import CompletionRequest
+from serve_app.api.dialects.dialect import Dialect
+from serve_app.api.dialects.listing import dialects_body
+from serve_app.api.dialects.tables import DIALECTS, UNION
 from serve_app.api.models import ModelEntry, list_models
+from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ServeError
 from serve_app.core.names import ModelRef
 from serve_app.router.fleet import Fleet
@@ -17,9 +21,12 @@ from serve_app.router.run import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """timeout_s: how long one request may take in all"""
+    """timeout_s: how long one request may take in all
+    dialect: of requests that name none, to models that have none of their own
+    """
 
     timeout_s: float = 600.0
+    dialect: Dialect = UNION
 
 
 class Router:
@@ -36,7 +43,7 @@ class Router:
         Raises ServeError where the model cannot be resolved or a token id is out of its vocabulary.
         """
         response_id = new_response_id()
-        requests = lower(request, response_id, resolve=self._resolve, vocab_size_of=self._vocab_size_of)
+        requests = lower(request, response_id, resolve=self._resolve, card_of=self._card_of)
         return Run(
             requests,
             response_id,
@@ -44,6 +51,24 @@ class Router:
             placement=self._placement,
             timeout_s=self._config.timeout_s,
         )
+
+    @property
+    def dialect(self) -> Dialect:
+        """Of requests whose model is not known."""
+        return self._config.dialect
+
+    def dialect_of(self, model: object) -> Dialect:
+        """Of requests to this model that name none; `model` is what was sent, whatever it is."""
+        if isinstance(model, str):
+            with suppress(ServeError):
+                name = self._card_of(self.fleet.resolve(model)).dialect
+                return self.dialect if name is None else DIALECTS[name]
+        return self.dialect
+
+    def dialects(self) -> dict[str, object]:
+        """Every dialect with what it makes of each parameter, and who speaks which."""
+        of_models = {card.name: card.dialect for card in self.fleet.cards.values() if card.dialect is not None}
+        return dialects_body(default=self.dialect, of_models=of_models)
 
     def models(self) -> list[ModelEntry]:
         """Every name that can be sent as `model` now."""
@@ -65,5 +90,5 @@ class Router:
     def _resolve(self, name: str, lora_path: str | None) -> ModelRef:
         return self.fleet.resolve(name, lora_path=lora_path)
 
-    def _vocab_size_of(self, ref: ModelRef) -> int:
-        return self.fleet.cards[ref.base].vocab_size
+    def _card_of(self, ref: ModelRef) -> ModelCard:
+        return self.fleet.cards[ref.base]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -37,6 +38,9 @@ class Run:
     Entering submits every prompt; one refusal refuses all and is raised. The iterator raises the first
     error that comes and otherwise ends when every choice has ended. Leaving aborts what has not ended: it
     never waits, so a cancellation cannot skip it.
+
+    entered_at, first_event_at, last_event_at: by the monotonic clock, seconds
+    queue_s: of each prompt, from its arrival at a replica to the step that took it in
     """
 
     def __init__(
@@ -61,6 +65,10 @@ class Run:
         self._shares: dict[ReplicaLink, list[GenerationRequest]] = {}
         self._lost: set[ReplicaLink] = set()
         self.finish_reasons: dict[FinishReason, int] = {}
+        self.entered_at = time.monotonic()
+        self.first_event_at: float | None = None
+        self.last_event_at: float | None = None
+        self.queue_s: list[float] = []
 
     @property
     def has_ready(self) -> bool:
@@ -92,6 +100,8 @@ class Run:
         if delta.error is not None:
             raise delta.error
         self._account(delta)
+        self.last_event_at = time.monotonic()
+        self.first_event_at = self.first_event_at or self.last_event_at
         request = self._by_id[delta.request_id]
         return Event(
             index=request.prompt_index * request.n + delta.sample,
@@ -167,6 +177,7 @@ class Run:
                 del self._num_unfinished[delta.request_id]
 
     def _count_prompt(self, report: PromptReport) -> None:
+        self.queue_s.append(report.queue_s)
         self.usage = replace(
             self.usage,
             prompt_tokens=self.usage.prompt_tokens + report.num_tokens,

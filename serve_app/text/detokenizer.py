@@ -20,10 +20,12 @@ class Detokenizer:
     is_at_start: nothing visible came before. Only then does a tokenizer that marks words by a leading
                  space drop the space of the first word, so that the texts of prompt and completion join
                  to the text of both.
+    shows_special: special tokens are shown by their names
     """
 
-    def __init__(self, pieces: Pieces, *, is_at_start: bool) -> None:
+    def __init__(self, pieces: Pieces, *, is_at_start: bool, shows_special: bool = False) -> None:
         self._pieces = pieces
+        self._shows_special = shows_special
         self._is_at_start = is_at_start
         self._utf8 = _UTF8("replace")
         self._num_chars = 0
@@ -37,7 +39,7 @@ class Detokenizer:
         """Take one token and return the characters that are whole with it; special tokens have none."""
         piece = self._pieces.middle(token_id)
         if piece is None:
-            return ""
+            return self._special(token_id) if self._shows_special else ""
         if self._is_at_start:
             piece = self._pieces.first(token_id)
             self._is_at_start = False
@@ -47,6 +49,10 @@ class Detokenizer:
         """End the text: an incomplete character is dropped. The others were all given, so this returns ""."""
         self._utf8.reset()
         return ""
+
+    def _special(self, token_id: int) -> str:
+        name = self._pieces.name(token_id)
+        return self._release(self._utf8.decode(name.encode())) if name is not None else ""
 
     def _release(self, text: str) -> str:
         self._num_chars += len(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Encoding, Tokenizer, models, pre_tokenizers
@@ -10,6 +11,7 @@ from transformers import AutoTokenizer
 
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.request import Prompt
+from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.text.detokenizer import Detokenizer, join
 from serve_app.text.pieces import Pieces, UnsupportedTokenizer
 
@@ -65,9 +67,39 @@ class TextTokenizer:
         starts_with_text = isinstance(prompt.parts[0], str)
         return [*self._prefix_ids, *token_ids] if starts_with_text else token_ids
 
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Give the tokens of a text inside another, without any that a tokenizer puts in front."""
+        return tuple(self._encode_part(text))
+
+    def encode_behind(self, text: str) -> tuple[tuple[int, ...], ...]:
+        """Give each way in which the text is written in tokens: alone, and behind a letter."""
+        alone, anchored, letter = self.encode_text(text), self.encode_text("a" + text), self.encode_text("a")
+        ways = [alone]
+        if anchored[: len(letter)] == letter:
+            ways.append(anchored[len(letter) :])
+        return tuple(way for way in dict.fromkeys(ways) if way)
+
     def decode(self, token_ids: Iterable[int]) -> str:
         """Give the text of tokens; special tokens and ids that mean nothing are left out."""
         return join(self._pieces, token_ids)
+
+    def tokenize(self, request: TokenizeRequest) -> Tokenization:
+        """Cut a text into tokens; the empty text has none but those put in front."""
+        tokenizer = self._tokenizer if request.parses_special else self._literal_tokenizer
+        encoding: Encoding = tokenizer.encode(request.text, add_special_tokens=False)
+        token_ids = (*(self._prefix_ids if request.adds_special else ()), *encoding.ids)
+        pieces = tuple(map(self._bytes_of, token_ids)) if request.with_pieces else None
+        return Tokenization(token_ids=token_ids, pieces=pieces)
+
+    def untokenize(self, token_ids: Iterable[int]) -> str:
+        """Give the text of tokens, special ones by their names; ids that mean nothing are left out."""
+        pieces: list[bytes] = []
+        is_at_start = True
+        for token_id in token_ids:
+            is_visible = self._pieces.middle(token_id) is not None
+            pieces.append(self._pieces.first(token_id) if is_visible and is_at_start else self._bytes_of(token_id))
+            is_at_start = is_at_start and not is_visible
+        return b"".join(pieces).decode("utf-8", "replace")
 
     def token_text(self, token_id: int) -> str:
         """Show one token by itself, as in `logprobs.tokens`.
@@ -80,10 +112,21 @@ class TextTokenizer:
             text = self._token_texts[token_id] = self._show(token_id)
         return text
 
-    def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
+    def detokenizer(self, prompt_ids: Sequence[int], *, shows_special: bool = False) -> Detokenizer:
         """Begin the text that follows a prompt."""
         has_visible = any(self._pieces.middle(token_id) is not None for token_id in reversed(prompt_ids))
-        return Detokenizer(self._pieces, is_at_start=not has_visible)
+        return Detokenizer(self._pieces, is_at_start=not has_visible, shows_special=shows_special)
+
+    @cached_property
+    def _literal_tokenizer(self) -> Tokenizer:
+        """One that takes special tokens written out in a text for text."""
+        tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        piece = self._pieces.middle(token_id)
+        return piece if piece is not None else (self._pieces.name(token_id) or "").encode()
 
     def _encode_part(self, part: str | tuple[int, ...]) -> Sequence[int]:
         if not isinstance(part, str):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serve_app.api.completion import CompletionRequest
+from serve_app.api.dialects.tables import UNION
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parameters import PARAMETERS, Accepted, Carried, NotYet, Renamed
 from serve_app.api.parse import parse_completion
+from serve_app.api.wording import in_words
 from serve_app.core.errors import InvalidRequest, ServeError, UnsupportedParameter
 from serve_app.core.request import Prompt
 
@@ -30,22 +34,8 @@ def test_a_request_without_options_gets_the_defaults_of_union():
     request = parse()
     assert request.model == "tiny"
     assert request.prompts == (Prompt(parts=("Hello",)),)
-    assert request.model_dump(exclude={"model", "prompts"}) == {
-        "n": 1,
-        "max_tokens": 16,
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "seed": None,
-        "stop": (),
-        "echo": False,
-        "logprobs": None,
-        "stream": False,
-        "stream_options": {"include_usage": False, "continuous_usage_stats": False},
-        "lora_path": None,
-        "user": None,
-    }
+    assert request.dialect is UNION
+    assert request == CompletionRequest(model="tiny", prompts=request.prompts)
 
 
 @pytest.mark.parametrize("name", sorted(set(PARAMETERS) - {"model", "prompt"}))
@@ -86,6 +76,66 @@ def test_null_equals_absence(name):
         ("lora_path", [None], "lora_path", (None,)),
         ("user", "u-1", "user", "u-1"),
         ("echo", True, "echo", True),
+        ("best_of", 3, "best_of", 3),
+        ("typical_p", 0.5, "typical_p", 0.5),
+        ("typ_p", 0.5, "typical_p", 0.5),
+        ("top_n_sigma", -1, "top_n_sigma", -1.0),
+        ("top_n_sigma", 1.5, "top_n_sigma", 1.5),
+        ("min_keep", 3, "min_keep", 3),
+        (
+            "samplers",
+            ["dry", "top_k", "typical_p", "temperature"],
+            "samplers",
+            ("dry", "top_k", "typ_p", "temperature"),
+        ),
+        ("samplers", [], "samplers", ()),
+        ("dynatemp_range", 0.5, "dynatemp_range", 0.5),
+        ("dynatemp_exponent", 2, "dynatemp_exponent", 2.0),
+        ("presence_penalty", -2, "presence_penalty", -2.0),
+        ("frequency_penalty", 2, "frequency_penalty", 2.0),
+        ("repetition_penalty", 1.2, "repetition_penalty", 1.2),
+        ("repeat_penalty", 1.2, "repetition_penalty", 1.2),
+        ("repeat_last_n", -1, "repeat_last_n", -1),
+        ("repeat_last_n", 0, "repeat_last_n", 0),
+        ("mirostat", 2, "mirostat", 2),
+        ("mirostat_tau", 4, "mirostat_tau", 4.0),
+        ("mirostat_target", 4, "mirostat_tau", 4.0),
+        ("mirostat_target", 4, "mirostat", 2),
+        ("mirostat_target", 0, "mirostat", None),
+        ("mirostat_eta", 0.2, "mirostat_eta", 0.2),
+        ("mirostat_lr", 0.2, "mirostat_eta", 0.2),
+        ("mirostat_lr", 0.2, "mirostat", None),
+        ("dry_multiplier", 0.8, "dry_multiplier", 0.8),
+        ("dry_base", 2, "dry_base", 2.0),
+        ("dry_allowed_length", 3, "dry_allowed_length", 3),
+        ("dry_sequence_breakers", ["\n", "x"], "dry_sequence_breakers", ("\n", "x")),
+        ("dry_penalty_last_n", 64, "dry_penalty_last_n", 64),
+        ("xtc_probability", 0.5, "xtc_probability", 0.5),
+        ("xtc_threshold", 0.2, "xtc_threshold", 0.2),
+        ("logit_bias", {"5": -100, "x": 1.5, "7": False}, "logit_bias", ((5, -100.0), ("x", 1.5), (7, -math.inf))),
+        ("logit_bias", [[5, 300], ["x", -1000], ["6", 1]], "logit_bias", ((5, 100.0), ("x", -100.0), (6, 1.0))),
+        ("logit_bias", {"-3": 1, "9" * 18: 1}, "logit_bias", ((-1, 1.0), (2**31 - 1, 1.0))),
+        ("logit_bias", {}, "logit_bias", ()),
+        ("stop_token_ids", [5, None, 7, 5], "stop_token_ids", (5, 7)),
+        ("stop_regex", "a+", "stop_regex", ("a+",)),
+        ("stop_regex", ["a+", "", "b"], "stop_regex", ("a+", "b")),
+        ("no_stop_trim", True, "no_stop_trim", True),
+        ("include_stop_str_in_output", True, "no_stop_trim", True),
+        ("ignore_eos", True, "ignore_eos", True),
+        ("min_tokens", 3, "min_tokens", 3),
+        ("truncate_sequence", True, "truncate_sequence", True),
+        ("context_length_exceeded_behavior", "error", "context_length_exceeded_behavior", "error"),
+        ("echo_last", 3, "echo_last", 3),
+        ("logprobs", True, "logprobs", 1),
+        ("logprobs", False, "logprobs", None),
+        ("skip_special_tokens", False, "skip_special_tokens", False),
+        ("return_token_ids", True, "return_token_ids", True),
+        ("return_tokens", True, "return_token_ids", True),
+        ("return_cached_tokens_details", True, "return_cached_tokens_details", True),
+        ("timings_per_token", True, "timings_per_token", True),
+        ("cache_prompt", False, "cache_prompt", False),
+        ("lora", [{"id": 1, "scale": 1.0}, {"id": 0, "scale": 0}], "lora", ((1, 1.0),)),
+        ("lora", {}, "lora", ()),
         ("stream", True, "stream", True),
     ],
 )
@@ -133,7 +183,59 @@ INVALID = [
     ("seed", "7", 'found "7"'),
     ("logprobs", -1, "from 0 to 5"),
     ("logprobs", 6, "from 0 to 5"),
-    ("logprobs", True, "found true"),
+    ("n_probs", True, "found true"),
+    ("presence_penalty", 2.1, "from -2 to 2"),
+    ("presence_penalty", True, "found true"),
+    ("frequency_penalty", -2.1, "from -2 to 2"),
+    ("repetition_penalty", 0, "above 0"),
+    ("repetition_penalty", "1", 'found "1"'),
+    ("repeat_penalty", -1, "above 0"),
+    ("repeat_last_n", -2, "or -1 for the whole context"),
+    ("typical_p", 0, "above 0"),
+    ("typical_p", 1.1, "at most 1"),
+    ("top_n_sigma", "3", 'found "3"'),
+    ("min_keep", -1, "at least 0"),
+    ("dynatemp_range", -1, "from 0 to 100"),
+    ("dynatemp_exponent", False, "found false"),
+    ("mirostat", 3, "0, 1 or 2"),
+    ("mirostat", True, "found true"),
+    ("mirostat_tau", 0, "above 0"),
+    ("mirostat_target", -1, "above 0"),
+    ("mirostat_eta", 0, "above 0"),
+    ("mirostat_lr", "0.1", 'found "0.1"'),
+    ("dry_multiplier", -0.1, "from 0 to 100"),
+    ("dry_base", 101, "from 0 to 100"),
+    ("dry_allowed_length", -1, "at least 0"),
+    ("dry_allowed_length", 2.5, "found 2.5"),
+    ("dry_sequence_breakers", [], "1 to 64 non-empty strings"),
+    ("dry_sequence_breakers", [""], "non-empty"),
+    ("dry_sequence_breakers", "x", "a list"),
+    ("dry_penalty_last_n", -2, "or -1"),
+    ("xtc_probability", 1.5, "from 0 to 1"),
+    ("xtc_threshold", -0.1, "from 0 to 1"),
+    ("samplers", "top_k", "a list of these names"),
+    ("logit_bias", 5, "an object or a list of pairs"),
+    ("stop_token_ids", 5, "a list of at most 1024 token ids"),
+    ("stop_token_ids", [1] * 1025, "found 1025 elements"),
+    ("stop_regex", {}, "a regular expression"),
+    ("stop_regex", "x" * 1025, "at most 1024"),
+    ("no_stop_trim", 1, "a boolean"),
+    ("include_stop_str_in_output", "yes", "a boolean"),
+    ("ignore_eos", 0, "a boolean"),
+    ("min_tokens", -1, "at least 0"),
+    ("min_tokens", True, "found true"),
+    ("truncate_sequence", 1, "a boolean"),
+    ("context_length_exceeded_behavior", "shrink", '"truncate" or "error"'),
+    ("best_of", 0, "from 1 to 128"),
+    ("best_of", 129, "from 1 to 128"),
+    ("echo_last", -1, "at least 0"),
+    ("post_sampling_probs", 1, "a boolean"),
+    ("skip_special_tokens", "no", "a boolean"),
+    ("return_token_ids", 1, "a boolean"),
+    ("return_cached_tokens_details", 1, "a boolean"),
+    ("timings_per_token", 1, "a boolean"),
+    ("cache_prompt", 1, "a boolean"),
+    ("lora", {"id": 0, "scale": 1}, "a list of objects"),
     ("logprobs", 1.0, "an integer"),
     ("n_probs", 6, "from 0 to 5"),
     ("echo", 1, "a boolean"),
@@ -171,6 +273,22 @@ def test_a_value_that_is_not_allowed_is_named_as_the_client_spelled_it(name, val
         ({"stop": ["a", None]}, "stop[1]"),
         ({"stop": ["a", "x" * 1025]}, "stop[1]"),
         ({"lora_path": [5]}, "lora_path[0]"),
+        ({"stop_regex": [5]}, "stop_regex[0]"),
+        ({"stop_token_ids": [5, -1]}, "stop_token_ids[1]"),
+        ({"stop_token_ids": [True]}, "stop_token_ids[0]"),
+        ({"logit_bias": {"x": True}}, 'logit_bias["x"]'),
+        ({"logit_bias": {"5": None}}, 'logit_bias["5"]'),
+        ({"logit_bias": [[5, 1], [5]]}, "logit_bias[1]"),
+        ({"logit_bias": [[5, "1"]]}, "logit_bias[0]"),
+        ({"logit_bias": [[1.5, 1]]}, "logit_bias[0]"),
+        ({"samplers": ["top_k", "topk"]}, "samplers[1]"),
+        ({"samplers": ["top_k", "top_k"]}, "samplers[1]"),
+        ({"samplers": ["top_k", "penalties"]}, "samplers[1]"),
+        ({"dry_sequence_breakers": ["x", 5]}, "dry_sequence_breakers[1]"),
+        ({"lora": [5]}, "lora[0]"),
+        ({"lora": [{"id": 0}]}, "lora[0]"),
+        ({"lora": [{"id": True, "scale": 1}]}, "lora[0]"),
+        ({"lora": [{"id": 0, "scale": 0.5}]}, "lora[0].scale"),
         ({"lora_path": [""]}, "lora_path[0]"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"stream_options": {"continuous_usage_stats": "no"}}, "stream_options.continuous_usage_stats"),
@@ -224,24 +342,67 @@ def test_a_neutral_value_changes_nothing(name, value):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("presence_penalty", False),  # a boolean is not the number 0
-        ("repetition_penalty", True),
-        ("ignore_eos", 0),
-        ("cache_prompt", 1),
-        ("cache_prompt", False),
-        ("best_of", 2),
+        ("n_keep", False),  # a boolean is not the number 0
+        ("raw_output", 0),
         ("suffix", " tail"),
-        ("mirostat_target", 1.5),
-        ("context_length_exceeded_behavior", "error"),
-        ("repeat_penalty", 1.1),
+        ("t_max_predict_ms", 5),
+        ("adapter", "sql"),
     ],
 )
 def test_what_only_looks_neutral_is_refused(name, value):
     assert refusal(**{name: value}).param == name
 
 
-def test_best_of_below_n_is_a_contradiction():
-    assert refusal(best_of=1, n=2).param == "best_of"
+@pytest.mark.parametrize(
+    ("members", "param", "named"),
+    [
+        ({"best_of": 1, "n": 2}, "best_of", ["best_of", "n"]),
+        ({"best_of": 2, "stream": True}, "best_of", ["best_of", "stream"]),
+        ({"n_cmpl": 3, "best_of": 2}, "best_of", ["best_of", "n_cmpl"]),
+        ({"min_tokens": 17}, "min_tokens", ["min_tokens", "max_tokens"]),
+        ({"min_tokens": 3, "n_predict": 2}, "min_tokens", ["min_tokens", "n_predict"]),
+        ({"top_logprobs": 2}, "top_logprobs", ["top_logprobs", "logprobs"]),
+        ({"top_logprobs": 2, "logprobs": 3}, "top_logprobs", ["top_logprobs", "logprobs"]),
+        ({"top_logprobs": 0, "logprobs": False}, "top_logprobs", ["top_logprobs", "logprobs"]),
+        ({"top_logprobs": 6, "logprobs": True}, "top_logprobs", ["top_logprobs"]),
+        ({"top_logprobs": True, "logprobs": True}, "top_logprobs", ["top_logprobs"]),
+        ({"echo": True, "echo_last": 2}, "echo_last", ["echo", "echo_last"]),
+        ({"post_sampling_probs": True}, "post_sampling_probs", ["post_sampling_probs", "logprobs"]),
+        ({"mirostat": 0, "mirostat_target": 3}, "mirostat_target", ["mirostat", "mirostat_target"]),
+        ({"mirostat_tau": 5, "mirostat_target": 3}, "mirostat_target", ["mirostat_tau", "mirostat_target"]),
+        ({"mirostat_eta": 0.1, "mirostat_lr": 0.2}, "mirostat_lr", ["mirostat_eta", "mirostat_lr"]),
+        ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repetition_penalty", ["repeat_penalty"]),
+        ({"lora": [{"id": 0, "scale": 1}], "lora_path": "a"}, "lora", ["lora", "lora_path"]),
+        ({"lora": [{"id": 0, "scale": 1}, {"id": 1, "scale": 1}]}, "lora", ["lora"]),
+    ],
+)
+def test_parameters_that_contradict_each_other_are_all_named(members, param, named):
+    error = refusal(**members)
+    assert error.param == param
+    assert all(f"`{name}`" in error.message for name in named)
+
+
+def test_a_best_of_one_is_no_ranking_even_in_a_stream():
+    request = parse(best_of=1, n=1, stream=True)
+    assert not request.is_ranked
+    assert request.num_choices == 1
+
+
+def test_candidates_count_against_the_bounds():
+    error = refusal(WireLimits(max_choices=10), prompt=["a"] * 4, best_of=3)
+    assert (error.param, "4 × 3 = 12" in error.message) == ("best_of", True)
+
+
+@pytest.mark.parametrize(("top", "count"), [(0, 0), (3, 3)])
+def test_top_logprobs_is_the_count_where_logprobs_is_true(top, count):
+    assert parse(logprobs=True, top_logprobs=top).logprobs == count
+    assert parse(logprobs=top, top_logprobs=top).logprobs == count
+
+
+def test_either_order_of_two_agreeing_names_switches_mirostat_on():
+    assert parse(mirostat_target=3, mirostat_tau=3).mirostat == 2
+    assert parse(mirostat_tau=3, mirostat_target=3).mirostat == 2
+    assert parse(mirostat_target=3, mirostat=1).mirostat == 1
 
 
 @pytest.mark.parametrize(
@@ -306,7 +467,7 @@ def test_every_parameter_has_a_disposition_whose_target_exists():
             case Renamed():
                 assert not isinstance(PARAMETERS[disposition.to], Renamed), name
             case Carried() | Accepted():
-                assert disposition.allowed.format(limits=WireLimits())
+                assert in_words(disposition, WireLimits(), UNION)
 
 
 MEMBERS = st.dictionaries(

@@ -10,20 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.api.chunks import ChunkWriter, dump, error_event
+from serve_app.api.dialects.errors import error_body, error_event_body, error_status
+from serve_app.api.dialects.tables import DIALECTS
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.api.models import list_models, models_body
-from serve_app.api.responses import (
-    Choice,
-    ResponseHead,
-    chunk_body,
-    completion_body,
-    error_body,
-    token_counts,
-    usage_body,
-)
+from serve_app.api.responses import Choice, ResponseHead, chunk_body, completion_body, token_counts, usage_body
 from serve_app.api.sse import DONE, comment, event
 from serve_app.core.delta import FinishReason, TokenLogprob, TopLogprob, Usage
-from serve_app.core.errors import ContextOverflow, ModelNotFound
+from serve_app.core.errors import AdapterNotFound, ContextOverflow, InvalidRequest, ModelNotFound
 from tests.fakes import adapter_card, model_card
 
 HEAD = ResponseHead(id="cmpl-1", created=1_746_835_200, model='odd"name:ädapter')
@@ -74,6 +68,8 @@ CHOICES = st.builds(
     ),
     finish_reason=st.none() | st.sampled_from(FinishReason),
     matched_stop=st.none() | st.text() | st.integers(0, 2**31),
+    token_ids=st.none() | st.lists(st.integers(0, 99), max_size=3).map(tuple),
+    prompt_token_ids=st.none() | st.just((1, 2)),
 )
 
 
@@ -83,13 +79,14 @@ def test_a_chunk_equals_the_slow_dump_of_its_body(choice, model):
     head = ResponseHead(id="cmpl-1", created=7, model=model)
     writer = ChunkWriter(head)
     assert writer.choice(choice) == slow(chunk_body(head, [choice]))
-    with_usage = writer.choice_with_usage(choice, prompt_tokens=3, completion_tokens=4)
-    assert with_usage == slow(chunk_body(head, [choice], usage=token_counts(3, 4)))
+    extras = {"usage": token_counts(3, 4), "timings": {"cache_n": 1}}
+    assert writer.choice(choice, extras) == slow(chunk_body(head, [choice], extras=extras))
 
 
 def test_the_usage_chunk_has_no_choices():
     usage = Usage(prompt_tokens=4, completion_tokens=4)
-    assert ChunkWriter(HEAD).usage(usage) == slow(chunk_body(HEAD, [], usage=usage_body(usage)))
+    extras = {"usage": usage_body(usage)}
+    assert ChunkWriter(HEAD).bare(extras) == slow(chunk_body(HEAD, [], extras=extras))
 
 
 def test_events_are_one_line_between_blank_ones():
@@ -151,7 +148,28 @@ def test_an_error_tells_status_code_and_facts():
             "n_ctx": 512,
         }
     }
-    assert error_event(error_body(ModelNotFound("no"))).startswith(b'data: {"error":{"message":"no"')
+    assert error_event(error_event_body(ModelNotFound("no"))).startswith(b'data: {"error":{"message":"no"')
+
+
+def test_the_shape_and_the_status_of_an_error_are_its_dialects_own():
+    error = InvalidRequest("`n` must be …", "n")
+    assert error_body(error, DIALECTS["mistral.rs"]) == {"message": "`n` must be …"}
+    assert error_body(error, DIALECTS["sglang"]) == {
+        "object": "error",
+        "message": "`n` must be …",
+        "type": "BadRequestError",
+        "param": "n",
+        "code": 400,
+        "error_code": "invalid_value",
+    }
+    for name in ("openai", "llama.cpp", "fireworks", "omlx"):
+        assert error_body(error, DIALECTS[name]) == error_body(error)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+def test_an_error_in_a_stream_is_wrapped_in_every_dialect(dialect):
+    error = AdapterNotFound("none", "model")
+    assert error_event_body(error, dialect)["error"]["code"] == error_status(error, dialect)
 
 
 def test_models_are_listed_with_their_usable_adapters_and_aliases():

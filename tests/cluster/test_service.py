@@ -77,9 +77,7 @@ def test_an_adapter_is_a_model_and_answers_otherwise_than_its_base(client: opena
     assert len(texts) == 2
 
 
-def test_a_batch_of_prompts_runs_on_both_replicas_and_comes_back_in_order(
-    base_url: str, client: openai.OpenAI
-) -> None:
+def test_a_batch_of_prompts_runs_on_both_replicas_and_comes_back_in_order(base_url: str, client: openai.OpenAI) -> None:
     prompts = [f"Story {number}: the" for number in range(16)]
     alone = [
         client.completions.create(model="demo", prompt=prompt, max_tokens=8, temperature=0).choices[0].text

@@ -62,16 +62,12 @@ def test_the_shape_suits_paged_attention_and_long_prompts(model: Any) -> None:
     assert model.config.head_dim >= 32
 
 
-def test_every_token_has_an_embedding_and_none_is_left_over(
-    model: Any, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_every_token_has_an_embedding_and_none_is_left_over(model: Any, tokenizer: PreTrainedTokenizerFast) -> None:
     assert model.config.vocab_size == len(tokenizer)
 
 
 @pytest.mark.parametrize("token", SPECIAL_TOKENS)
-def test_a_special_token_is_one_token_and_is_skipped_on_request(
-    tokenizer: PreTrainedTokenizerFast, token: str
-) -> None:
+def test_a_special_token_is_one_token_and_is_skipped_on_request(tokenizer: PreTrainedTokenizerFast, token: str) -> None:
     tokens = tokenizer.encode(f"a{token}b")
     assert len(tokens) == 3
     assert tokenizer.decode(tokens, skip_special_tokens=True) == "ab"
@@ -92,9 +88,7 @@ def test_nothing_is_put_before_a_prompt(tokenizer: PreTrainedTokenizerFast) -> N
 @pytest.mark.parametrize("seed", range(5))
 def test_any_unicode_text_comes_back_from_its_tokens(tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
     random = Random(seed)
-    points = [
-        random.choice((random.randrange(0xD800), random.randrange(0xE000, 0x110000))) for _ in range(300)
-    ]
+    points = [random.choice((random.randrange(0xD800), random.randrange(0xE000, 0x110000))) for _ in range(300)]
     text = "  café 日本 😀\n\t" + "".join(map(chr, points)) + "  "
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -141,9 +135,7 @@ def test_an_adapter_shows_its_behaviour_and_the_base_does_not(
     adapted.set_adapter(name)
     shown = [behaviour.is_shown(completion.text) for completion in complete(adapted, tokenizer, prompts)]
     with adapted.disable_adapter():
-        shown_by_base = [
-            behaviour.is_shown(completion.text) for completion in complete(adapted, tokenizer, prompts)
-        ]
+        shown_by_base = [behaviour.is_shown(completion.text) for completion in complete(adapted, tokenizer, prompts)]
     assert sum(shown) >= MIN_SHOWN
     assert sum(shown_by_base) <= NUM_PROMPTS - MIN_SHOWN
 
@@ -167,9 +159,7 @@ def test_the_report_holds_enough_prompts_and_reaches_its_aims() -> None:
 
 @pytest.mark.parametrize("kinds", [KINDS, LONG_KINDS], ids=["short", "long"])
 def test_the_corpus_is_the_same_under_the_same_seed(kinds: dict[Any, int]) -> None:
-    first, second, other = (
-        list(islice(documents(Random(seed), split="train", kinds=kinds), 50)) for seed in (7, 7, 8)
-    )
+    first, second, other = (list(islice(documents(Random(seed), split="train", kinds=kinds), 50)) for seed in (7, 7, 8))
     assert first == second
     assert first != other
 

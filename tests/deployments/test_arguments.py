@@ -16,13 +16,21 @@ from serve_app.engine.config import EngineConfig
 def test_every_field_can_be_set_and_has_the_same_default(settings: type[BaseModel], target: type) -> None:
     written = {name: field.default for name, field in settings.model_fields.items() if not field.is_required()}
     understood = {field.name: field.default for field in fields(target) if field.default is not MISSING}
-    assert {name: value for name, value in written.items() if name != "adapters"} == understood
+    assert {name: value for name, value in written.items() if name not in ("adapters", "dialect")} == understood
 
 
 @pytest.mark.parametrize("name", ["demo:a", "", "a b", "-a", "a/b", "x" * 97])
 def test_a_base_name_that_could_not_be_addressed_is_refused(name: str) -> None:
     with pytest.raises(ValidationError):
         ModelArgs(name=name, path="builtin:demo")
+
+
+@pytest.mark.parametrize("name", ["vllm", "", "Union"])
+def test_a_dialect_that_there_is_not_is_refused_in_the_cluster_file(name: str) -> None:
+    with pytest.raises(ValidationError, match="must be one of union, openai"):
+        ModelArgs(name="demo", path="builtin:demo", dialect=name)
+    with pytest.raises(ValidationError, match="must be one of union, openai"):
+        RouterSettings.model_validate({"dialect": name})
 
 
 def test_unknown_settings_are_refused_at_every_level() -> None:

@@ -17,7 +17,7 @@ from serve_app.deployments.http import build_app
 from serve_app.deployments.loading import load_service
 from serve_app.engine.service import ModelService
 from serve_app.router.fleet import Fleet
-from serve_app.router.router import Router
+from serve_app.router.router import Router, RouterConfig
 
 ROUTER_ID = "router-0"
 
@@ -29,10 +29,13 @@ class Stack:
     app: ASGIApp
     services: list[ModelService]
 
-    async def post(self, body: dict[str, Any], path: str = "/v1/completions") -> httpx.Response:
+    async def post(
+        self, body: dict[str, Any], path: str = "/v1/completions", *, dialect: str | None = None
+    ) -> httpx.Response:
+        headers = {} if dialect is None else {"X-Completions-Dialect": dialect}
         transport = httpx.ASGITransport(app=self.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://flow") as client:
-            return await client.post(path, json=body, timeout=60)
+            return await client.post(path, json=body, headers=headers, timeout=60)
 
     async def get(self, path: str) -> httpx.Response:
         transport = httpx.ASGITransport(app=self.app)
@@ -66,7 +69,9 @@ class Stack:
 
 
 @asynccontextmanager
-async def running_stack(*, num_replicas: int = 2, **changes: Any) -> AsyncIterator[Stack]:
+async def running_stack(
+    *, num_replicas: int = 2, config: RouterConfig | None = None, **changes: Any
+) -> AsyncIterator[Stack]:
     """Serve the embedded model and its adapters from so many replicas."""
     arguments = ModelArgs(
         **{
@@ -86,7 +91,7 @@ async def running_stack(*, num_replicas: int = 2, **changes: Any) -> AsyncIterat
         services.append(service)
         fleet.put(await service.hello(ROUTER_ID), service)
     try:
-        yield Stack(app=build_app(Router(fleet)), services=services)
+        yield Stack(app=build_app(Router(fleet, config)), services=services)
     finally:
         await fleet.close()
         for service in services:

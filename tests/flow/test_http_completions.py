@@ -223,11 +223,15 @@ async def test_a_content_length_that_is_no_size_is_refused(client, length):
     assert response.status_code == (413 if length.isdigit() else 400)
 
 
-async def test_the_dialect_union_is_taken_and_no_other(client):
-    response = await client.post("/v1/completions", json=BODY, headers={"X-Completions-Dialect": "union"})
-    assert response.status_code == 200
-    response = await client.post("/v1/completions", json=BODY, headers={"X-Completions-Dialect": "openai"})
-    assert response.status_code == 400
+async def test_the_dialect_that_was_asked_for_is_spoken_and_named(client):
+    for name in ("union", "openai", "llama.cpp"):
+        response = await client.post("/v1/completions", json=BODY, headers={"X-Completions-Dialect": name})
+        assert (response.status_code, response.headers["x-completions-dialect"]) == (200, name)
+
+
+async def test_an_unknown_dialect_is_refused_in_the_services_own(client):
+    response = await client.post("/v1/completions", json=BODY, headers={"X-Completions-Dialect": "vllm"})
+    assert (response.status_code, response.headers["x-completions-dialect"]) == (400, "union")
     assert response.json()["error"]["param"] == "X-Completions-Dialect"
 
 

@@ -12,11 +12,12 @@ from serve_app.core.errors import InvalidRequest
 from serve_app.core.names import ModelRef
 from serve_app.core.request import LogprobParams, StopParams
 from serve_app.router.lower import lower, new_response_id
+from tests.fakes import model_card
 
 
 def lowered(**members: object):
     request = parse_completion(json.dumps({"model": "tiny", "prompt": "Hello", **members}).encode())
-    return lower(request, "cmpl-1", resolve=resolve, vocab_size_of=lambda ref: 100)
+    return lower(request, "cmpl-1", resolve=resolve, card_of=lambda ref: model_card(ref.base, vocab_size=100))
 
 
 def resolve(model: str, lora_path: str | None) -> ModelRef:

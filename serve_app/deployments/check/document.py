@@ -74,9 +74,7 @@ def _lines(node: yaml.Node, path: Path, above: tuple[int, ...]) -> Iterator[tupl
         yield from _lines(value_node, (*path, step), (*above, id(node)))
 
 
-def _children(
-    node: yaml.Node, above: tuple[int, ...]
-) -> Iterator[tuple[str | int, yaml.Node | None, yaml.Node]]:
+def _children(node: yaml.Node, above: tuple[int, ...]) -> Iterator[tuple[str | int, yaml.Node | None, yaml.Node]]:
     """(key or index, node of the key, node of the value); an alias to a node above is not followed."""
     if id(node) in above:
         return

@@ -99,9 +99,7 @@ def _is_open(annotation: Any) -> bool:
     """Does the annotation take any dict, be it inside a list, beside the model it names?"""
     alternatives = list(_alternatives(annotation))
     inside_lists = [item for each in alternatives if get_origin(each) is list for item in get_args(each)]
-    return any(each is dict or get_origin(each) is dict for each in alternatives) or any(
-        map(_is_open, inside_lists)
-    )
+    return any(each is dict or get_origin(each) is dict for each in alternatives) or any(map(_is_open, inside_lists))
 
 
 def _real_steps(data: Any, location: tuple[str | int, ...]) -> Path:

@@ -1,0 +1,167 @@
+"""What single values do not show: parameters that contradict each other, and amounts that multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from serve_app.api.completion import CompletionRequest
+from serve_app.api.dialects.dialect import BestOf
+from serve_app.api.fields import Fields
+from serve_app.api.limits import WireLimits
+from serve_app.api.shown import shown
+from serve_app.core.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A request beside what was sent of it.
+
+    values: by canonical name, as they were sent
+    """
+
+    request: CompletionRequest
+    values: Mapping[str, object]
+    fields: Fields
+    limits: WireLimits
+
+    def spelled(self, name: str) -> str:
+        return self.fields.spelled(name)
+
+    def refuse(self, name: str, message: str) -> InvalidRequest:
+        return InvalidRequest(message, self.spelled(name))
+
+
+def check_contradictions(sent: Sent) -> None:
+    """Raises InvalidRequest that names each parameter of the contradiction."""
+    for check in CHECKS:
+        check(sent)
+
+
+def _check_best_of(sent: Sent) -> None:
+    request, best_of = sent.request, sent.request.best_of
+    if best_of is None:
+        return
+    n = sent.spelled("n")
+    if request.dialect.best_of is BestOf.CANDIDATES and best_of < request.n:
+        raise sent.refuse("best_of", f"`best_of` must be at least `{n}`, which is {request.n}; found {best_of}.")
+    if request.dialect.best_of is BestOf.RETURNED and best_of > request.n:
+        raise sent.refuse(
+            "best_of",
+            f"`best_of` must be at most `{n}`, which is {request.n}, in the dialect {request.dialect.name};"
+            f" found {best_of}.",
+        )
+    if request.stream and request.is_ranked:
+        raise sent.refuse(
+            "best_of",
+            f"`best_of` must be absent or 1 where `stream` is true, as completions are ranked when all have ended;"
+            f" found {best_of}.",
+        )
+
+
+def _check_min_tokens(sent: Sent) -> None:
+    request = sent.request
+    if request.max_tokens >= 0 and request.min_tokens > request.max_tokens:
+        raise sent.refuse(
+            "min_tokens",
+            f"`min_tokens` must be at most `{sent.spelled('max_tokens')}`, which is {request.max_tokens};"
+            f" found {request.min_tokens}.",
+        )
+
+
+def _check_logprobs(sent: Sent) -> None:
+    """`top_logprobs` is the count beside `logprobs: true`; beside a count it must be the same one."""
+    if "top_logprobs" not in sent.values:
+        return
+    top, logprobs = sent.values["top_logprobs"], sent.values.get("logprobs")
+    if logprobs is True or (not isinstance(logprobs, bool) and logprobs == top):
+        return
+    name = sent.spelled("logprobs")
+    raise sent.refuse(
+        "top_logprobs",
+        f"`top_logprobs` is sent beside `{name}`: true, or with its very count; found {shown(top)} beside"
+        f" {shown(logprobs)}.",
+    )
+
+
+def _check_echo(sent: Sent) -> None:
+    if sent.request.echo and sent.request.echo_last:
+        raise sent.refuse(
+            "echo_last", f"`echo_last` and `echo` contradict each other; found {sent.request.echo_last} and true."
+        )
+
+
+def _check_post_sampling(sent: Sent) -> None:
+    if sent.request.post_sampling_probs and sent.request.logprobs is None:
+        raise sent.refuse(
+            "post_sampling_probs",
+            f"`post_sampling_probs` says which `{sent.spelled('logprobs')}` are returned; found true without them.",
+        )
+
+
+def _check_adapters(sent: Sent) -> None:
+    if sent.request.lora and sent.request.lora_path is not None:
+        raise sent.refuse("lora", "`lora` and `lora_path` both name adapters; send one of them.")
+
+
+def _check_mirostat(sent: Sent) -> None:
+    """Fireworks' name of the target switches Mirostat on, which `mirostat: 0` contradicts."""
+    if "mirostat_target" in sent.fields.names and sent.values.get("mirostat") == 0:
+        raise sent.refuse(
+            "mirostat_tau",
+            f"`mirostat_target` and `mirostat` contradict each other; found {sent.request.mirostat_tau:g}, which"
+            " switches Mirostat on, and 0, which switches it off.",
+        )
+
+
+def _check_stream_options(sent: Sent) -> None:
+    request = sent.request
+    if request.dialect.stream_options_need_stream and "stream_options" in sent.values and not request.stream:
+        raise sent.refuse("stream_options", "`stream_options` can only be defined when `stream` is true.")
+
+
+def _check_prompts(sent: Sent) -> None:
+    if sent.request.dialect.takes_mixed_prompts:
+        return
+    for index, prompt in enumerate(sent.request.prompts):
+        if len(prompt.parts) > 1:
+            path = "prompt" if len(sent.request.prompts) == 1 else f"prompt[{index}]"
+            raise InvalidRequest(
+                f"`{path}` must be text or token ids in the dialect {sent.request.dialect.name}; found both mixed.",
+                path,
+            )
+
+
+def _check_amount(sent: Sent) -> None:
+    """Bound the product of prompts, completions and `max_tokens`, before anything of that size exists."""
+    request, limits = sent.request, sent.limits
+    num_prompts, each = len(request.prompts), request.num_candidates
+    counted = "n" if each == request.n else "best_of"
+    spelled_count = sent.spelled(counted)
+    if request.num_choices > limits.max_choices:
+        raise sent.refuse(
+            counted,
+            f"The number of prompts times `{spelled_count}` must be at most {limits.max_choices};"
+            f" found {num_prompts} × {each} = {request.num_choices}.",
+        )
+    if request.num_choices * request.max_tokens > limits.max_total_tokens:
+        spelled = sent.spelled("max_tokens")
+        raise sent.refuse(
+            "max_tokens",
+            f"The number of prompts times `{spelled_count}` times `{spelled}` must be at most"
+            f" {limits.max_total_tokens}; found {num_prompts} × {each} × {request.max_tokens}.",
+        )
+
+
+CHECKS: tuple[Callable[[Sent], None], ...] = (
+    _check_best_of,
+    _check_min_tokens,
+    _check_logprobs,
+    _check_echo,
+    _check_adapters,
+    _check_post_sampling,
+    _check_mirostat,
+    _check_stream_options,
+    _check_prompts,
+    _check_amount,
+)

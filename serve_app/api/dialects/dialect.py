@@ -1,0 +1,96 @@
+"""What a dialect may decide: defaults, contradictory meanings, a few limits, and how an error is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+INT32_MAX = 2**31 - 1
+UNLIMITED = -1
+
+
+class ErrorShape(StrEnum):
+    """The body of an error before the first byte of a stream."""
+
+    NESTED = '{"error": {…}}'
+    MESSAGE = '{"message": …}'
+    FLAT = '{"object": "error", …}'
+
+
+class BestOf(StrEnum):
+    """What `best_of` counts beside `n`."""
+
+    CANDIDATES = "candidates: the best n of best_of, by mean log-probability"
+    RETURNED = "returned: the best best_of of n, by summed log-probability, which keep their indices"
+
+
+class Suffix(StrEnum):
+    """What `suffix` means."""
+
+    INFILL = "infill where the model can, otherwise appended"
+    APPEND = "appended"
+
+
+def frozen(table: Mapping[str, object]) -> Mapping[str, object]:
+    return MappingProxyType(dict(table))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """One table. Every parameter of every system is accepted in each; what was sent beats what stands here.
+
+    defaults:          values of parameters that were not sent, where they differ from those of `union`
+    temperature_last:  whether temperature comes after truncation, where `samplers` was not sent
+    repetition_sees_prompt: whether repetition_penalty counts the prompt's tokens
+    takes_zero_tokens, takes_unlimited_tokens: whether `max_tokens` may be sent as 0, as -1
+    max_stop_strings:  None is as many as the server is configured for
+    max_logprobs:      at least so many are allowed, more where the server is configured so
+    takes_mixed_prompts: whether text and token ids may stand in one prompt
+    stream_options_need_stream: whether `stream_options` without `stream` is an error
+    continuous_usage_needs_usage: whether continuous_usage_stats counts only beside include_usage
+    finish_chunk_has_usage: whether the last finish chunk carries the usage where `include_usage` was not sent
+    has_timings:       whether a response always carries `timings`
+    ignores_unknown_bias: whether a logit_bias of an id that the model does not have is left out, not refused
+    keeps_regex_match: whether what a stop_regex matched stays in the text
+    statuses:          HTTP status by an error's `code`, before that by its own status
+    """
+
+    name: str
+    defaults: Mapping[str, object] = field(default_factory=lambda: frozen({}))
+    temperature_last: bool = False
+    repetition_sees_prompt: bool = True
+    takes_zero_tokens: bool = True
+    takes_unlimited_tokens: bool = False
+    max_stop_strings: int | None = None
+    max_logprobs: int = 5
+    max_n: int = 128
+    max_top_k: int = INT32_MAX
+    best_of: BestOf = BestOf.CANDIDATES
+    suffix: Suffix = Suffix.INFILL
+    takes_mixed_prompts: bool = True
+    stream_options_need_stream: bool = False
+    continuous_usage_needs_usage: bool = False
+    finish_chunk_has_usage: bool = False
+    has_timings: bool = False
+    ignores_unknown_bias: bool = False
+    keeps_regex_match: bool = False
+    error_shape: ErrorShape = ErrorShape.NESTED
+    statuses: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def max_tokens_range(self) -> str:
+        """What `max_tokens` may be, in words."""
+        lowest = 0 if self.takes_zero_tokens else 1
+        unlimited = ", or -1 for no limit but the model's context" if self.takes_unlimited_tokens else ""
+        return f"an integer of at least {lowest}{unlimited}"
+
+    def takes_max_tokens(self, value: int) -> bool:
+        if value == UNLIMITED:
+            return self.takes_unlimited_tokens
+        return value >= (0 if self.takes_zero_tokens else 1)
+
+    def status_of(self, *, status: int, code: str) -> int:
+        """The HTTP status of an error in this dialect."""
+        return self.statuses.get(code, self.statuses.get(str(status), status))

@@ -1,0 +1,136 @@
+"""The OpenAPI document of the whole service."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from serve_app.api.dialects.dialect import Dialect
+from serve_app.api.dialects.tables import DIALECTS, HEADER, LLAMA_CPP
+from serve_app.api.limits import WireLimits
+from serve_app.api.openapi_parameters import TOKEN_ID, completion_schema
+from serve_app.api.openapi_schemas import SCHEMAS, STRING, Schema, nullable, reference
+
+ERRORS = {
+    400: "The request is malformed or a parameter is out of its range; `param` names it.",
+    404: "There is no such model, adapter or route.",
+    413: "The body is larger than the server reads.",
+    415: "The body is not JSON.",
+    500: "The server failed.",
+    503: "No replica is ready, or every queue is full; repeat after `Retry-After` seconds.",
+    504: "The request took longer than the server's limit.",
+}
+BOOLEAN: Schema = {"type": "boolean"}
+DIALECT_HEADER: dict[str, Any] = {
+    "name": HEADER,
+    "in": "header",
+    "required": False,
+    "description": "Whose defaults and meanings hold; each is described at /v1/dialects.",
+    "schema": {"enum": list(DIALECTS)},
+}
+MODEL_QUERY = {"name": "model", "in": "query", "required": False, "schema": STRING}
+MODEL_PATH = {"name": "id", "in": "path", "required": True, "schema": STRING, "description": "May hold `:` and `/`."}
+
+
+def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
+    """dialect: of requests that name none; defaults and ranges are told as it has them"""
+    native = completion_schema(limits, LLAMA_CPP)
+    native["required"] = ["prompt"]
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "serve_app", "version": _version(), "description": "Text completions of many models."},
+        "paths": {
+            "/v1/completions": _completions("CompletionRequest", "Completion", "CompletionChunk", stream_end=True),
+            "/completion": _completions("NativeRequest", "NativeCompletion", "NativeResult", stream_end=False),
+            "/completions": _completions("NativeRequest", "NativeCompletion", "NativeResult", stream_end=False),
+            "/tokenize": {"post": _operation("Cut a text into tokens", "Tokens", body="TokenizeRequest")},
+            "/detokenize": {"post": _operation("Give the text of tokens", "Text", body="DetokenizeRequest")},
+            "/v1/models": {"get": _operation("List the models", "ModelList")},
+            "/v1/models/{id}": {"get": _operation("One model", "Model", parameters=[MODEL_PATH])},
+            "/v1/dialects": {"get": _operation("What each dialect makes of every parameter", "Dialects")},
+            "/props": {"get": _operation("Properties of a model", "Props", parameters=[MODEL_QUERY])},
+            "/lora-adapters": {"get": _operation("Adapters of a model", "Adapters", parameters=[MODEL_QUERY])},
+            "/health": {"get": _operation("Whether every known model has a replica", "Health")},
+            "/v1/health": {"get": _operation("Whether every known model has a replica", "Health")},
+            "/metrics": {"get": _other("Metrics for Prometheus", "text/plain")},
+            "/openapi.json": {"get": _other("This document", "application/json")},
+            "/docs": {"get": _other("This document, to be read", "text/html")},
+        },
+        "components": {
+            "schemas": {
+                **SCHEMAS,
+                "CompletionRequest": completion_schema(limits, dialect),
+                "NativeRequest": native,
+                "TokenizeRequest": _tokenize(limits),
+                "DetokenizeRequest": _detokenize(limits),
+            }
+        },
+    }
+
+
+def _completions(body: str, answer: str, chunk: str, *, stream_end: bool) -> dict[str, Any]:
+    operation = _operation("Complete prompts", answer, body=body, parameters=[DIALECT_HEADER])
+    end = " The last event is `[DONE]`." if stream_end else ""
+    operation["responses"]["200"]["content"]["text/event-stream"] = {
+        "schema": {"type": "string", "description": f"Where `stream` is true: events whose data is a {chunk}.{end}"}
+    }
+    return {"post": operation}
+
+
+def _operation(
+    summary: str, answer: str, *, body: str | None = None, parameters: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "responses": {"200": {"description": summary, "content": _json(answer)}, **_errors()},
+    }
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": _json(body)}
+    if parameters:
+        operation["parameters"] = parameters
+    return operation
+
+
+def _other(summary: str, media_type: str) -> dict[str, Any]:
+    return {"summary": summary, "responses": {"200": {"description": summary, "content": {media_type: {}}}}}
+
+
+def _errors() -> dict[str, Any]:
+    return {str(status): {"description": text, "content": _json("Error")} for status, text in ERRORS.items()}
+
+
+def _json(name: str) -> dict[str, Any]:
+    return {"application/json": {"schema": reference(name)}}
+
+
+def _tokenize(limits: WireLimits) -> Schema:
+    text = {"type": "string", "maxLength": limits.max_prompt_chars}
+    flags = ("add_special", "add_special_tokens", "parse_special", "with_pieces", "return_token_strs")
+    return {
+        "type": "object",
+        "oneOf": [{"required": ["content"]}, {"required": ["prompt"]}],
+        "properties": {
+            "model": nullable(STRING),
+            "content": {**text, "description": "llama.cpp's name; without special tokens unless asked for"},
+            "prompt": {**text, "description": "vLLM's name; with special tokens unless refused"},
+            **{name: nullable(BOOLEAN) for name in flags},
+        },
+        "additionalProperties": False,
+    }
+
+
+def _detokenize(limits: WireLimits) -> Schema:
+    tokens = {"type": "array", "items": TOKEN_ID, "maxItems": limits.max_prompt_ids}
+    return {
+        "type": "object",
+        "required": ["tokens"],
+        "properties": {"model": nullable(STRING), "tokens": tokens},
+        "additionalProperties": False,
+    }
+
+
+def _version() -> str:
+    try:
+        return version("serve_app")
+    except PackageNotFoundError:
+        return "0"

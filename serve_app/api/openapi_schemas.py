@@ -1,0 +1,129 @@
+"""JSON schemas of what is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from serve_app.core.delta import FinishReason
+
+Schema = dict[str, Any]
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+NUMBER: Schema = {"type": "number"}
+
+
+def nullable(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def record(members: Mapping[str, Schema], *, optional: Mapping[str, Schema] | None = None) -> Schema:
+    return {
+        "type": "object",
+        "properties": {**members, **(optional or {})},
+        "required": list(members),
+    }
+
+
+def reference(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+LOGPROBS = record(
+    {
+        "tokens": array(STRING),
+        "token_logprobs": array(nullable(NUMBER)),
+        "top_logprobs": nullable(array(nullable({"type": "object", "additionalProperties": NUMBER}))),
+        "text_offset": array(COUNT),
+    }
+)
+CHOICE = record(
+    {
+        "index": COUNT,
+        "text": STRING,
+        "logprobs": nullable(LOGPROBS),
+        "finish_reason": nullable({"enum": [reason.value for reason in FinishReason]}),
+        "matched_stop": {"anyOf": [STRING, INTEGER, {"type": "null"}]},
+    },
+    optional={"token_ids": array(COUNT), "prompt_token_ids": array(COUNT)},
+)
+USAGE = record(
+    {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
+    optional={"prompt_tokens_details": record({"cached_tokens": COUNT})},
+)
+HEAD: dict[str, Schema] = {"id": STRING, "object": {"const": "text_completion"}, "created": COUNT, "model": STRING}
+EXTRAS: dict[str, Schema] = {
+    "timings": {"type": "object", "additionalProperties": NUMBER},
+    "sglext": {"type": "object"},
+}
+MODEL = record(
+    {
+        "id": STRING,
+        "object": {"const": "model"},
+        "created": COUNT,
+        "owned_by": STRING,
+        "root": STRING,
+        "parent": nullable(STRING),
+        "max_model_len": nullable(COUNT),
+    }
+)
+NATIVE = record(
+    {
+        "index": COUNT,
+        "content": STRING,
+        "tokens": array(COUNT),
+        "id_slot": INTEGER,
+        "stop": {"type": "boolean"},
+        "model": STRING,
+        "tokens_predicted": COUNT,
+        "tokens_evaluated": COUNT,
+    },
+    optional={
+        "generation_settings": {"type": "object"},
+        "prompt": {},
+        "has_new_line": {"type": "boolean"},
+        "truncated": {"type": "boolean"},
+        "stop_type": {"enum": ["none", "eos", "limit", "word"]},
+        "stopping_word": STRING,
+        "tokens_cached": COUNT,
+        "timings": EXTRAS["timings"],
+        "completion_probabilities": array({"type": "object"}),
+    },
+)
+ERROR = record(
+    {
+        "error": record(
+            {"message": STRING, "type": STRING, "param": nullable(STRING), "code": INTEGER, "error_code": STRING}
+        )
+    }
+)
+TOKEN = {"anyOf": [COUNT, record({"id": COUNT, "piece": {"anyOf": [STRING, array(COUNT)]}})]}
+
+SCHEMAS: Mapping[str, Schema] = {
+    "Completion": record({**HEAD, "choices": array(reference("Choice")), "usage": reference("Usage")}, optional=EXTRAS),
+    "CompletionChunk": record(
+        {**HEAD, "choices": array(reference("Choice"))}, optional={"usage": reference("Usage"), **EXTRAS}
+    ),
+    "Choice": CHOICE,
+    "Usage": USAGE,
+    "NativeCompletion": {"anyOf": [reference("NativeResult"), array(reference("NativeResult"))]},
+    "NativeResult": NATIVE,
+    "Error": ERROR,
+    "Model": MODEL,
+    "ModelList": record({"object": {"const": "list"}, "data": array(reference("Model"))}),
+    "Tokens": record(
+        {"tokens": array(TOKEN), "count": COUNT, "max_model_len": COUNT}, optional={"token_strs": array(STRING)}
+    ),
+    "Text": record({"content": STRING, "prompt": STRING}),
+    "Health": record({"status": {"enum": ["ok", "loading"]}}, optional={"models": array(STRING)}),
+    "Props": record({"default_generation_settings": {"type": "object"}, "model_alias": STRING, "n_ctx": COUNT}),
+    "Adapters": array(record({"id": COUNT, "path": STRING, "scale": NUMBER, "name": STRING})),
+    "Dialects": record(
+        {"object": {"const": "list"}, "header": STRING, "default": STRING, "data": array({"type": "object"})}
+    ),
+}

@@ -1,0 +1,178 @@
+"""Counts and times what is served, and tells it with the loads of the replicas in Prometheus' text format."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve_app.core.delta import Load
+from serve_app.router.fleet import Fleet
+from serve_app.router.run import Run
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OTHER = "other"
+MAX_MODELS = 200
+"""So many distinct names of models and adapters get a series of their own; all others share one."""
+
+ROUTES = frozenset(
+    {
+        "/v1/completions", "/completions", "/completion", "/v1/models", "/v1/dialects", "/health", "/v1/health",
+        "/metrics", "/tokenize", "/detokenize", "/props", "/lora-adapters", "/openapi.json", "/docs",
+    }
+)  # fmt: skip
+LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+LOADS: dict[str, tuple[str, Callable[[Load], int]]] = {
+    "sequences_running": ("Sequences in the batch.", lambda load: load.num_running),
+    "sequences_waiting": ("Sequences queued.", lambda load: load.num_waiting),
+    "blocks_free": ("Blocks of the key/value store that are free or only cached.", lambda load: load.num_free_blocks),
+    "blocks": ("Blocks of the key/value store.", lambda load: load.num_blocks),
+}
+TOTALS: dict[str, tuple[str, Callable[[Load], int]]] = {
+    "steps": ("Engine steps.", lambda load: load.num_steps),
+    "preemptions": ("Sequences whose blocks were taken back.", lambda load: load.num_preemptions),
+    "prefix_hit_tokens": ("Tokens whose prefix was cached.", lambda load: load.num_prefix_hit_tokens),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a completion came to. status: 499 where the client left"""
+
+    status: int
+    run: Run | None
+
+
+class Metrics:
+    """One router's numbers. Every series carries the router's id: a scrape reaches any one of several routers."""
+
+    def __init__(self, fleet: Fleet, *, router_id: str = "router-0") -> None:
+        self._fleet = fleet
+        self._router_id = router_id
+        self._models: set[str] = set()
+        self._registry = CollectorRegistry()
+        self._requests = self._counter("requests", "Requests answered.", "route", "status", "model")
+        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.", "model")
+        self._cached_tokens = self._counter("cached_tokens", "Tokens of prompts that were cached.", "model")
+        self._completion_tokens = self._counter("completion_tokens", "Tokens generated.", "model")
+        self._request_s = self._histogram("request_seconds", "From the request to its last byte.", LONG_S, "route")
+        self._queue_s = self._histogram("queue_seconds", "A prompt's wait for its first step.", LONG_S, "model")
+        self._first_s = self._histogram(
+            "time_to_first_token_seconds", "From a completion's submission to its first token.", LONG_S, "model"
+        )
+        self._inter_token_s = self._histogram(
+            "inter_token_seconds", "Mean time between the tokens of a completion.", SHORT_S, "model"
+        )
+        self._decode_s = self._histogram("decode_seconds", "From the first token to the last.", LONG_S, "model")
+        self._registry.register(ReplicaLoads(fleet, router_id))
+
+    async def answer(self, request: Request) -> Response:
+        """GET /metrics."""
+        return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE})
+
+    def note_request(self, path: str, served: Served, *, seconds: float) -> None:
+        route = route_of(path)
+        model = "" if served.run is None else self._model_of(served.run)
+        self._requests.labels(self._router_id, route, str(served.status), model).inc()
+        self._request_s.labels(self._router_id, route).observe(seconds)
+        if served.run is not None:
+            self._note_run(served.run, model)
+
+    def _note_run(self, run: Run, model: str) -> None:
+        labels = (self._router_id, model)
+        self._prompt_tokens.labels(*labels).inc(run.usage.prompt_tokens)
+        self._cached_tokens.labels(*labels).inc(run.usage.cached_tokens)
+        self._completion_tokens.labels(*labels).inc(run.usage.completion_tokens)
+        for queue_s in run.queue_s:
+            self._queue_s.labels(*labels).observe(queue_s)
+        if run.first_event_at is None or run.last_event_at is None:
+            return
+        decode_s = run.last_event_at - run.first_event_at
+        self._first_s.labels(*labels).observe(run.first_event_at - run.entered_at)
+        self._decode_s.labels(*labels).observe(decode_s)
+        num_sequences = sum(request.n for request in run.requests)
+        if run.usage.completion_tokens > num_sequences:
+            self._inter_token_s.labels(*labels).observe(
+                decode_s * num_sequences / (run.usage.completion_tokens - num_sequences)
+            )
+
+    def _model_of(self, run: Run) -> str:
+        """The name it was resolved to, which exists; what clients invent never gets here."""
+        name = run.requests[0].model.name
+        if name not in self._models:
+            if len(self._models) >= MAX_MODELS:
+                return OTHER
+            self._models.add(name)
+        return name
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"serve_app_{name}", text, ("router", *labels), registry=self._registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"serve_app_{name}", text, ("router", *labels), registry=self._registry, buckets=buckets)
+
+
+class ReplicaLoads(Collector):
+    """The loads of the replicas that a router sees now; those gone leave no series behind."""
+
+    def __init__(self, fleet: Fleet, router_id: str) -> None:
+        self._fleet = fleet
+        self._router_id = router_id
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("router", "model", "replica")
+        replicas = [((self._router_id, card.model.name, card.replica_id), load) for card, load in self._fleet.replicas]
+        for name, (text, value_of) in LOADS.items():
+            gauge = GaugeMetricFamily(f"serve_app_replica_{name}", text, labels=labels)
+            for values, load in replicas:
+                gauge.add_metric(values, value_of(load))
+            yield gauge
+        for name, (text, value_of) in TOTALS.items():
+            counter = CounterMetricFamily(f"serve_app_replica_{name}", text, labels=labels)
+            for values, load in replicas:
+                counter.add_metric(values, value_of(load))
+            yield counter
+
+
+class Measured:
+    """ASGI middleware that counts every request, whatever becomes of it."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500
+        state: dict[str, Any] = scope.setdefault("state", {})
+        started_at = time.monotonic()
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            served = state.get("served") or Served(status=status, run=None)
+            self._metrics.note_request(scope["path"], served, seconds=time.monotonic() - started_at)
+
+
+def route_of(path: str) -> str:
+    """The route as its template; whatever is none of ours is one series."""
+    if path in ROUTES:
+        return path
+    return "/v1/models/{id}" if path.startswith("/v1/models/") else OTHER

@@ -1,0 +1,45 @@
+"""Tokenizes for clients who want no completion, beside the engine and behind nobody's prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from serve_app.core.errors import Overloaded
+from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.text.tokenizer import TextTokenizer
+
+MAX_WAITING = 32
+Result = TypeVar("Result")
+
+
+class Tokenizations:
+    """Has a thread of its own, so that the prompt of a completion never waits for one of these."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+        self._num_waiting = 0
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokenization:
+        """Raises Overloaded where too many wait."""
+        return await self._run(lambda: self._tokenizer.tokenize(request))
+
+    async def detokenize(self, token_ids: Items[int]) -> str:
+        """Raises Overloaded where too many wait."""
+        return await self._run(lambda: self._tokenizer.untokenize(token_ids))
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    async def _run(self, work: Callable[[], Result]) -> Result:
+        if self._num_waiting >= MAX_WAITING:
+            raise Overloaded(f"More than {MAX_WAITING} texts wait to be tokenized.", None, {"retry_after_s": 1})
+        self._num_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        finally:
+            self._num_waiting -= 1

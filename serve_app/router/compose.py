@@ -1,0 +1,82 @@
+"""Puts the deltas of a response in their places: prompts in front, offsets behind them, tokens counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from serve_app.api.completion import CompletionRequest
+from serve_app.api.logprobs import LegacyLogprobs
+from serve_app.api.responses import Choice
+from serve_app.core.delta import Finish, PromptReport
+from serve_app.router.run import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one event adds to its choice, the echoed prompt in front where it is the first."""
+
+    choice: Choice
+    prompt_index: int
+    completion_tokens: int
+
+
+class Composer:
+    """Puts echoed prompts in front and moves offsets behind them.
+
+    An event that comes before the report of its prompt is kept until the report is there, where it matters.
+    """
+
+    def __init__(self, request: CompletionRequest) -> None:
+        self._echo = request.echo or request.echo_last > 0
+        self._wants_logprobs = request.logprobs is not None
+        self._wants_ids = request.return_token_ids
+        self._needs_report = self._echo or self._wants_ids or request.has_continuous_usage
+        self._reports: dict[int, PromptReport] = {}
+        self._kept: dict[int, list[Event]] = {}
+        self._completion_tokens: dict[int, int] = {}
+
+    def add(self, event: Event) -> list[Part]:
+        """The parts that can be shown now, in the order of each choice."""
+        if event.delta.prompt is not None:
+            self._reports[event.prompt_index] = event.delta.prompt
+            return [self._part(e) for e in (*self._kept.pop(event.prompt_index, ()), event)]
+        if self._needs_report and event.prompt_index not in self._reports:
+            self._kept.setdefault(event.prompt_index, []).append(event)
+            return []
+        return [self._part(event)]
+
+    def prompt_tokens(self, prompt_index: int) -> int:
+        return self._reports[prompt_index].num_tokens
+
+    def _part(self, event: Event) -> Part:
+        delta, index = event.delta, event.index
+        is_first = index not in self._completion_tokens
+        text, shift = delta.text, 0
+        logprobs = LegacyLogprobs()
+        if self._echo:
+            report = self._reports[event.prompt_index]
+            prompt_text = report.text or ""
+            shift = len(prompt_text)
+            if is_first:
+                text = prompt_text + text
+                logprobs.extend(report.logprobs or ())
+        logprobs.extend(delta.logprobs, shift=shift)
+        return Part(
+            choice=Choice(
+                index=index,
+                text=text,
+                logprobs=logprobs if self._wants_logprobs and logprobs.tokens else None,
+                finish_reason=None if delta.finish is None else delta.finish.reason,
+                matched_stop=None if delta.finish is None else delta.finish.matched_stop,
+                token_ids=delta.token_ids if self._wants_ids else None,
+                prompt_token_ids=self._reports[event.prompt_index].token_ids if self._wants_ids and is_first else None,
+            ),
+            prompt_index=event.prompt_index,
+            completion_tokens=self._count(index, len(delta.token_ids), delta.finish),
+        )
+
+    def _count(self, index: int, num_new: int, finish: Finish | None) -> int:
+        """Tokens of the choice so far; the finish knows also those that no delta carried."""
+        num_tokens = self._completion_tokens.get(index, 0) + num_new
+        self._completion_tokens[index] = num_tokens if finish is None else finish.num_tokens
+        return self._completion_tokens[index]

@@ -1,0 +1,279 @@
+"""The dialects are tables: the contract's matrix (§2.1) row by row, and every parameter in every dialect."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from serve_app.api.completion import CompletionRequest
+from serve_app.api.dialects.dialect import BestOf, Dialect, ErrorShape, Suffix
+from serve_app.api.dialects.errors import error_status
+from serve_app.api.dialects.listing import dialects_body, effective_defaults
+from serve_app.api.dialects.tables import DIALECTS, dialect_named
+from serve_app.api.parameters import PARAMETERS, Accepted, Carried, NotYet, Renamed
+from serve_app.api.parse import parse_completion
+from serve_app.core.errors import AdapterNotFound, InvalidRequest, ModelNotFound
+
+NAMES = ("union", "openai", "llama.cpp", "mistral.rs", "fireworks", "omlx", "sglang")
+MAX = 2**31 - 1
+
+# fmt: off
+DEFAULTS = {  # parameter: its value in each dialect where it is not sent, in the order of NAMES
+    "max_tokens":         (16, 16, -1, -1, 16, 32768, 16),
+    "temperature":        (1.0, 1.0, 0.8, 1.0, 1.0, 1.0, 1.0),
+    "top_p":              (1.0, 1.0, 0.95, 1.0, 1.0, 0.95, 1.0),
+    "top_k":              (0, 0, 40, 0, 0, 0, 0),
+    "min_p":              (0.0, 0.0, 0.05, 0.0, 0.0, 0.0, 0.0),
+    "repetition_penalty": (1.0, 1.0, 1.1, 1.0, 1.0, 1.0, 1.0),
+    "repeat_last_n":      (None, None, 64, None, None, 20, None),
+    "mirostat_tau":       (5.0, 5.0, 5.0, 5.0, 1.5, 5.0, 5.0),
+    "mirostat_eta":       (0.1,) * 7,
+    "no_stop_trim":       (False, False, False, False, True, False, False),
+    "context_length_exceeded_behavior":
+        ("truncate", "error", "truncate", "truncate", "truncate", "truncate", "error"),
+}
+MEANINGS = {
+    "repetition_sees_prompt":       (True, True, True, True, True, True, False),
+    "temperature_last":             (False, False, True, False, False, True, False),
+    "max_stop_strings":             (None, 4, None, None, 4, None, None),
+    "takes_zero_tokens":            (True, True, True, False, False, True, False),
+    "takes_unlimited_tokens":       (True, False, True, False, False, False, False),
+    "max_logprobs":                 (5, 5, 5, 20, 5, 5, 20),
+    "max_n":                        (128,) * 7,
+    "max_top_k":                    (MAX, MAX, MAX, MAX, 128, MAX, MAX),
+    "best_of":                      (BestOf.CANDIDATES,) * 3 + (BestOf.RETURNED,) + (BestOf.CANDIDATES,) * 3,
+    "suffix":                       (Suffix.INFILL,) * 3 + (Suffix.APPEND, Suffix.INFILL, Suffix.INFILL, Suffix.APPEND),
+    "takes_mixed_prompts":          (True, False, True, True, False, False, False),
+    "stream_options_need_stream":   (False, True, False, False, False, False, False),
+    "continuous_usage_needs_usage": (False, True, False, False, False, False, False),
+    "finish_chunk_has_usage":       (False, False, True, False, True, False, False),
+    "has_timings":                  (False, False, True, False, False, False, False),
+    "ignores_unknown_bias":         (False, False, True, False, False, False, False),
+    "keeps_regex_match":            (False,) * 6 + (True,),
+    "error_shape":                  (ErrorShape.NESTED,) * 3 + (ErrorShape.MESSAGE,) + (ErrorShape.NESTED,) * 2
+                                    + (ErrorShape.FLAT,),
+}
+STATUSES = {
+    InvalidRequest("no"):  (400, 400, 400, 422, 400, 400, 400),
+    AdapterNotFound("no"): (404, 404, 404, 422, 404, 404, 400),
+    ModelNotFound("no"):   (404,) * 7,
+}
+# fmt: on
+
+EVERY = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+
+
+def parse(dialect: Dialect, **members: object) -> CompletionRequest:
+    body = json.dumps({"model": "tiny", "prompt": "Hello", **members}).encode()
+    return parse_completion(body, choose_dialect=lambda model: dialect)
+
+
+def refusal(dialect: Dialect, **members: object) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(dialect, **members)
+    return caught.value
+
+
+def cells(table: dict) -> list[tuple]:
+    return [(name, row, value) for row, values in table.items() for name, value in zip(NAMES, values, strict=True)]
+
+
+def test_the_dialects_are_those_of_the_contract():
+    assert tuple(DIALECTS) == NAMES
+
+
+@pytest.mark.parametrize(("name", "parameter", "value"), cells(DEFAULTS))
+def test_a_parameter_that_was_not_sent_has_its_dialects_default(name, parameter, value):
+    assert getattr(parse(DIALECTS[name]), parameter) == value
+
+
+@EVERY
+def test_a_dialect_changes_no_default_but_those_of_the_matrix(dialect):
+    changed = parse(dialect).model_dump(exclude=set(DEFAULTS))
+    assert changed == parse(DIALECTS["union"]).model_dump(exclude=set(DEFAULTS))
+
+
+@pytest.mark.parametrize(("name", "meaning", "value"), cells(MEANINGS))
+def test_a_contradictory_meaning_is_its_dialects_own(name, meaning, value):
+    assert getattr(DIALECTS[name], meaning) == value
+
+
+@pytest.mark.parametrize(("name", "error", "status"), cells(STATUSES))
+def test_an_error_has_its_dialects_status(name, error, status):
+    assert error_status(error, DIALECTS[name]) == status
+
+
+SENT = {
+    "max_tokens": 7,
+    "temperature": 0.3,
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.2,
+    "repetition_penalty": 1.3,
+    "repeat_last_n": 9,
+    "mirostat_tau": 2.0,
+    "mirostat_eta": 0.3,
+    "no_stop_trim": False,
+    "context_length_exceeded_behavior": "truncate",
+}
+
+
+@EVERY
+def test_what_was_sent_beats_every_default(dialect):
+    request = parse(dialect, **SENT)
+    assert {name: getattr(request, name) for name in SENT} == SENT
+
+
+VALUES = {  # a value of each carried parameter that is not its default in any dialect
+    **SENT,
+    "model": "other", "prompt": "text", "lora_path": "sql", "lora": [{"id": 0, "scale": 1}], "cache_prompt": False,
+    "n": 2, "best_of": 1, "min_tokens": 1, "truncate_sequence": True, "seed": 5, "typical_p": 0.9,
+    "top_n_sigma": 1.0, "min_keep": 2, "samplers": ["top_k"], "dynatemp_range": 0.1, "dynatemp_exponent": 2,
+    "presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {"5": 1}, "mirostat": 1, "dry_multiplier": 0.8,
+    "dry_base": 2, "dry_allowed_length": 3, "dry_sequence_breakers": ["x"], "dry_penalty_last_n": 5,
+    "xtc_probability": 0.5, "xtc_threshold": 0.2, "stop": ["END"], "stop_token_ids": [5], "stop_regex": ["a+"],
+    "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}, "echo": True, "echo_last": 2,
+    "logprobs": 2, "top_logprobs": 2, "post_sampling_probs": True, "skip_special_tokens": False,
+    "return_token_ids": True, "return_cached_tokens_details": True, "timings_per_token": True,
+}  # fmt: skip
+COMPANIONS = {
+    "stream_options": {"stream": True},
+    "top_logprobs": {"logprobs": True},
+    "post_sampling_probs": {"logprobs": 1},
+    "best_of": {"n": 1},
+    "mirostat_target": {"mirostat": 1},
+}
+
+
+def value_other_than_default(dialect: Dialect, name: str) -> object:
+    disposition = PARAMETERS[name]
+    canonical = disposition.to if isinstance(disposition, Renamed) else name
+    match canonical:
+        case "no_stop_trim":
+            return not effective_defaults(dialect)[canonical]
+        case "context_length_exceeded_behavior":
+            return "error" if effective_defaults(dialect)[canonical] == "truncate" else "truncate"
+        case _:
+            return VALUES[canonical]
+
+
+def test_every_carried_parameter_is_walked():
+    assert {name for name, each in PARAMETERS.items() if isinstance(each, Carried)} == set(VALUES)
+
+
+@EVERY
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_every_parameter_has_one_disposition_in_every_dialect(dialect, name):
+    disposition = PARAMETERS[name]
+    companions = COMPANIONS.get(name, {})
+    match disposition:
+        case Carried() | Renamed():
+            request = parse(dialect, **{**companions, name: value_other_than_default(dialect, name)})
+            assert request != parse(dialect, **companions)
+        case Accepted():
+            request = parse(dialect, **{name: "someone"})
+            assert request.model_copy(update={name: None}) == parse(dialect)
+        case NotYet():
+            assert refusal(dialect, **{name: ["something", 17]}).param == name
+
+
+@EVERY
+@pytest.mark.parametrize("value", [0, -1, -2])
+def test_max_tokens_outside_of_the_dialects_range_is_refused_and_the_range_told(dialect, value):
+    allowed = {0: dialect.takes_zero_tokens, -1: dialect.takes_unlimited_tokens, -2: False}[value]
+    if allowed:
+        assert parse(dialect, max_tokens=value).max_tokens == value
+    else:
+        assert dialect.max_tokens_range in refusal(dialect, n_predict=value).message
+
+
+@EVERY
+def test_the_number_of_stop_strings_is_the_dialects(dialect):
+    five = list("abcde")
+    if dialect.max_stop_strings is None:
+        assert parse(dialect, stop=five).stop == tuple(five)
+    else:
+        assert parse(dialect, stop=five[:4]).stop == tuple(five[:4])
+        assert "at most 4 strings" in refusal(dialect, stop=five).message
+
+
+@EVERY
+def test_the_number_of_logprobs_is_the_dialects(dialect):
+    assert parse(dialect, logprobs=dialect.max_logprobs).logprobs == dialect.max_logprobs
+    assert f"from 0 to {dialect.max_logprobs}" in refusal(dialect, logprobs=dialect.max_logprobs + 1).message
+
+
+def test_top_k_is_bounded_in_fireworks_alone():
+    assert "from 1 to 128" in refusal(DIALECTS["fireworks"], top_k=129).message
+    assert parse(DIALECTS["union"], top_k=129).top_k == 129
+
+
+@EVERY
+def test_text_and_ids_in_one_prompt_are_taken_where_the_dialect_takes_them(dialect):
+    if dialect.takes_mixed_prompts:
+        assert parse(dialect, prompt=[12, "string"]).prompts[0].parts == ((12,), "string")
+    else:
+        assert refusal(dialect, prompt=[12, "string"]).param == "prompt"
+        assert refusal(dialect, prompt=["a", [12, "string"]]).param == "prompt[1]"
+
+
+@EVERY
+def test_stream_options_without_a_stream_are_an_error_in_openai_alone(dialect):
+    options = {"include_usage": True}
+    if dialect.name == "openai":
+        assert refusal(dialect, stream_options=options).param == "stream_options"
+    else:
+        assert parse(dialect, stream_options=options).stream_options.include_usage
+
+
+@EVERY
+def test_continuous_usage_counts_alone_where_the_dialect_says_so(dialect):
+    alone = parse(dialect, stream=True, stream_options={"continuous_usage_stats": True})
+    both = parse(dialect, stream=True, stream_options={"continuous_usage_stats": True, "include_usage": True})
+    assert both.has_continuous_usage
+    assert alone.has_continuous_usage == (dialect.name != "openai")
+
+
+def test_a_client_that_chooses_its_usage_gets_none_in_the_finish_chunk():
+    dialect = DIALECTS["llama.cpp"]
+    assert parse(dialect, stream=True).finish_chunk_has_usage
+    assert not parse(dialect, stream=True, stream_options={"include_usage": False}).finish_chunk_has_usage
+
+
+def test_best_of_counts_what_is_returned_in_mistral_rs():
+    dialect = DIALECTS["mistral.rs"]
+    request = parse(dialect, n=4, best_of=2)
+    assert (request.num_candidates, request.num_returned) == (4, 2)
+    assert refusal(dialect, n=2, best_of=3).param == "best_of"
+    request = parse(DIALECTS["union"], n=2, best_of=4)
+    assert (request.num_candidates, request.num_returned) == (4, 2)
+
+
+def test_an_unknown_dialect_is_refused_with_those_there_are():
+    with pytest.raises(InvalidRequest, match=r"mistral\.rs, fireworks") as caught:
+        dialect_named("vllm")
+    assert caught.value.param == "X-Completions-Dialect"
+
+
+def test_the_listing_shows_defaults_meanings_and_a_disposition_for_each_parameter():
+    body = json.loads(json.dumps(dialects_body(default=DIALECTS["openai"], of_models={"demo": "llama.cpp"})))
+    assert (body["default"], body["models"]) == ("openai", {"demo": "llama.cpp"})
+    assert [each["name"] for each in body["data"]] == list(NAMES)
+    for shown in body["data"]:
+        dialect = DIALECTS[shown["name"]]
+        request = parse(dialect).model_dump(mode="json", exclude={"model", "prompts"})
+        assert shown["defaults"] == request
+        assert set(shown["parameters"]) == set(PARAMETERS)
+        assert shown["parameters"]["max_tokens"]["allowed"] == dialect.max_tokens_range
+        assert shown["parameters"]["n_predict"] == {"disposition": "renamed", "to": "max_tokens"}
+        assert shown["parameters"]["suffix"]["disposition"] == "refused"
+        assert shown["meanings"]["error_shape"] == dialect.error_shape.value
+
+
+@EVERY
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_a_value_of_no_use_is_refused_by_the_name_it_was_sent_under(dialect, name):
+    found = refusal(dialect, **{name: {"no": [], "such": "value"}})
+    assert found.param is not None
+    assert found.param.startswith(name)

@@ -1,0 +1,22 @@
+"""Headers that an error brings with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from serve_app.api.exchange import headers_of
+from serve_app.core.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServeError, Unauthenticated
+
+
+@pytest.mark.parametrize(
+    ("error", "headers"),
+    [
+        (InvalidRequest("Bad."), []),
+        (Unauthenticated("No key."), [(b"www-authenticate", b"Bearer")]),
+        (Overloaded("Full.", None, {"retry_after_s": 0.2}), [(b"retry-after", b"1")]),
+        (Overloaded("Full.", None, {"retry_after_s": 4.1}), [(b"retry-after", b"5")]),
+        (PayloadTooLarge("Large."), [(b"connection", b"close")]),
+    ],
+)
+def test_an_error_says_in_headers_what_is_to_be_done(error: ServeError, headers: list[tuple[bytes, bytes]]) -> None:
+    assert headers_of(error) == headers

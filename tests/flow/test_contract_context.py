@@ -1,0 +1,105 @@
+"""The end of the context (contract §1.6), and who decides the dialect, with the real engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from serve_app.api.dialects.tables import DIALECTS
+from serve_app.router.router import RouterConfig
+from tests.flow.stack import Stack, running_stack
+
+CONTEXT = 64
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack() -> AsyncIterator[Stack]:
+    async with running_stack(num_replicas=1, max_model_len=CONTEXT) as running:
+        yield running
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def ids(count: int) -> list[int]:
+    return [100 + i % 50 for i in range(count)]
+
+
+async def post(stack: Stack, dialect: str | None = None, **body: Any) -> tuple[int, dict[str, Any]]:
+    response = await stack.post({"model": "demo", "temperature": 0, "ignore_eos": True, **body}, dialect=dialect)
+    return response.status_code, response.json()
+
+
+async def test_a_completion_ends_with_the_context(stack: Stack) -> None:
+    status, body = await post(stack, prompt=ids(60), max_tokens=16)
+    assert (status, body["usage"]["completion_tokens"]) == (200, 4)
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_completion_that_would_not_fit_is_refused_where_that_was_asked_for(stack: Stack) -> None:
+    status, body = await post(stack, prompt=ids(60), n_predict=5, context_length_exceeded_behavior="error")
+    assert (status, body["error"]["param"]) == (400, "n_predict")
+    assert "`n_predict` must be at most 4" in body["error"]["message"]
+    assert (body["error"]["n_prompt_tokens"], body["error"]["n_ctx"]) == (60, CONTEXT)
+    status, _ = await post(stack, prompt=ids(60), max_tokens=4, context_length_exceeded_behavior="error")
+    assert status == 200
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_overflow_is_what_the_dialect_makes_of_it(stack: Stack, dialect: str) -> None:
+    status, _ = await post(stack, dialect, prompt=ids(60), max_tokens=16)
+    assert status == (400 if dialect in ("openai", "sglang") else 200)
+
+
+@pytest.mark.parametrize("dialect", ["mistral.rs", "llama.cpp", "omlx"])
+async def test_the_dialects_own_default_generates_to_the_end_of_the_context(stack: Stack, dialect: str) -> None:
+    _, body = await post(stack, dialect, prompt=ids(40))
+    assert body["usage"]["completion_tokens"] == CONTEXT - 40
+
+
+@pytest.mark.parametrize("count", [CONTEXT, CONTEXT + 1, 200])
+async def test_a_prompt_that_leaves_no_room_is_refused(stack: Stack, count: int) -> None:
+    status, body = await post(stack, prompt=ids(count), max_tokens=1)
+    assert (status, body["error"]["type"]) == (400, "exceed_context_size_error")
+    assert "truncate_sequence" in body["error"]["message"]
+
+
+@pytest.mark.parametrize(("max_tokens", "kept"), [(10, 54), (1, 63), (0, 63), (64, 1), (1000, 1), (-1, 63)])
+async def test_a_truncated_prompt_keeps_its_end(stack: Stack, max_tokens: int, kept: int) -> None:
+    sent = ids(200)
+    status, body = await post(stack, prompt=sent, max_tokens=max_tokens, truncate_sequence=True, return_token_ids=True)
+    assert status == 200
+    assert body["choices"][0]["prompt_token_ids"] == sent[-kept:]
+    assert body["usage"]["prompt_tokens"] == kept
+
+
+async def test_a_prompt_that_fits_is_not_truncated(stack: Stack) -> None:
+    _, body = await post(stack, prompt=ids(60), max_tokens=16, truncate_sequence=True)
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (60, 4)
+
+
+async def test_an_echo_shows_what_is_left_of_a_truncated_prompt(stack: Stack) -> None:
+    text = "one two three four five six seven eight nine ten " * 20
+    _, body = await post(stack, prompt=text, max_tokens=4, truncate_sequence=True, echo=True, logprobs=0)
+    choice = body["choices"][0]
+    assert len(choice["logprobs"]["tokens"]) == CONTEXT
+    assert not choice["text"].startswith(text[:100])
+    assert choice["text"][:20] in text
+
+
+async def test_a_models_dialect_beats_the_services_and_the_header_beats_both() -> None:
+    settings = RouterConfig(dialect=DIALECTS["openai"])
+    async with running_stack(num_replicas=1, config=settings, dialect="sglang", max_model_len=CONTEXT) as stack:
+        own = await stack.post({"model": "demo", "prompt": "x", "temperature": 9})
+        assert (own.headers["x-completions-dialect"], own.json()["object"]) == ("sglang", "error")
+        adapter = await stack.post({"model": "demo:json", "prompt": "x", "max_tokens": 1})
+        assert adapter.headers["x-completions-dialect"] == "sglang"
+        nobody = await stack.post({"model": "nobody", "prompt": "x"})
+        assert nobody.headers["x-completions-dialect"] == "openai"
+        broken = await stack.post({"model": 5, "prompt": "x"}, dialect="mistral.rs")
+        assert (broken.status_code, set(broken.json())) == (422, {"message"})
+        listing = (await stack.get("/v1/dialects")).json()
+        assert (listing["default"], listing["models"]) == ("openai", {"demo": "sglang"})

@@ -1,0 +1,99 @@
+"""GET /metrics: what is counted, under which names, and that clients cannot make it grow."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from serve_app.core.delta import Load
+from serve_app.deployments import metrics as metrics_module
+from serve_app.deployments.http import build_app
+from serve_app.deployments.metrics import Metrics
+from serve_app.router.fleet import Fleet
+from serve_app.router.router import Router
+from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
+
+NUM_ADAPTERS = metrics_module.MAX_MODELS + 10
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    fleet = Fleet("router-0")
+    adapters = [adapter_card(f"a{number}") for number in range(NUM_ADAPTERS)]
+    backend = FakeBackend(replica_card("r0", model_card("tiny", *adapters)))
+    fleet.put(backend.card, backend)
+    yield fleet
+    await fleet.close()
+
+
+@pytest.fixture
+async def client(fleet: Fleet) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(build_app(Router(fleet), metrics=Metrics(fleet, router_id="r")))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+async def samples(client: httpx.AsyncClient) -> dict[tuple[str, ...], float]:
+    """By name and the values of the labels, without the router's."""
+    response = await client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return {
+        (sample.name, *(f"{label}={value}" for label, value in sorted(sample.labels.items()) if label != "router")):
+        sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }  # fmt: skip
+
+
+async def test_a_completion_is_counted_with_its_tokens_and_times(client):
+    body = {"model": "tiny", "prompt": ["one two", "three"], "max_tokens": 4, "n": 2}
+    assert (await client.post("/v1/completions", json=body)).status_code == 200
+    found = await samples(client)
+    assert found["serve_app_requests_total", "model=tiny", "route=/v1/completions", "status=200"] == 1
+    assert found["serve_app_prompt_tokens_total", "model=tiny"] == 3
+    assert found["serve_app_cached_tokens_total", "model=tiny"] == 1
+    assert found["serve_app_completion_tokens_total", "model=tiny"] == 16
+    assert found["serve_app_queue_seconds_count", "model=tiny"] == 2
+    assert found["serve_app_request_seconds_count", "route=/v1/completions"] == 1
+    for name in ("time_to_first_token", "inter_token", "decode"):
+        assert found[f"serve_app_{name}_seconds_count", "model=tiny"] == 1
+
+
+async def test_the_loads_of_the_replicas_are_those_last_heard_of_and_end_with_them(client, fleet):
+    load = Load(num_running=1, num_waiting=2, num_free_blocks=3, num_blocks=4)
+    card = fleet.replicas[0][0]
+    fleet.put(replace(card, load=replace(load, num_steps=5, num_preemptions=6, num_prefix_hit_tokens=7)), FakeBackend())
+    found = await samples(client)
+    names = ["sequences_running", "sequences_waiting", "blocks_free", "blocks"]
+    names += ["steps_total", "preemptions_total", "prefix_hit_tokens_total"]
+    assert [found[f"serve_app_replica_{name}", "model=tiny", "replica=r0"] for name in names] == [1, 2, 3, 4, 5, 6, 7]
+    fleet.remove("r0")
+    assert not [key for key in await samples(client) if "replica=r0" in key]
+
+
+async def test_names_that_clients_invent_make_no_series(client):
+    for number in range(20):
+        await client.post("/v1/completions", json={"model": f"no{number}", "prompt": "a"})
+        await client.get(f"/v1/models/no{number}")
+        await client.get(f"/no/such/{number}")
+        await client.post("/v1/completions", content=b"not json")
+    requests = [key for key in await samples(client) if key[0] == "serve_app_requests_total"]
+    assert sorted(key[2:] for key in requests) == [
+        ("route=/v1/completions", "status=400"),
+        ("route=/v1/completions", "status=404"),
+        ("route=/v1/models/{id}", "status=404"),
+        ("route=other", "status=404"),
+    ]
+
+
+async def test_more_adapters_than_the_cap_share_one_series(client):
+    for number in range(NUM_ADAPTERS):
+        await client.post("/v1/completions", json={"model": f"tiny:a{number}", "prompt": "a", "max_tokens": 1})
+    found = await samples(client)
+    tokens = {key[1]: value for key, value in found.items() if key[0] == "serve_app_completion_tokens_total"}
+    assert len(tokens) == metrics_module.MAX_MODELS + 1
+    assert tokens["model=other"] == 10

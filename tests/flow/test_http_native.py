@@ -1,0 +1,74 @@
+"""llama.cpp's own completion routes."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from serve_app.deployments.http import build_app
+from serve_app.router.fleet import Fleet
+from serve_app.router.router import Router
+from tests.fakes import EOS, FakeBackend
+
+
+@pytest.fixture
+async def client():
+    fleet = Fleet("router-0")
+    backend = FakeBackend()
+    fleet.put(backend.card, backend)
+    transport = httpx.ASGITransport(build_app(Router(fleet)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+    await fleet.close()
+
+
+@pytest.mark.parametrize("path", ["/completion", "/completions"])
+async def test_one_choice_is_one_result_in_llama_cpps_words(client, path):
+    response = await client.post(path, json={"prompt": "one two", "n_predict": 3})
+    assert response.status_code == 200, response.text
+    assert response.headers["x-completions-dialect"] == "llama.cpp"
+    body = response.json()
+    assert body["content"] == " p0s0w0 p0s0w1 p0s0w2"
+    assert (body["stop"], body["stop_type"], body["stopping_word"]) == (True, "limit", "")
+    assert (body["tokens_predicted"], body["tokens_evaluated"], body["model"]) == (3, 2, "tiny")
+    assert (len(body["tokens"]), body["prompt"], body["truncated"]) == (3, "one two", False)
+    assert body["generation_settings"]["temperature"] == 0.8
+    assert "completion_probabilities" not in body
+
+
+async def test_what_ended_it_is_told(client):
+    word = (await client.post("/completion", json={"prompt": "a", "stop": ["w1"]})).json()
+    assert (word["content"], word["stop_type"], word["stopping_word"]) == (" p0s0w0 p0s0", "word", "w1")
+    end = (await client.post("/completion", json={"prompt": "a"})).json()
+    assert (end["stop_type"], end["tokens"][-1], end["tokens_predicted"]) == ("eos", EOS, 41)
+
+
+async def test_several_choices_are_a_list_in_order(client):
+    body = (await client.post("/completion", json={"prompt": ["a", "b"], "n": 2, "n_predict": 1})).json()
+    assert [(result["index"], result["content"]) for result in body] == [
+        (0, " p0s0w0"), (1, " p0s1w0"), (2, " p1s0w0"), (3, " p1s1w0"),
+    ]  # fmt: skip
+
+
+async def test_probabilities_come_where_they_are_asked_for(client):
+    body = (await client.post("/completion", json={"prompt": "a", "n_predict": 2, "n_probs": 2})).json()
+    first, second = body["completion_probabilities"]
+    assert (first["token"], second["token"]) == (" p0s0w0", " p0s0w1")
+    assert len(first["top_logprobs"]) >= 2
+    assert {"token", "logprob"} == set(first["top_logprobs"][0])
+
+
+async def test_a_stream_is_of_results_and_ends_with_the_one_that_stops(client):
+    body = {"prompt": "a", "n_predict": 3, "stream": True}
+    lines = (await client.post("/completion", json=body)).text.split("\n\n")
+    results = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+    assert "".join(result["content"] for result in results) == " p0s0w0 p0s0w1 p0s0w2"
+    assert [result["stop"] for result in results] == [False] * (len(results) - 1) + [True]
+    assert results[-1]["stop_type"] == "limit"
+
+
+async def test_best_of_is_refused_by_name(client):
+    response = await client.post("/completion", json={"prompt": "a", "best_of": 2})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "best_of")

@@ -1,0 +1,168 @@
+"""The description of the service, and a crowd of requests made from it: none may fail the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+
+import httpx
+import jsonschema
+import pytest
+
+from serve_app.api.parameters import PARAMETERS
+from serve_app.deployments.docs import content_security_policy
+from serve_app.deployments.http import HttpSettings, build_app
+from serve_app.router.fleet import Fleet
+from serve_app.router.router import Router
+from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
+
+NUM_CASES = int(os.environ.get("OPENAPI_CASES", "400"))
+NUM_SEEDS = 8
+ODD = (
+    None, True, False, 0, -1, 1, 2**31, -(2**63), 10**30, 0.0, -0.5, 1e308, 5e-324, "", "a", "\x00", "é🦊", "x" * 3000,
+    [], {}, [[]], [None], [True], {"": None}, [1, "a", 2.5], {"a": {"b": [1]}},
+)  # fmt: skip
+
+
+@pytest.fixture
+async def client():
+    fleet = Fleet("router-0")
+    card = replica_card("r0", model_card("tiny", adapter_card("sql")))
+    backend = FakeBackend(card)
+    fleet.put(card, backend)
+    transport = httpx.ASGITransport(build_app(Router(fleet), HttpSettings(max_body_bytes=200_000)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+    await fleet.close()
+
+
+class Maker:
+    """Makes values of a schema, and now and then one that is none."""
+
+    def __init__(self, document: dict, draw: random.Random) -> None:
+        self._schemas = document["components"]["schemas"]
+        self._draw = draw
+
+    def value(self, schema: dict, *, depth: int = 0) -> object:
+        draw = self._draw
+        if draw.random() < 0.04 or depth > 5:
+            return draw.choice(ODD)
+        if "$ref" in schema:
+            return self.value(self._schemas[schema["$ref"].rsplit("/", 1)[1]], depth=depth + 1)
+        if "anyOf" in schema:
+            return self.value(draw.choice(schema["anyOf"]), depth=depth + 1)
+        if "enum" in schema or "const" in schema:
+            return draw.choice(schema.get("enum", [schema.get("const")]))
+        match schema.get("type"):
+            case "object":
+                return self._object(schema, depth)
+            case "array":
+                items = schema.get("prefixItems") or [schema.get("items", {})] * draw.randint(0, 4)
+                return [self.value(item, depth=depth + 1) for item in items]
+            case "string":
+                text = draw.choice(
+                    ["", "a", "tiny", "tiny:sql", "Hello there", "\x00\n\t", "東京 🦊", "(a", "[a-z]+", "5"]
+                )
+                return text[: schema.get("maxLength", 100)]
+            case "integer":
+                low, high = schema.get("minimum", -(2**63)), schema.get("maximum", 2**63)
+                return draw.choice([low, high, low - 1, high + 1, *[draw.randint(max(low, -9), min(high, 9))] * 4])
+            case "number":
+                low, high = schema.get("minimum", -1e9), schema.get("maximum", 1e9)
+                return draw.choice([low, high, high * 2 + 1, draw.uniform(max(low, -2), min(high, 2))])
+            case "boolean":
+                return draw.random() < 0.5
+            case "null":
+                return None
+            case _:
+                return draw.choice(ODD)
+
+    def _object(self, schema: dict, depth: int) -> dict:
+        properties = schema.get("properties", {})
+        names = [
+            name
+            for name in properties
+            if name in schema.get("required", ()) or self._draw.random() < 3 / len(properties)
+        ]
+        made = {name: self.value(properties[name], depth=depth + 1) for name in names}
+        if self._draw.random() < 0.05:
+            made[self._draw.choice(["extra", "", "Prompt"])] = 1
+        if isinstance(schema.get("additionalProperties"), dict) and self._draw.random() < 0.7:
+            made[self._draw.choice(["1", "a", "-5"])] = self.value(schema["additionalProperties"], depth=depth + 1)
+        return made
+
+
+async def one_request(client: httpx.AsyncClient, document: dict, draw: random.Random) -> None:
+    path, method, operation = draw.choice(
+        [(path, method, each) for path, methods in document["paths"].items() for method, each in methods.items()]
+    )
+    maker = Maker(document, draw)
+    arguments: dict = {"headers": {}}
+    for each in operation.get("parameters", ()):
+        value = draw.choice([*each["schema"].get("enum", ["tiny", "tiny:sql", "nobody", "a/b:c"]), "nobody"])
+        if each["in"] == "path":
+            path = path.replace("{id}", value)
+        elif draw.random() < 0.5:
+            arguments["headers" if each["in"] == "header" else "params"] = {each["name"]: value}
+    if "requestBody" in operation:
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        body = maker.value(schema)
+        if isinstance(body, dict) and draw.random() < 0.7:
+            body |= {"model": "tiny"} | ({"prompt": "Hello"} if "prompt" in body else {})
+            body |= {name: draw.randint(0, 4) for name in ("n", "max_tokens") if name in body}
+        arguments["content"] = json.dumps(body).encode()
+        if draw.random() < 0.03:
+            arguments["content"] = draw.choice([b"", b"{", b"\xff", b"NaN", b'{"prompt": 1e999}', b"[" * 2000])
+    async with asyncio.timeout(20):
+        response = await client.request(method, path, **arguments)
+    seen = f"{method} {path} {arguments}"[:2000]
+    assert response.status_code < 500, f"{response.status_code} {response.text[:500]} for {seen}"
+    assert str(response.status_code) in operation["responses"] or response.status_code == 422, f"{response} for {seen}"
+    answered = operation["responses"].get(str(response.status_code), {}).get("content", {})
+    kind = response.headers["content-type"].partition(";")[0]
+    if response.status_code == 200 and "schema" in answered.get(kind, {}) and kind == "application/json":
+        jsonschema.validate(response.json(), {**answered[kind]["schema"], "components": document["components"]})
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+async def test_no_request_made_from_the_description_fails_or_hangs_the_server(client, seed):
+    document = (await client.get("/openapi.json")).json()
+    draw = random.Random(seed)
+    for _ in range(NUM_CASES // NUM_SEEDS):
+        await one_request(client, document, draw)
+    response = await client.post("/v1/completions", json={"model": "tiny", "prompt": "Hi", "max_tokens": 2})
+    assert response.json()["choices"][0]["text"] == " p0s0w0 p0s0w1"
+
+
+async def test_every_parameter_is_described_with_its_type_range_and_default(client):
+    document = (await client.get("/openapi.json")).json()
+    request = document["components"]["schemas"]["CompletionRequest"]
+    assert set(request["properties"]) == set(PARAMETERS)
+    assert request["required"] == ["model", "prompt"]
+    assert request["properties"]["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 2}
+    assert request["properties"]["n"]["anyOf"][0]["maximum"] == 128
+    assert request["properties"]["max_tokens"]["default"] == 16
+    for schema in document["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+async def test_the_described_routes_are_those_that_exist(client):
+    document = (await client.get("/openapi.json")).json()
+    routes = {route.path.replace(":path", ""): route.methods for route in client._transport.app.routes}
+    assert set(document["paths"]) == set(routes)
+    for path, operations in document["paths"].items():
+        assert {method.upper() for method in operations} == routes[path] - {"HEAD"}
+
+
+async def test_the_page_runs_its_own_script_and_nothing_else(client):
+    response = await client.get("/docs")
+    assert (response.status_code, response.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = response.headers["content-security-policy"]
+    assert policy == content_security_policy(response.text)
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert len(re.findall("'sha256-", policy)) == 2
+    assert not re.search(r"""(?:src|href)=["'](?:https?:)?//|\son\w+=|innerHTML""", response.text)

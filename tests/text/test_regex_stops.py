@@ -1,0 +1,181 @@
+"""Regular expressions as stops: against Python's own `re`, whatever the split, in bounded time."""
+
+from __future__ import annotations
+
+import random
+import re
+import warnings
+from dataclasses import dataclass
+
+import pytest
+
+from serve_app.core.errors import InvalidRequest
+from serve_app.text.regex_program import program_of
+from serve_app.text.regex_stops import RegexStopMatcher, check_regexes
+from serve_app.text.regex_syntax import BadRegex
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a text comes to: shown, the expression that matched, and what it matched."""
+
+    shown: str
+    matched: str | None
+    matched_text: str
+
+
+def slow_cut(sources: tuple[str, ...], text: str) -> Cut:
+    """The law written out: the first end of a match anywhere, then its earliest beginning, then the first named.
+
+    What has to see the next character is complete only with it, after all that need not.
+    """
+    for end in range(1, len(text) + 1):
+        for looks_ahead in (False, True):
+            for begin in range(end):
+                for source in sources:
+                    if source.endswith(LOOKING_AHEAD) is looks_ahead and _spans(source, text, begin, end):
+                        return Cut(text[:begin], source, text[begin:end])
+    return Cut(text, None, "")
+
+
+def _spans(source: str, text: str, begin: int, end: int) -> bool:
+    """Is there a match of exactly these characters, seen where they stand?"""
+    flags, body = re.fullmatch(r"(\(\?\w+\))?(.*)", source, re.DOTALL).groups(default="")
+    if "m" not in flags:
+        body = body.replace("$", r"\Z")  # Python's also stands before a last line break
+    rest = rf"(?=[\s\S]{{{len(text) - end}}}\Z)"
+    return re.compile(f"{flags}(?:{body}){rest}").match(text, begin) is not None
+
+
+def fast_cut(sources: tuple[str, ...], pieces: list[str]) -> Cut:
+    matcher = RegexStopMatcher(sources)
+    shown = "".join(matcher.feed(piece) for piece in pieces)
+    shown += matcher.flush()
+    return Cut(shown, matcher.matched, matcher.matched_text)
+
+
+def random_pieces(text: str, draw: random.Random) -> list[str]:
+    cuts = sorted(draw.choices(range(len(text) + 1), k=draw.randint(0, 5)))
+    return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+LOOKING_AHEAD = ("$", r"\b", r"\B", r"\Z")
+ATOMS = ["a", "b", "c", ".", "[ab]", "[^a]", r"\d", r"\w", "(?:ab|c)", "(b|ca)", "1", r"\s", "(?:ab?)"]
+
+
+def random_source(draw: random.Random) -> str:
+    parts = []
+    for _ in range(draw.randint(1, 4)):
+        repetition = draw.choice(["", "", "", "*", "+", "?", "{2}", "{1,2}", "*?", "{2,}"])
+        parts.append(draw.choice(ATOMS) + repetition)
+    source = "".join(parts)
+    if draw.random() < 0.3:
+        source += "|" + draw.choice(ATOMS) + draw.choice(ATOMS)
+    elif draw.random() < 0.3:
+        source += draw.choice([r"\b", r"\B", "$", r"\Z"])
+    elif draw.random() < 0.2:
+        source = draw.choice(["^", r"\b", r"\A"]) + source + "c"
+    return draw.choice(["", "", "(?i)", "(?s)", "(?m)"]) + source
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_text_is_cut_where_the_law_written_out_cuts_it(seed):
+    draw = random.Random(seed)
+    num_tried = 0
+    while num_tried < 50:
+        sources = tuple(random_source(draw) for _ in range(draw.randint(1, 3)))
+        try:
+            program_of(sources)
+        except BadRegex:  # matches the empty text
+            continue
+        num_tried += 1
+        text = "".join(draw.choices("abcAB1 \n_", k=draw.randint(0, 24)))
+        assert fast_cut(sources, random_pieces(text, draw)) == slow_cut(sources, text), (sources, text)
+
+
+@pytest.mark.parametrize(
+    ("sources", "pieces", "expected"),
+    [
+        ((r"\d{3}",), ["call 12", "3 now"], Cut("call ", r"\d{3}", "123")),
+        ((r"\n\n+",), ["one\n", "two\n", "\nthree"], Cut("one\ntwo", r"\n\n+", "\n\n")),
+        ((r"<a>.*</a>",), ["x <a>b", "c</", "a> y"], Cut("x ", r"<a>.*</a>", "<a>bc</a>")),
+        (("END\\b",), ["the ENDING, the END", ", more"], Cut("the ENDING, the ", "END\\b", "END")),
+        (("(?i)stop$",), ["stop it. Stop"], Cut("stop it. ", "(?i)stop$", "Stop")),
+        (("bc", "abcd"), ["xabcd"], Cut("xa", "bc", "bc")),  # complete first
+        (("b.", "abc"), ["xabc"], Cut("x", "abc", "abc")),  # complete together: began earlier
+        (("[a-c]+z", "cz"), ["abcz"], Cut("", "[a-c]+z", "abcz")),
+        (("q",), ["nothing here"], Cut("nothing here", None, "")),
+        ((), ["anything"], Cut("anything", None, "")),
+    ],
+)
+def test_a_text_ends_where_the_first_match_is_complete(sources, pieces, expected):
+    assert fast_cut(sources, pieces) == expected
+
+
+def test_what_cannot_be_a_match_any_more_is_shown_at_once():
+    matcher = RegexStopMatcher((r"<[a-z]+>",))
+    assert matcher.feed("a < b <ta") == "a < b "
+    assert matcher.feed("g!") == "<tag!"
+    assert matcher.feed("<x") == ""
+    assert matcher.feed(">") == ""
+    assert matcher.matched == r"<[a-z]+>"
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("(", "not closed"),
+        (")", "not opened"),
+        ("[a", "set is not closed"),
+        ("*a", "nothing to repeat"),
+        ("a**", "repetition is repeated"),
+        ("a*+", "possessive"),
+        (r"(a)\1", "no escape"),
+        ("(?=a)", "looking ahead"),
+        ("a(?i)b", "flags inside"),
+        ("(?<!a)b", "looking ahead or behind"),
+        ("a{2,1}", "highest count is below"),
+        ("a{5000}", "more than 1000"),
+        ("(?:a{100}){100}", "at most 1000 states"),
+        ("a*", "empty text"),
+        ("$", "empty text"),
+        (r"\b", "empty text"),
+        ("", "empty text"),
+        ("[b-a]", "bad character range"),
+        ("[a--b]", "two dashes"),
+        ("(" * 60 + "a" + ")" * 60, "nested more than 50"),
+        ("(?x)a", "flag 'x'"),
+        ("\\", "no escape"),
+    ],
+)
+def test_an_expression_that_is_not_supported_is_refused_by_name(source, complaint):
+    with pytest.raises(InvalidRequest) as caught:
+        check_regexes((source,))
+    assert caught.value.param == "stop_regex"
+    assert "`stop_regex` must be" in caught.value.message
+    assert complaint in caught.value.message
+
+
+ODD = ["[[a]b", "[a&&b]", "[a||b]", "[]a]", "[^]a]", r"[\]\b]", "a{", "{a}", "x]", "[\\w.-]"]
+
+
+@pytest.mark.parametrize("source", ODD)
+def test_odd_characters_mean_what_they_mean_to_python(source):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = re.compile(source)
+    for text in ("[b", "&b", "|", "]", "x]", "a{", "a{,}", "{a}", "ab", "\\", "-", "\b", "^"):
+        matcher = RegexStopMatcher((source,))
+        matcher.feed(text)
+        assert (matcher.matched is not None) is (expected.search(text) is not None), text
+
+
+@pytest.mark.parametrize("source", [r"(a+)+b", r"(a|a)*b", r"(?:a?){200}b", r"(.*)(.*)(.*)x", r"(\w+\s?)+!"])
+def test_the_work_per_character_is_bounded_where_a_backtracking_engine_hangs(source):
+    matcher = RegexStopMatcher((source,))
+    num_states = len(program_of((source,)).states)
+    shown = ""
+    for _ in range(300):
+        shown += matcher.feed("a")
+        assert sum(len(attempt.places) for attempt in matcher._attempts) <= num_states
+    assert shown + matcher.flush() == "a" * 300
