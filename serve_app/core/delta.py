@@ -105,6 +105,7 @@ class Load:
     num_running: sequences in the batch;  num_waiting: sequences queued
     num_free_blocks, num_blocks: of the key/value store
     num_steps, num_preemptions, num_prefix_hit_tokens: since the replica began
+    step_s: seconds spent in steps since then
     """
 
     num_running: int = 0
@@ -114,6 +115,7 @@ class Load:
     num_steps: int = 0
     num_preemptions: int = 0
     num_prefix_hit_tokens: int = 0
+    step_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,14 +31,15 @@ ROUTES = frozenset(
 )  # fmt: skip
 LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
-LOADS: dict[str, tuple[str, Callable[[Load], int]]] = {
+LOADS: dict[str, tuple[str, Callable[[Load], float]]] = {
     "sequences_running": ("Sequences in the batch.", lambda load: load.num_running),
     "sequences_waiting": ("Sequences queued.", lambda load: load.num_waiting),
     "blocks_free": ("Blocks of the key/value store that are free or only cached.", lambda load: load.num_free_blocks),
     "blocks": ("Blocks of the key/value store.", lambda load: load.num_blocks),
 }
-TOTALS: dict[str, tuple[str, Callable[[Load], int]]] = {
+TOTALS: dict[str, tuple[str, Callable[[Load], float]]] = {
     "steps": ("Engine steps.", lambda load: load.num_steps),
+    "step_seconds": ("Time spent in engine steps.", lambda load: load.step_s),
     "preemptions": ("Sequences whose blocks were taken back.", lambda load: load.num_preemptions),
     "prefix_hit_tokens": ("Tokens whose prefix was cached.", lambda load: load.num_prefix_hit_tokens),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence as Items
 
 from serve_app.core.delta import Delta, Finish, FinishReason, Load
@@ -52,6 +53,7 @@ class Engine:
         self._output = Output(tokenizer, model.eos_token_ids)
         self._unsampled: list[Sequence] = []
         self.num_steps = 0
+        self.step_s = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -67,6 +69,7 @@ class Engine:
             num_steps=self.num_steps,
             num_preemptions=self.num_preemptions,
             num_prefix_hit_tokens=self._scheduler.num_prefix_hit_tokens,
+            step_s=self.step_s,
         )
 
     @property
@@ -112,10 +115,12 @@ class Engine:
         if not batch:
             return []
         self.num_steps += 1
+        started = time.perf_counter()
         logits = self._runner.forward(batch)
         sampled = self._sampler.sample(logits, batch)
         deltas = self._output.commit(batch, sampled)
         self._settle([span.sequence for span in batch.spans])
+        self.step_s += time.perf_counter() - started
         return deltas
 
     def check_integrity(self) -> None:

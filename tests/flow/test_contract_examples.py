@@ -71,3 +71,58 @@ DOCUMENTED = {
 @pytest.mark.parametrize("system", DOCUMENTED)
 async def test_every_documented_parameter_is_known(system: str) -> None:
     assert set(DOCUMENTED[system].split()) <= set(PARAMETERS)
+
+
+# Every parameter that a system documents, at its documented example or default; part two's left out.
+WHOLE: dict[str, dict[str, Any]] = {
+    "llama.cpp": {
+        "prompt": "Once upon a time", "max_tokens": -1, "temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05,
+        "stream": False, "stop": ["\n\n"], "presence_penalty": 0.0, "frequency_penalty": 0.0, "repeat_penalty": 1.1,
+        "n": 1, "seed": -1, "logprobs": 5, "echo": False, "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1,
+        "cache_prompt": True,
+    },
+    "mistral.rs": {
+        "best_of": 1, "dry_allowed_length": 2, "dry_base": 1.75, "dry_multiplier": 0.8,
+        "dry_sequence_breakers": ["\n", ":", "\"", "*"], "echo": False, "frequency_penalty": 0.1,
+        "logit_bias": {"5": 1},
+        "logprobs": 1, "max_tokens": 16, "min_p": 0.05, "n": 1, "presence_penalty": 0.1,
+        "prompt": "Say this is a test.", "repetition_penalty": 1.1, "stop": "example", "stream": False,
+        "temperature": 0.7, "tool_choice": "none", "top_k": 32, "top_p": 0.9, "truncate_sequence": False,
+        "user": "example",
+    },
+    "fireworks": {
+        "prompt": "The sky is", "context_length_exceeded_behavior": "truncate", "echo": False, "frequency_penalty": 0,
+        "ignore_eos": False, "logprobs": 5, "max_tokens": 16, "mirostat_lr": 0.1, "mirostat_target": 1.5, "n": 1,
+        "presence_penalty": 0, "repetition_penalty": 1, "stop": ["a", "b", "c", "d"], "stream": False,
+        "temperature": 1, "top_k": 50, "top_p": 1, "user": "example",
+    },
+    "omlx": {
+        "prompt": ["The quick brown fox", "The lazy dog"], "stream": False, "stream_options": {"include_usage": True},
+        "max_tokens": 50, "temperature": 0.7, "top_p": 0.95, "min_p": 0.05, "stop": ["\n"], "seed": 7,
+        "presence_penalty": 0.1, "frequency_penalty": 0.1, "xtc_probability": 0.5, "xtc_threshold": 0.1,
+    },
+    "sglang": {
+        "prompt": ["Once upon", "a time"], "max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "top_k": -1,
+        "min_p": 0.0, "n": 2, "seed": 1, "stop": ["###"], "stop_token_ids": [300], "frequency_penalty": 0.0,
+        "presence_penalty": 0.0, "repetition_penalty": 1.0, "stream": False,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": False}, "echo": False, "logprobs": 2,
+        "logit_bias": {"7": -1.5}, "best_of": 2, "ignore_eos": False, "skip_special_tokens": True,
+        "no_stop_trim": False, "stop_regex": "[0-9]{3}", "min_tokens": 2, "lora_path": ["pirate", None],
+        "return_hidden_states": False, "return_routed_experts": False, "return_cached_tokens_details": True,
+    },
+}  # fmt: skip
+PART_TWO = {"grammar", "json_schema", "regex", "ebnf", "response_format", "tools", "suffix", "images"}
+
+
+@pytest.mark.parametrize("system", WHOLE)
+async def test_one_request_with_every_documented_parameter_is_answered(stack: Stack, system: str) -> None:
+    body = WHOLE[system]
+    assert set(DOCUMENTED[system].split()) - PART_TWO - {"model"} == set(body)
+    for dialect in (system, "union"):
+        response = await stack.post({"model": "demo", **body}, dialect=dialect)
+        assert response.status_code == 200, response.text
+        choices = response.json()["choices"]
+        num_prompts = len(body["prompt"]) if isinstance(body["prompt"], list) else 1
+        assert [choice["index"] for choice in choices] == list(range(num_prompts * body.get("n", 1)))
+        assert all(choice["finish_reason"] in {"stop", "length"} for choice in choices)
+        assert all((choice["logprobs"] is not None) == ("logprobs" in body) for choice in choices)
