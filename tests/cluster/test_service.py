@@ -39,6 +39,11 @@ def work() -> list[int]:
     return [card.load.num_running + card.load.num_waiting for card in cards()]
 
 
+def steps() -> dict[str, int]:
+    """Engine steps so far, per replica."""
+    return {card.replica_id: card.load.num_steps for card in cards()}
+
+
 def until(look: Callable[[], Seen], *, holds: Callable[[Seen], bool]) -> Seen:
     """Look until it holds, and fail with what was seen last where it never does."""
     deadline = time.monotonic() + TIMEOUT_S
@@ -77,21 +82,38 @@ def test_an_adapter_is_a_model_and_answers_otherwise_than_its_base(client: opena
     assert len(texts) == 2
 
 
-def test_a_batch_of_prompts_runs_on_both_replicas_and_comes_back_in_order(base_url: str, client: openai.OpenAI) -> None:
+def test_a_batch_of_prompts_runs_on_both_replicas_and_comes_back_in_order(client: openai.OpenAI) -> None:
     prompts = [f"Story {number}: the" for number in range(16)]
     alone = [
         client.completions.create(model="demo", prompt=prompt, max_tokens=8, temperature=0).choices[0].text
         for prompt in prompts[:2]
     ]
-    assert work() == [0, 0]  # the first look takes longer than a small batch
-    body = {"model": "demo", "prompt": prompts, "n": 32, "max_tokens": 400, "stream": True}
-    with httpx.stream("POST", f"{base_url}/v1/completions", json=body, timeout=TIMEOUT_S) as response:
-        assert response.status_code == 200
-        busy = until(work, holds=lambda load: len(load) == 2 and min(load) > 0)
-        assert sum(busy) <= 16 * 32
+    before = steps()
     batch = client.completions.create(model="demo", prompt=prompts, max_tokens=8, temperature=0)
     assert [choice.index for choice in batch.choices] == list(range(16))
     assert [choice.text for choice in batch.choices[:2]] == alone
+    assert len(before) == 2
+    until(steps, holds=lambda after: all(after[replica] > before[replica] for replica in before))
+
+
+def test_the_neighbours_reach_a_replica(base_url: str) -> None:
+    with httpx.Client(base_url=base_url, timeout=TIMEOUT_S) as http:
+        tokens = http.post("/tokenize", json={"content": "Once upon a time"}).json()["tokens"]
+        assert http.post("/detokenize", json={"tokens": tokens}).json()["content"] == "Once upon a time"
+        native = http.post("/completion", json={"prompt": "Once upon a time", "n_predict": 4, "temperature": 0}).json()
+        assert native["tokens_predicted"] == 4
+        assert {entry["id"] for entry in http.get("/lora-adapters").json()} == {0, 1, 2}
+        assert "serve_app_replica_step_seconds_total" in http.get("/metrics").text
+        assert "/v1/completions" in http.get("/openapi.json").json()["paths"]
+
+
+def test_a_dialect_decides_what_an_error_looks_like(base_url: str) -> None:
+    body = {"model": "demo", "prompt": "x", "max_tokens": -1}
+    for dialect, status in (("mistral.rs", 422), ("openai", 400), ("union", 200)):
+        response = httpx.post(
+            f"{base_url}/v1/completions", json=body, headers={"X-Completions-Dialect": dialect}, timeout=TIMEOUT_S
+        )
+        assert (response.status_code, response.headers["x-completions-dialect"]) == (status, dialect)
 
 
 def test_the_service_is_healthy(base_url: str) -> None:
