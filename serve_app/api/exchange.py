@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
@@ -124,9 +125,14 @@ async def read_body(receive: Receive, *, content_length: str | None, max_bytes: 
 
 
 async def watch(receive: Receive, exchange: Exchange) -> None:
-    """Wait for the client to leave. Raises ClientGone where the response was not over by then."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    """Wait for the client to leave. Raises ClientGone where the response was not over by then.
+
+    A server may also fail to say more of a client that has left, as Ray does where it cancels the call: that is the
+    same.
+    """
+    with contextlib.suppress(Exception):
+        while (await receive())["type"] != "http.disconnect":
+            pass
     if not exchange.is_over:
         raise ClientGone
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
 
 from ray import serve
 
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ReplicaCard
 from serve_app.core.delta import Frame
-from serve_app.core.errors import ReplicaLost
+from serve_app.core.errors import ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 
@@ -32,15 +32,25 @@ class Service(Backend, Protocol):
         ...
 
 
+Answer = TypeVar("Answer")
 LoadService = Callable[[str], Service]
 """Loads the model for the replica of the given id; blocks until that is done."""
+
+
+async def told(answer: Awaitable[Answer]) -> Answer | ServeError:
+    """The answer, or the refusal that came instead."""
+    try:
+        return await answer
+    except ServeError as refusal:
+        return refusal
 
 
 class Model:
     """One replica of a base model, as Serve holds it.
 
     Routers pin their calls, and each call names the replica it is meant for: one that went astray is refused before
-    anything has happened.
+    anything has happened. What a client is to be told is returned, not raised: Serve would log every mistake of a
+    client as a failure of ours, with a traceback.
     """
 
     async def __init__(self, load: LoadService) -> None:  # type: ignore[misc]  # Serve awaits constructors
@@ -61,21 +71,21 @@ class Model:
         finally:
             await frames.aclose()
 
-    async def submit(self, replica_id: str, router_id: str, requests: Sequence[GenerationRequest]) -> None:
+    async def submit(self, replica_id: str, router_id: str, requests: Sequence[GenerationRequest]) -> ServeError | None:
         self._refuse_strays(replica_id)
-        await self._service.submit(router_id, requests)
+        return await told(self._service.submit(router_id, requests))
 
     async def abort(self, replica_id: str, router_id: str, request_ids: Sequence[str]) -> None:
         self._refuse_strays(replica_id)
         await self._service.abort(router_id, request_ids)
 
-    async def tokenize(self, replica_id: str, request: TokenizeRequest) -> Tokenization:
+    async def tokenize(self, replica_id: str, request: TokenizeRequest) -> Tokenization | ServeError:
         self._refuse_strays(replica_id)
-        return await self._service.tokenize(request)
+        return await told(self._service.tokenize(request))
 
-    async def detokenize(self, replica_id: str, token_ids: Sequence[int]) -> str:
+    async def detokenize(self, replica_id: str, token_ids: Sequence[int]) -> str | ServeError:
         self._refuse_strays(replica_id)
-        return await self._service.detokenize(token_ids)
+        return await told(self._service.detokenize(token_ids))
 
     async def check_health(self) -> None:
         """Called by Serve; three failures in a row and the replica is replaced."""

@@ -73,12 +73,15 @@ class RayBackend:
         response = Context().run(method.remote, *arguments)
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await response
+                answer = await response
         except TimeoutError as error:
             response.cancel()
             raise ReplicaLost(f"Replica {self._replica_id} did not answer for {self._timeout_s:g} s.") from error
         except (RayError, RayServeException) as error:
             raise as_serve_error(error, self._replica_id) from error
+        if isinstance(answer, ServeError):
+            raise answer
+        return answer
 
 
 def by_value(handle: DeploymentHandle[Any]) -> DeploymentHandle[Any]:

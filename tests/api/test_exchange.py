@@ -1,10 +1,11 @@
-"""Headers that an error brings with it."""
+"""Headers that an error brings with it, and how a client is seen to leave."""
 
 from __future__ import annotations
 
 import pytest
 
-from serve_app.api.exchange import headers_of
+from serve_app.api.dialects.tables import UNION
+from serve_app.api.exchange import ClientGone, Exchange, Message, headers_of, watch
 from serve_app.core.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServeError, Unauthenticated
 
 
@@ -20,3 +21,14 @@ from serve_app.core.errors import InvalidRequest, Overloaded, PayloadTooLarge, S
 )
 def test_an_error_says_in_headers_what_is_to_be_done(error: ServeError, headers: list[tuple[bytes, bytes]]) -> None:
     assert headers_of(error) == headers
+
+
+async def test_a_server_that_fails_to_say_more_of_a_client_means_that_it_left() -> None:
+    async def receive() -> Message:
+        raise RuntimeError("the call was cancelled")
+
+    async def send(message: Message) -> None:
+        raise AssertionError(f"sent to nobody: {message}")
+
+    with pytest.raises(ClientGone):
+        await watch(receive, Exchange(send, UNION))
