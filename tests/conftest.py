@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import hypothesis
+
 os.environ.update(
     RAY_AUTH_MODE="disabled",
     RAY_USAGE_STATS_ENABLED="0",
@@ -12,3 +14,7 @@ os.environ.update(
     OMP_WAIT_POLICY="PASSIVE",
     HF_HUB_OFFLINE="1",
 )
+
+# Random inputs are seeded: the same examples on every machine. HYPOTHESIS_SEARCH=1 looks for new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=not os.environ.get("HYPOTHESIS_SEARCH"))
+hypothesis.settings.load_profile("repeatable")
