@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -12,12 +13,15 @@ from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.errors import error_body, error_event_body, error_status
 from serve_app.api.dialects.tables import HEADER, UNION
 from serve_app.api.sse import DONE
-from serve_app.core.errors import InvalidRequest, PayloadTooLarge, ServeError, Unauthenticated
+from serve_app.core.errors import InvalidRequest, PayloadTooLarge, RequestTimeout, ServeError, Unauthenticated
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
+
+BODY_TIMEOUT_S = 60.0
+"""How long a client may take to send a body."""
 
 
 class ClientGone(Exception):
@@ -100,11 +104,21 @@ def headers_of(error: ServeError) -> RawHeaders:
     return headers
 
 
-async def read_body(receive: Receive, *, content_length: str | None, max_bytes: int) -> bytes:
+async def read_body(
+    receive: Receive, *, content_length: str | None, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S
+) -> bytes:
     """The whole body. Refuses a large one by its announced length, or as soon as more has arrived.
 
-    Raises PayloadTooLarge, InvalidRequest, ClientGone.
+    Raises PayloadTooLarge, InvalidRequest, RequestTimeout, ClientGone.
     """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read_pieces(receive, content_length=content_length, max_bytes=max_bytes)
+    except TimeoutError:
+        raise RequestTimeout(f"The request body did not arrive within {timeout_s:g} s.") from None
+
+
+async def _read_pieces(receive: Receive, *, content_length: str | None, max_bytes: int) -> bytes:
     if content_length is not None:
         if not (content_length.isascii() and content_length.isdigit()):
             raise InvalidRequest("The header Content-Length must be a number.", "Content-Length")

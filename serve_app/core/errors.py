@@ -10,6 +10,7 @@
     │   ├── ModelNotFound          404
     │   └── AdapterNotFound        404
     ├── MethodNotAllowed           405
+    ├── RequestTimeout             408 timeout_error
     ├── PayloadTooLarge            413
     ├── UnsupportedMediaType       415
     ├── Unavailable                503 unavailable_error
@@ -119,6 +120,14 @@ class MethodNotAllowed(ServeError):
     status = 405
     type = "invalid_request_error"
     code = "method_not_allowed"
+
+
+class RequestTimeout(ServeError):
+    """The client took too long to send its request."""
+
+    status = 408
+    type = "timeout_error"
+    code = "request_timeout"
 
 
 class PayloadTooLarge(ServeError):

@@ -17,6 +17,8 @@ from serve_app.router.link import ReplicaLink
 logger = logging.getLogger(__name__)
 
 LOADING_RETRY_S = 5.0
+ONLY_MODEL = "default"
+"""What mistral.rs's clients write for the only model there is."""
 
 
 class Fleet:
@@ -109,6 +111,8 @@ class Fleet:
         Raises NotFound, AdapterUnusable, InvalidRequest, or ModelLoading where the base exists but no
         replica of it is ready.
         """
+        if name == ONLY_MODEL and len(self._cards) == 1 and name not in self._cards and name not in self._aliases:
+            name = next(iter(self._cards))
         try:
             return self._catalog.resolve(name, lora_path=lora_path)
         except NotFound:

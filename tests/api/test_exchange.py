@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from serve_app.api.dialects.tables import UNION
-from serve_app.api.exchange import ClientGone, Exchange, Message, headers_of, watch
-from serve_app.core.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServeError, Unauthenticated
+from serve_app.api.exchange import ClientGone, Exchange, Message, headers_of, read_body, watch
+from serve_app.core.errors import (
+    InvalidRequest,
+    Overloaded,
+    PayloadTooLarge,
+    RequestTimeout,
+    ServeError,
+    Unauthenticated,
+)
 
 
 @pytest.mark.parametrize(
@@ -32,3 +41,12 @@ async def test_a_server_that_fails_to_say_more_of_a_client_means_that_it_left() 
 
     with pytest.raises(ClientGone):
         await watch(receive, Exchange(send, UNION))
+
+
+async def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever() -> None:
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError("never")
+
+    with pytest.raises(RequestTimeout, match=r"0\.01 s"):
+        await read_body(receive, content_length="50", max_bytes=100, timeout_s=0.01)

@@ -147,3 +147,11 @@ async def test_an_adapter_goes_only_to_replicas_that_have_its_version(fleet):
     assert ref.version == "v2"
     assert [link.replica_id for link in fleet.links_for(ref)] == ["r1"]
     assert len(fleet.links_for(ModelRef(base="tiny"))) == 2
+
+
+async def test_default_is_the_only_model_there_is(fleet: Fleet) -> None:
+    put(fleet, "r0")
+    assert fleet.resolve("default") == ModelRef(base="tiny")
+    put(fleet, "r1", model="other")
+    with pytest.raises(ModelNotFound):
+        fleet.resolve("default")
