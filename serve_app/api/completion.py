@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 
 from serve_app.api.dialects.dialect import BestOf, Dialect
 from serve_app.api.dialects.tables import UNION
+from serve_app.api.limits import INT32_MAX
 from serve_app.core.request import Prompt, SamplerName
 
-INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
 Count = Annotated[int, Field(ge=0, le=INT32_MAX)]

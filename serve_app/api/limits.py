@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+INT32_MAX = 2**31 - 1
+MAX_TOKEN_ID = INT32_MAX
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireLimits:

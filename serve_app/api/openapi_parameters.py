@@ -10,14 +10,13 @@ from pydantic import TypeAdapter
 
 from serve_app.api.completion import CompletionRequest, StreamOptions
 from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.limits import WireLimits
+from serve_app.api.limits import MAX_TOKEN_ID, WireLimits
 from serve_app.api.parameters import PARAMETERS, Accepted, Carried, Disposition, NotYet, Renamed
 from serve_app.api.parse import REQUIRED
 from serve_app.api.values import SAMPLER_NAMES
 from serve_app.api.wording import in_words
 
 Schema = dict[str, Any]
-MAX_TOKEN_ID = 2**31 - 1
 TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serve_app.api.limits import WireLimits
+from serve_app.api.limits import MAX_TOKEN_ID, WireLimits
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.request import Prompt
 
-MAX_TOKEN_ID = 2**31 - 1
 ALLOWED = (
     "a non-empty string, a list of token ids, a list of strings and token ids, or an object with a `prompt_string`"
 )

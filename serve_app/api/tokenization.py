@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from serve_app.api.json_body import read_json_object
-from serve_app.api.limits import WireLimits
+from serve_app.api.limits import MAX_TOKEN_ID, WireLimits
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 
-MAX_TOKEN_ID = 2**31 - 1
 TEXT_NAMES = ("content", "prompt")
 SPECIAL_NAMES = ("add_special", "add_special_tokens")
 TOKENIZE_NAMES = (

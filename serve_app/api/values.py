@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import get_args
 
-from serve_app.api.limits import WireLimits
+from serve_app.api.limits import MAX_TOKEN_ID, WireLimits
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.request import SamplerName
 
-MAX_TOKEN_ID = 2**31 - 1
 MAX_BIAS = 100.0
 NUMERIC = re.compile(r"-?[0-9]{1,18}")
 SAMPLERS: tuple[SamplerName, ...] = get_args(SamplerName)

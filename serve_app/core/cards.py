@@ -33,6 +33,8 @@ class ModelCard:
     created: Unix seconds of its weights;  root: where they came from
     max_model_len: context in tokens, prompt and completion together
     dialect: of requests to it that name none; None is the service's own
+    max_num_sequences, max_waiting: how many sequences one replica computes together, and how many more it queues
+    kv_cache_bytes: what one replica may hold in keys and values
     """
 
     name: str
@@ -42,6 +44,9 @@ class ModelCard:
     vocab_size: int
     adapters: tuple[AdapterCard, ...] = ()
     dialect: str | None = None
+    max_num_sequences: int = 0
+    max_waiting: int = 0
+    kv_cache_bytes: int = 0
 
     @property
     def usable_adapters(self) -> tuple[AdapterCard, ...]:

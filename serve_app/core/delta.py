@@ -48,6 +48,7 @@ class TokenLogprob:
 class PromptReport:
     """What the engine says of a prompt, once, before its first token.
 
+    num_dropped_tokens: of its beginning, which did not fit the context
     queue_s:   from its arrival to the first step that took it in
     text:      what of the prompt is echoed, where echo asked for it
     logprobs:  one entry per echoed token, where they were asked for
@@ -56,6 +57,7 @@ class PromptReport:
 
     num_tokens: int
     num_cached_tokens: int
+    num_dropped_tokens: int = 0
     queue_s: float = 0.0
     text: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
@@ -68,11 +70,13 @@ class Finish:
 
     matched_stop: the stop string, or the id of the token, that ended it; None where length did
     num_tokens:   generated tokens in all, those never shown included
+    is_context_end: length ended it because the context was full, not because enough was generated
     """
 
     reason: FinishReason
     matched_stop: str | int | None
     num_tokens: int
+    is_context_end: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +107,9 @@ class Load:
     """How busy a replica is.
 
     num_running: sequences in the batch;  num_waiting: sequences queued
-    num_free_blocks, num_blocks: of the key/value store
+    num_free_blocks, num_blocks: of the key/value store; cached blocks count as free, they give way
+    num_cached_blocks: blocks that hold nothing but prefixes kept for later
+    block_bytes: what one block takes, so that num_blocks * block_bytes is the budget
     num_steps, num_preemptions, num_prefix_hit_tokens: since the replica began
     step_s: seconds spent in steps since then
     """
@@ -112,6 +118,8 @@ class Load:
     num_waiting: int = 0
     num_free_blocks: int = 0
     num_blocks: int = 0
+    num_cached_blocks: int = 0
+    block_bytes: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
     num_prefix_hit_tokens: int = 0

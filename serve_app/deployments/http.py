@@ -22,7 +22,7 @@ from serve_app.api.chunks import dump
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.errors import error_body
 from serve_app.api.dialects.tables import HEADER, dialect_named
-from serve_app.api.exchange import ClientGone, Exchange, RawHeaders, headers_of, read_body, watch
+from serve_app.api.exchange import CLIENT_CLOSED, ClientGone, Exchange, RawHeaders, headers_of, read_body, watch
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.models import models_body
 from serve_app.api.responses import ResponseHead
@@ -45,7 +45,6 @@ from serve_app.router.story import Story
 
 logger = logging.getLogger(__name__)
 
-CLIENT_CLOSED = 499
 LOADING_RETRY_S = 1
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 

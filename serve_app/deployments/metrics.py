@@ -92,7 +92,7 @@ class Metrics:
         labels = (self._router_id, model)
         self._prompt_tokens.labels(*labels).inc(run.usage.prompt_tokens)
         self._cached_tokens.labels(*labels).inc(run.usage.cached_tokens)
-        self._completion_tokens.labels(*labels).inc(run.usage.completion_tokens)
+        self._completion_tokens.labels(*labels).inc(run.num_generated)
         for queue_s in run.queue_s:
             self._queue_s.labels(*labels).observe(queue_s)
         if run.first_event_at is None or run.last_event_at is None:

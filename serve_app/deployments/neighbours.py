@@ -6,14 +6,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from serve_app.api.exchange import ClientGone
+from serve_app.api.exchange import CLIENT_CLOSED, ClientGone
 from serve_app.api.limits import WireLimits
 from serve_app.api.neighbours import adapters_body, props_body
 from serve_app.api.tokenization import detokenized, parse_detokenize, parse_tokenize
 from serve_app.deployments.bodies import body_of
 from serve_app.router.neighbours import Neighbours
-
-CLIENT_CLOSED = 499
 
 
 def neighbour_routes(neighbours: Neighbours, *, limits: WireLimits, max_body_bytes: int) -> list[Route]:

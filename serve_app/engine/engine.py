@@ -43,7 +43,7 @@ class Engine:
         self._scheduler = Scheduler(
             self._store,
             self._slots,
-            WaitingQueue(config.max_waiting),
+            WaitingQueue(),
             max_batch_tokens=config.max_batch_tokens,
             max_logit_rows=config.max_logit_rows,
             uses_prefixes=config.prefix_cache,

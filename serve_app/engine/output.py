@@ -101,7 +101,13 @@ class Output:
         if sequence.stop_matcher.matched is not None:
             return self._stopped(sequence)
         if sequence.num_generated >= sequence.max_tokens:
-            return Finish(reason=FinishReason.LENGTH, matched_stop=None, num_tokens=sequence.num_generated)
+            wanted = sequence.request.stop.max_tokens
+            return Finish(
+                reason=FinishReason.LENGTH,
+                matched_stop=None,
+                num_tokens=sequence.num_generated,
+                is_context_end=wanted is None or sequence.num_generated < wanted,
+            )
         return None
 
     @staticmethod
@@ -150,6 +156,7 @@ class Output:
         return PromptReport(
             num_tokens=sequence.prompt_length,
             num_cached_tokens=sequence.num_cached_tokens,
+            num_dropped_tokens=sequence.num_dropped_tokens,
             queue_s=max(0.0, (sequence.started_at or sequence.arrived_at) - sequence.arrived_at),
             text=text,
             logprobs=logprobs,

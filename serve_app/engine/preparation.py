@@ -40,6 +40,7 @@ class Preparation:
                 kept,
                 sample=sample,
                 max_tokens=max_tokens,
+                num_dropped_tokens=len(prompt_ids) - len(kept),
                 detokenizer=self._tokenizer.detokenizer(kept, shows_special=not request.skips_special_tokens),
             )
             for sample in range(request.n)

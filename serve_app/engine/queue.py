@@ -9,10 +9,9 @@ from serve_app.engine.sequence import Sequence
 
 
 class WaitingQueue:
-    """A bounded first-in first-out queue; those sent back go to the front."""
+    """First in, first out; those sent back go to the front. The service bounds how many may come."""
 
-    def __init__(self, max_waiting: int) -> None:
-        self._max_waiting = max_waiting
+    def __init__(self) -> None:
         self._sequences: deque[Sequence] = deque()
 
     def __len__(self) -> int:
@@ -21,15 +20,11 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
 
-    @property
-    def num_free(self) -> int:
-        return max(0, self._max_waiting - len(self._sequences))
-
     def push(self, sequence: Sequence) -> None:
         self._sequences.append(sequence)
 
     def push_front(self, sequence: Sequence) -> None:
-        """Put back a sequence that had its turn already; the bound does not apply to it."""
+        """Put back a sequence that had its turn already."""
         self._sequences.appendleft(sequence)
 
     def peek(self) -> Sequence | None:

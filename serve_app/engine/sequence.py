@@ -23,6 +23,7 @@ class Sequence:
     num_published_blocks: full blocks handed to the prefix index; None before its prompt was
     siblings:   sequences of the same request that start when this one has computed their common prompt
     max_tokens: bound on generated tokens, the context's end considered
+    num_dropped_tokens: of the prompt's beginning, which are not in `token_ids`
     sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
     """
 
@@ -33,6 +34,7 @@ class Sequence:
         *,
         sample: int,
         max_tokens: int,
+        num_dropped_tokens: int = 0,
         detokenizer: Detokenizer,
     ) -> None:
         self.request = request
@@ -40,6 +42,7 @@ class Sequence:
         self.prompt_length = len(prompt_ids)
         self.token_ids: list[int] = list(prompt_ids)
         self.max_tokens = max_tokens
+        self.num_dropped_tokens = num_dropped_tokens
         self.detokenizer = detokenizer
         self.stop_matcher = Ending(request.stop)
         self.sampling_state = SamplingState(request.sampling, len(prompt_ids))

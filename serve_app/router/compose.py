@@ -18,6 +18,7 @@ class Part:
     choice: Choice
     prompt_index: int
     completion_tokens: int
+    is_context_end: bool
 
 
 class Composer:
@@ -48,6 +49,10 @@ class Composer:
     def prompt_tokens(self, prompt_index: int) -> int:
         return self._reports[prompt_index].num_tokens
 
+    def is_prompt_cut(self, prompt_index: int) -> bool:
+        """Whether the prompt lost its beginning to the context."""
+        return self._reports[prompt_index].num_dropped_tokens > 0
+
     def _part(self, event: Event) -> Part:
         delta, index = event.delta, event.index
         is_first = index not in self._completion_tokens
@@ -73,6 +78,7 @@ class Composer:
             ),
             prompt_index=event.prompt_index,
             completion_tokens=self._count(index, len(delta.token_ids), delta.finish),
+            is_context_end=delta.finish is not None and delta.finish.is_context_end,
         )
 
     def _count(self, index: int, num_new: int, finish: Finish | None) -> int:

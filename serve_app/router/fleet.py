@@ -160,13 +160,10 @@ class Fleet:
             self._catalog = self._new_catalog()
 
     def _new_catalog(self) -> Catalog:
-        """Cards with aliases; an alias that a model or adapter has meanwhile taken as its own name is left out."""
-        taken = set(Catalog(self._cards.values()).names()) & set(self._aliases)
-        if taken:
-            logger.warning("aliases hidden by served names: %s", ", ".join(sorted(taken)))
-        return Catalog(
-            self._cards.values(), {alias: name for alias, name in self._aliases.items() if alias not in taken}
-        )
+        catalog = Catalog(self._cards.values(), self._aliases)
+        if catalog.hidden_aliases:
+            logger.warning("aliases hidden by served names: %s", ", ".join(catalog.hidden_aliases))
+        return catalog
 
 
 def _serves(card: ModelCard, ref: ModelRef) -> bool:

@@ -70,7 +70,7 @@ class NativeRenderer:
             "generation_settings": self._request.model_dump(mode="json", include=set(SETTINGS)),
             "prompt": _shown_prompt(self._request.prompts[part.prompt_index]),
             "has_new_line": choice.index in self._has_new_line,
-            "truncated": False,
+            "truncated": part.is_context_end or self._composer.is_prompt_cut(part.prompt_index),
             "stop_type": _stop_type(choice),
             "stopping_word": choice.matched_stop if isinstance(choice.matched_stop, str) else "",
             "tokens_cached": self._composer.prompt_tokens(part.prompt_index) + part.completion_tokens,

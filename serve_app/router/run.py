@@ -55,6 +55,7 @@ class Run:
         self.response_id = response_id
         self.requests = tuple(requests)
         self.usage = Usage()
+        self.num_generated = 0  # also of completions that never ended
         self._fleet = fleet
         self._placement = placement
         self._timeout_s = timeout_s
@@ -166,6 +167,7 @@ class Run:
         return shares
 
     def _account(self, delta: Delta) -> None:
+        self.num_generated += len(delta.token_ids)
         if delta.prompt is not None:
             self._count_prompt(delta.prompt)
         if delta.finish is not None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-INT32_MAX = 2**31 - 1
+from serve_app.api.limits import INT32_MAX
+
 UNLIMITED = -1
 
 
