@@ -42,11 +42,14 @@ class ModelArgs(BaseModel):
     max_num_sequences: PositiveInt = 64
     max_batch_tokens: PositiveInt = 512
     max_logit_rows: PositiveInt = 64
-    kv_cache_bytes: PositiveInt = 1 << 30
+    kv_cache_bytes: PositiveInt | Literal["auto"] = "auto"
+    kv_storage: Literal["auto", "lanes", "pages"] = "auto"
     block_size: PositiveInt = 16
     max_adapters: Annotated[int, Field(ge=0)] = 16
     max_waiting: Annotated[int, Field(ge=0)] = 1024
     threads: PositiveInt | None = None
+    max_step_stretch: Annotated[float, Field(gt=1)] = 1.75
+    max_bypass_s: Annotated[float, Field(ge=0)] = 5.0
     lease_s: Annotated[float, Field(ge=2)] = 10.0
     prefix_cache: bool = True
 

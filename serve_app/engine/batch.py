@@ -25,16 +25,25 @@ class Span:
     def end(self) -> int:
         return self.start + self.length
 
+    @property
+    def decodes(self) -> bool:
+        """Whether it goes on with what was generated, rather than computing a prompt."""
+        return self.start >= self.sequence.prompt_length
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The spans of one step: single tokens first, in the order of their lanes, then chunks."""
+    """The spans of one step: single tokens first, by place, then chunks."""
 
     spans: tuple[Span, ...]
 
     @property
-    def num_tokens(self) -> int:
-        return sum(span.length for span in self.spans)
+    def num_decoding(self) -> int:
+        return sum(span.decodes for span in self.spans)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(span.length for span in self.spans if not span.decodes)
 
     def __bool__(self) -> bool:
         return bool(self.spans)

@@ -15,14 +15,19 @@ class EngineConfig:
     dtype:             "auto" is the checkpoint's own
     device:            "auto" is cuda where there is one, else cpu
     max_model_len:     context in tokens; None is the model's own
-    max_num_sequences: sequences computed together; also the number of lanes of the key/value store
+    max_num_sequences: sequences computed together
     max_batch_tokens:  tokens computed per step, decode and prompt chunks together
     max_logit_rows:    rows of prompt scoring per step, which bounds the memory that logits take
-    kv_cache_bytes:    budget for keys and values, live and cached
+    kv_cache_bytes:    budget for keys and values, live and cached together; "auto" is a quarter of the memory that is
+                       free once the weights are there (of a GPU's, 85 %), and no more than all sequences could fill
+    kv_storage:        "lanes" are contiguous, "pages" are shared; "auto" is pages on cuda, else lanes
     block_size:        positions per block; the unit of accounting and of prefix hits
     max_adapters:      adapters resident at once
     max_waiting:       sequences queued beyond those running; more are refused
     threads:           torch threads; None is one per CPU of the process
+    max_step_stretch:  while some sequences decode, a step that computes prompts too should take at most so many times
+                       one that does not
+    max_bypass_s:      a queued sequence that lacks blocks or an adapter's slot may be overtaken for so long
     lease_s:           a router not heard of for so many seconds is taken for dead
     """
 
@@ -34,10 +39,13 @@ class EngineConfig:
     max_num_sequences: int = 64
     max_batch_tokens: int = 512
     max_logit_rows: int = 64
-    kv_cache_bytes: int = 1 << 30
+    kv_cache_bytes: int | Literal["auto"] = "auto"
+    kv_storage: Literal["auto", "lanes", "pages"] = "auto"
     block_size: int = 16
     max_adapters: int = 16
     max_waiting: int = 1024
     threads: int | None = None
+    max_step_stretch: float = 1.75
+    max_bypass_s: float = 5.0
     lease_s: float = 10.0
     prefix_cache: bool = True

@@ -6,16 +6,20 @@ import logging
 import time
 from collections.abc import Sequence as Items
 
-from serve_app.core.delta import Delta, Finish, FinishReason, Load
+from serve_app.core.delta import Delta, FinishReason, Load
 from serve_app.core.errors import EngineFailed
-from serve_app.engine.attention import PackedAttention
+from serve_app.engine.batch import Batch
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.kv.lanes import LaneStorage
+from serve_app.engine.kv.pages import PageStorage
+from serve_app.engine.kv.storage import Storage
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.adapter import Adapter
 from serve_app.engine.lora.bank import AdapterBank
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.output import Output
+from serve_app.engine.pace import Pace
 from serve_app.engine.queue import WaitingQueue
 from serve_app.engine.runner import Runner
 from serve_app.engine.sampling.sampler import Sampler
@@ -24,6 +28,8 @@ from serve_app.engine.sequence import Sequence
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
+
+LOST = "the engine failed while it computed this request"
 
 
 class Engine:
@@ -46,9 +52,11 @@ class Engine:
             WaitingQueue(),
             max_batch_tokens=config.max_batch_tokens,
             max_logit_rows=config.max_logit_rows,
+            pace=Pace(config.max_step_stretch),
+            max_bypass_s=config.max_bypass_s,
             uses_prefixes=config.prefix_cache,
         )
-        self._runner = Runner(model, PackedAttention(self._store), self._bank)
+        self._runner = Runner(model, self._store.storage, self._bank)
         self._sampler = Sampler(model.eos_token_ids)
         self._output = Output(tokenizer, model.eos_token_ids)
         self._unsampled: list[Sequence] = []
@@ -63,9 +71,11 @@ class Engine:
     def load(self) -> Load:
         return Load(
             num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
+            num_waiting=len(self._scheduler.waiting) + len(self._scheduler.paused),
             num_free_blocks=self._store.num_free_blocks + self._store.num_cached_blocks,
             num_blocks=self._store.num_blocks,
+            num_cached_blocks=self._store.num_cached_blocks,
+            block_bytes=self._store.bytes_per_block,
             num_steps=self.num_steps,
             num_preemptions=self.num_preemptions,
             num_prefix_hit_tokens=self._scheduler.num_prefix_hit_tokens,
@@ -91,11 +101,18 @@ class Engine:
         def is_aborted(sequence: Sequence) -> bool:
             return sequence.request.request_id in request_ids
 
-        self._scheduler.waiting.remove(is_aborted)
         self._unsampled = [sequence for sequence in self._unsampled if not is_aborted(sequence)]
-        for sequence in [running for running in self._scheduler.running if is_aborted(running)]:
-            sequence.finish = Finish(reason=FinishReason.ABORT, matched_stop=None, num_tokens=sequence.num_generated)
+        for sequence in self._scheduler.withdraw(is_aborted):
+            sequence.end(FinishReason.ABORT)
             self._scheduler.release(sequence)
+
+    def pause(self, request_ids: frozenset[str]) -> None:
+        """Take these requests out of the batch until they are resumed; those unknown are left alone."""
+        self._scheduler.pause(lambda sequence: sequence.request.request_id in request_ids)
+
+    def resume(self, request_ids: frozenset[str]) -> None:
+        """Undo `pause`: these requests are next in the queue."""
+        self._scheduler.resume(lambda sequence: sequence.request.request_id in request_ids)
 
     def step(self) -> list[Delta]:
         """Compute one batch and return what every sequence gained.
@@ -105,57 +122,54 @@ class Engine:
         deltas = [delta for leader in self._unsampled for delta in self._output.finish_unsampled(leader)]
         self._unsampled.clear()
         try:
-            return deltas + self._advance()
+            self._advance(deltas)
         except Exception:
             logger.exception("a step of %d running sequences failed", len(self._scheduler.running))
-            return deltas + self._lose_running()
+            deltas += self._lose(self._scheduler.clear())
+        return deltas
 
-    def _advance(self) -> list[Delta]:
+    def check_integrity(self) -> None:
+        """Assert that places, blocks and pins are conserved."""
+        self._scheduler.check_integrity()
+
+    def close(self) -> None:
+        """Give the model its own attention back."""
+        self._runner.close()
+
+    def _advance(self, deltas: list[Delta]) -> None:
+        """Compute one batch; what it gives is added to `deltas` as it comes."""
         batch = self._scheduler.schedule()
         if not batch:
-            return []
+            return
         self.num_steps += 1
         started = time.perf_counter()
         logits = self._runner.forward(batch)
         sampled = self._sampler.sample(logits, batch)
-        deltas = self._output.commit(batch, sampled)
-        self._settle([span.sequence for span in batch.spans])
-        self.step_s += time.perf_counter() - started
-        return deltas
+        deltas += self._output.commit(batch, sampled)
+        deltas += self._settle(batch)
+        seconds = time.perf_counter() - started
+        self.step_s += seconds
+        self._scheduler.pace.note(batch.num_decoding, batch.num_prompt_tokens, seconds)
 
-    def check_integrity(self) -> None:
-        """Assert that lanes, blocks and pins are conserved."""
-        self._scheduler.check_integrity()
+    def _settle(self, batch: Batch) -> list[Delta]:
+        """Keep what was computed for later hits, start siblings, release what has ended; each on its own."""
+        errors: list[Delta] = []
+        for sequence in [span.sequence for span in batch.spans]:
+            try:
+                self._settle_one(sequence)
+            except Exception:
+                logger.exception("%s could not be settled", sequence)
+                errors += self._lose([sequence])
+                self._scheduler.release(sequence)
+        return errors
 
-    def _settle(self, sequences: Items[Sequence]) -> None:
-        """Keep what was computed for later hits, start siblings, and release what has finished."""
-        for sequence in sequences:
-            is_sound = sequence.finish is None or sequence.finish.reason is not FinishReason.ERROR
-            if is_sound and sequence.is_prompt_computed and sequence.num_published_blocks is None:
-                self._publish(sequence, sequence.prompt_length)
-            if sequence.siblings and sequence.is_prompt_computed:
-                self._start_siblings(sequence)
-            if sequence.is_finished:
-                self._retire(sequence)
-
-    def _retire(self, sequence: Sequence) -> None:
-        assert sequence.finish is not None
-        assert sequence.lane is not None
-        if sequence.finish.reason is FinishReason.ERROR:
-            self._store.wipe(sequence.lane)
-        else:
-            self._publish(sequence, sequence.num_computed)
-        self._scheduler.release(sequence)
-
-    def _publish(self, sequence: Sequence, num_tokens: int) -> None:
-        if not self.config.prefix_cache or sequence.lane is None:
-            return
-        sequence.num_published_blocks = self._store.publish(
-            sequence.lane,
-            sequence.token_ids[:num_tokens],
-            sequence.num_published_blocks or 0,
-            salt=sequence.salt,
-        )
+    def _settle_one(self, sequence: Sequence) -> None:
+        if sequence.is_sound and not sequence.is_prompt_published:
+            self._scheduler.publish(sequence)
+        if sequence.siblings and sequence.is_prompt_computed:
+            self._start_siblings(sequence)
+        if sequence.is_finished:
+            self._scheduler.release(sequence)
 
     def _start_siblings(self, leader: Sequence) -> None:
         """Fork the computed prompt, all but its last token, whose logits each sibling needs for itself."""
@@ -165,25 +179,47 @@ class Engine:
         for sibling in reversed(waiting):
             self._scheduler.waiting.push_front(sibling)
 
-    def _lose_running(self) -> list[Delta]:
-        error = EngineFailed("the engine failed while it computed this request")
+    def _lose(self, sequences: Items[Sequence]) -> list[Delta]:
+        """End sequences, and what was to follow them, with an error each."""
+        error = EngineFailed(LOST)
         deltas = []
-        for sequence in self._scheduler.clear():
+        for sequence in sequences:
             for lost in (sequence, *sequence.siblings):
-                lost.finish = Finish(reason=FinishReason.ERROR, matched_stop=None, num_tokens=lost.num_generated)
-                deltas.append(Delta(request_id=lost.request.request_id, sample=lost.sample, error=error))
+                if not lost.is_finished:
+                    lost.end(FinishReason.ERROR)
+                    deltas.append(Delta(request_id=lost.request.request_id, sample=lost.sample, error=error))
+            sequence.siblings = []
         return deltas
 
 
 def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:
-    """Size the key/value store by the configured bytes."""
+    """A store of as many blocks as the model's budget holds."""
     bytes_per_block = model.shape.bytes_per_token(model.dtype) * config.block_size
+    num_blocks = model.kv_cache_bytes // bytes_per_block
     return KeyValueStore(
+        _make_storage(config, model, num_blocks),
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        num_places=config.max_num_sequences,
+        bytes_per_block=bytes_per_block,
+    )
+
+
+def _make_storage(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Storage:
+    is_paged = model.device.type != "cpu" if config.kv_storage == "auto" else config.kv_storage == "pages"
+    if is_paged:
+        return PageStorage(
+            model.shape,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            dtype=model.dtype,
+            device=model.device,
+        )
+    return LaneStorage(
         model.shape,
         num_lanes=config.max_num_sequences,
         max_model_len=model.max_model_len,
-        num_blocks=config.kv_cache_bytes // bytes_per_block,
+        num_blocks=num_blocks,
         block_size=config.block_size,
         dtype=model.dtype,
-        device=model.device,
     )

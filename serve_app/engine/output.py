@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Items
-from dataclasses import replace
 
-from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport, TokenLogprob, TopLogprob
+from serve_app.core.delta import Delta, FinishReason, TokenLogprob, TopLogprob
 from serve_app.core.errors import EngineFailed
 from serve_app.engine.batch import Batch, Span
+from serve_app.engine.prompt_report import PromptReporter
 from serve_app.engine.sampling.logprobs import Scored
 from serve_app.engine.sampling.sampler import SampledSpan
 from serve_app.engine.sequence import Sequence
 from serve_app.text.tokenizer import TextTokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class Output:
@@ -19,53 +22,53 @@ class Output:
 
     def __init__(self, tokenizer: TextTokenizer, eos_token_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
+        self._reporter = PromptReporter(tokenizer)
         self._eos_token_ids = eos_token_ids
 
     def commit(self, batch: Batch, sampled: Items[SampledSpan]) -> list[Delta]:
-        """Carry a step's results into its sequences; return what each gained."""
-        deltas = []
+        """Carry a step's results into its sequences; return what each gained. A failure is one sequence's alone."""
+        deltas: list[Delta] = []
         for span, result in zip(batch.spans, sampled, strict=True):
-            sequence = span.sequence
-            sequence.num_computed = span.end
-            self._note_prompt(span, result)
-            if not sequence.is_prompt_computed:
-                continue
-            if not result.is_finite:
-                deltas.append(_fail(sequence, EngineFailed("the model gave logits that are not numbers")))
-            elif result.token_id is not None:
-                deltas.append(self._advance(sequence, result.token_id, result.scored))
-            elif sequence.max_tokens == 0:
-                deltas += self.finish_unsampled(sequence)
+            try:
+                deltas += self._commit_one(span, result)
+            except Exception:
+                logger.exception("what a step gave to %s could not be taken over", span.sequence)
+                if not span.sequence.is_finished:
+                    deltas.append(_fail(span.sequence, "the engine failed to take over what it had computed"))
         return deltas
 
     def finish_unsampled(self, sequence: Sequence) -> list[Delta]:
         """End a request for which nothing is to be generated, its siblings with it."""
         deltas = []
         for one in (sequence, *sequence.siblings):
-            report = self._report_prompt(one)
-            one.finish = Finish(reason=FinishReason.LENGTH, matched_stop=None, num_tokens=0)
-            deltas.append(Delta(request_id=one.request.request_id, sample=one.sample, prompt=report, finish=one.finish))
+            report = self._reporter.report(one)
+            finish = one.end(FinishReason.LENGTH)
+            deltas.append(Delta(request_id=one.request.request_id, sample=one.sample, prompt=report, finish=finish))
         sequence.siblings = []
         return deltas
 
+    def _commit_one(self, span: Span, result: SampledSpan) -> list[Delta]:
+        sequence = span.sequence
+        sequence.num_computed = span.end
+        self._note_prompt(span, result)
+        if not sequence.is_prompt_computed:
+            return []
+        if not result.is_finite:
+            return [_fail(sequence, "the model gave logits that are not numbers")]
+        if result.token_id is not None:
+            return [self._advance(sequence, result.token_id, result.scored)]
+        return self.finish_unsampled(sequence) if sequence.max_tokens == 0 else []
+
     def _advance(self, sequence: Sequence, token_id: int, scored: Scored | None) -> Delta:
         """Append a token and say what can be shown now."""
-        report = self._report_prompt(sequence)
+        report = self._reporter.report(sequence)
         sequence.token_ids.append(token_id)
         ends = self._ends(sequence, token_id)
-        text = ""
-        if not ends or self._shows_end(sequence, token_id):
-            offset = sequence.detokenizer.num_chars
-            if scored is not None:
-                sequence.pending_logprobs.append(self._token_logprob(scored, offset))
-            text = self._text(sequence, token_id)
-        finish = self._finish(sequence, token_id, ends=ends)
-        if finish is not None and sequence.stop_matcher.matched is None:
-            text += sequence.stop_matcher.feed(sequence.detokenizer.flush())
-            text += sequence.stop_matcher.flush()
-            if sequence.stop_matcher.matched is not None:  # it waited for a stop that would begin earlier
-                finish = self._stopped(sequence)
-        sequence.finish = finish
+        if scored is not None:
+            sequence.pending_logprobs.append(self._token_logprob(scored, sequence.detokenizer.num_chars))
+        shows = not ends or self._shows_end(sequence, token_id)
+        text = self._text(sequence, token_id) if shows else ""
+        text += self._finish(sequence, token_id, ends=ends)
         sequence.num_shown_chars += len(text)
         return Delta(
             request_id=sequence.request.request_id,
@@ -74,7 +77,7 @@ class Output:
             token_ids=(token_id,),
             logprobs=self._shown_logprobs(sequence),
             prompt=report,
-            finish=finish,
+            finish=sequence.finish,
         )
 
     def _ends(self, sequence: Sequence, token_id: int) -> bool:
@@ -95,25 +98,22 @@ class Output:
             return text
         return sequence.stop_matcher.feed(text)
 
-    def _finish(self, sequence: Sequence, token_id: int, *, ends: bool) -> Finish | None:
-        if ends:
-            return Finish(reason=FinishReason.STOP, matched_stop=token_id, num_tokens=sequence.num_generated)
-        if sequence.stop_matcher.matched is not None:
-            return self._stopped(sequence)
-        if sequence.num_generated >= sequence.max_tokens:
-            wanted = sequence.request.stop.max_tokens
-            return Finish(
-                reason=FinishReason.LENGTH,
-                matched_stop=None,
-                num_tokens=sequence.num_generated,
-                is_context_end=wanted is None or sequence.num_generated < wanted,
-            )
-        return None
-
     @staticmethod
-    def _stopped(sequence: Sequence) -> Finish:
-        matched = sequence.stop_matcher.matched
-        return Finish(reason=FinishReason.STOP, matched_stop=matched, num_tokens=sequence.num_generated)
+    def _finish(sequence: Sequence, token_id: int, *, ends: bool) -> str:
+        """End the sequence where it is time; return what was held back and can be shown now."""
+        matcher = sequence.stop_matcher
+        text = ""
+        is_over = ends or sequence.num_generated >= sequence.max_tokens
+        if is_over and matcher.matched is None:
+            text = matcher.feed(sequence.detokenizer.flush()) + matcher.flush()
+            # what is matched now waited for a stop that would begin earlier
+        if matcher.matched is not None:
+            sequence.end(FinishReason.STOP, matched_stop=matcher.matched)
+        elif ends:
+            sequence.end(FinishReason.STOP, matched_stop=token_id)
+        elif is_over:
+            sequence.end(FinishReason.LENGTH)
+        return text
 
     @staticmethod
     def _shown_logprobs(sequence: Sequence) -> tuple[TokenLogprob, ...]:
@@ -138,61 +138,6 @@ class Output:
         assert len(notes) == span.start, f"{sequence}: scored {len(notes)} positions of {span.start}"
         notes += [self._token_logprob(scored, 0) for scored in result.prompt]
 
-    def _report_prompt(self, sequence: Sequence) -> PromptReport | None:
-        """What is to be said of the prompt with the first delta of its first sample."""
-        if sequence.sample != 0 or sequence.was_reported:
-            return None
-        request = sequence.request
-        prompt_ids = sequence.token_ids[: sequence.prompt_length]
-        logprobs = None
-        if request.logprobs is not None and request.logprobs.prompt:
-            logprobs = self._prompt_logprobs(prompt_ids, sequence.prompt_logprobs)
-        text = None
-        if request.echo:
-            text = self._echoed(sequence)
-            logprobs = _last(logprobs, request.echo_last)
-        sequence.was_reported = True
-        sequence.prompt_logprobs = []
-        return PromptReport(
-            num_tokens=sequence.prompt_length,
-            num_cached_tokens=sequence.num_cached_tokens,
-            num_dropped_tokens=sequence.num_dropped_tokens,
-            queue_s=max(0.0, (sequence.started_at or sequence.arrived_at) - sequence.arrived_at),
-            text=text,
-            logprobs=logprobs,
-            token_ids=tuple(prompt_ids) if request.reports_prompt_ids else None,
-        )
-
-    def _echoed(self, sequence: Sequence) -> str:
-        """The prompt as it was written where it was text and is echoed whole, else what its tokens mean."""
-        request = sequence.request
-        prompt_ids = sequence.token_ids[: sequence.prompt_length]
-        if request.echo_last:
-            first = max(0, len(prompt_ids) - request.echo_last)
-            before = self._tokenizer.decode(prompt_ids[:first])
-            return self._tokenizer.decode(prompt_ids)[len(before) :]
-        return request.prompt.text or self._tokenizer.decode(prompt_ids)
-
-    def _prompt_logprobs(self, prompt_ids: list[int], scored: list[TokenLogprob]) -> tuple[TokenLogprob, ...]:
-        """Give each prompt token its place in the text; nothing predicts the first."""
-        detokenizer = self._tokenizer.detokenizer([])
-        first = TokenLogprob(
-            token_id=prompt_ids[0], text=self._tokenizer.token_text(prompt_ids[0]), logprob=None, offset=0
-        )
-        placed = []
-        for entry in (first, *scored):
-            placed.append(
-                TokenLogprob(
-                    token_id=entry.token_id,
-                    text=entry.text,
-                    logprob=entry.logprob,
-                    offset=detokenizer.num_chars,
-                    top=entry.top,
-                )
-            )
-            detokenizer.feed(entry.token_id)
-        return tuple(placed)
-
     def _token_logprob(self, scored: Scored, offset: int) -> TokenLogprob:
         token_text = self._tokenizer.token_text
         return TokenLogprob(
@@ -204,14 +149,6 @@ class Output:
         )
 
 
-def _last(logprobs: tuple[TokenLogprob, ...] | None, count: int) -> tuple[TokenLogprob, ...] | None:
-    """The last so many, with offsets that count from the first of them; 0 is all."""
-    if not count or not logprobs:
-        return logprobs
-    kept = logprobs[-count:]
-    return tuple(replace(entry, offset=entry.offset - kept[0].offset) for entry in kept)
-
-
-def _fail(sequence: Sequence, error: EngineFailed) -> Delta:
-    sequence.finish = Finish(reason=FinishReason.ERROR, matched_stop=None, num_tokens=sequence.num_generated)
-    return Delta(request_id=sequence.request.request_id, sample=sequence.sample, error=error)
+def _fail(sequence: Sequence, message: str) -> Delta:
+    sequence.end(FinishReason.ERROR)
+    return Delta(request_id=sequence.request.request_id, sample=sequence.sample, error=EngineFailed(message))

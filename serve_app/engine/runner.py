@@ -1,4 +1,4 @@
-"""The forward pass of a batch: layout in, logits out."""
+"""The forward pass of a batch: a step in, logits out."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from torch import Tensor
 
 from serve_app.engine.attention import PackedAttention
 from serve_app.engine.batch import Batch
-from serve_app.engine.layout import lay_out
+from serve_app.engine.kv.storage import Storage
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.bank import AdapterBank
+from serve_app.engine.step import CurrentStep, lay_out
 
 
 class Runner:
-    """Runs the model on packed batches. Changes the store's contents at the batch's places, nothing else."""
+    """Runs the model on packed batches. Changes the storage's contents at the batch's places, nothing else."""
 
-    def __init__(self, model: LoadedModel, attention: PackedAttention, bank: AdapterBank) -> None:
+    def __init__(self, model: LoadedModel, storage: Storage, bank: AdapterBank) -> None:
         self._model = model
-        self._attention = attention
+        self._storage = storage
         self._bank = bank
-        model.module.set_attn_implementation(attention.name)
+        self._current = CurrentStep()
+        self._attention = PackedAttention(storage, self._current)
+        model.module.set_attn_implementation(self._attention.name)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
@@ -28,17 +31,21 @@ class Runner:
         Returns the wanted logits, [rows, vocab] float32, rows in the order of the spans: first a span's scored
         positions, then its sampled one.
         """
-        layout = lay_out(batch, max_model_len=self._attention.store.max_model_len, device=self._model.device)
-        self._attention.layout = layout
-        self._bank.begin_step(layout.slots)
+        step = lay_out(batch, self._storage, device=self._model.device)
+        self._bank.begin_step(step.slots)
         try:
-            output = self._model.module(
-                input_ids=layout.token_ids[None],
-                position_ids=layout.positions[None],
-                use_cache=False,
-                logits_to_keep=layout.logit_rows,
-            )
+            with self._current.running(step):
+                output = self._model.module(
+                    input_ids=step.token_ids[None],
+                    position_ids=step.positions[None],
+                    use_cache=False,
+                    logits_to_keep=step.logit_rows,
+                )
         finally:
-            self._attention.layout = None
             self._bank.end_step()
         return output.logits[0].float()
+
+    def close(self) -> None:
+        """Give the model its own attention back."""
+        self._model.module.set_attn_implementation("eager")
+        self._attention.close()

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 
+from serve_app.engine.admission import Admission
 from serve_app.engine.batch import Batch, Span
+from serve_app.engine.kv.storage import Holding
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
+from serve_app.engine.pace import Pace
 from serve_app.engine.queue import WaitingQueue
 from serve_app.engine.sequence import Sequence
 
 
 class Scheduler:
-    """Keeps the running sequences and gives them lanes, blocks and adapter slots.
+    """Keeps the running sequences, and gives them places, blocks and adapter slots.
 
-    The sequence on lane i is `running[i]`. Those admitted earlier go first; where blocks run out, the one admitted
-    last is preempted: it loses its lane, keeps its tokens, and is computed anew when there is room.
+    Those admitted earlier go first; where blocks run out, the one admitted last is preempted: it loses its place,
+    keeps its tokens, and is computed anew, from what is still cached, when there is room.
+
+    running: by age
+    paused:  taken out until they are resumed; they hold nothing
     """
 
     def __init__(
@@ -26,93 +34,130 @@ class Scheduler:
         *,
         max_batch_tokens: int,
         max_logit_rows: int,
+        pace: Pace | None = None,
+        max_bypass_s: float = 5.0,
         uses_prefixes: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.waiting = waiting
         self.running: list[Sequence] = []
+        self.paused: list[Sequence] = []
+        self.pace = pace or Pace(max_stretch=2.0)
         self.num_preemptions = 0
         self.num_prefix_hit_tokens = 0
-        self._admitted: list[Sequence] = []  # the running ones by age
         self._store = store
         self._slots = slots
+        self._admission = Admission(waiting, store, slots, max_bypass_s=max_bypass_s, clock=clock)
         self._max_batch_tokens = max_batch_tokens
         self._max_logit_rows = max_logit_rows
         self._uses_prefixes = uses_prefixes
+        self._clock = clock
 
     @property
     def has_work(self) -> bool:
         return bool(self.running or len(self.waiting))
 
     def schedule(self) -> Batch:
-        """Plan a step: sequences that miss one token, then those that miss more, then newcomers."""
-        budget = self._max_batch_tokens
-        rows = self._max_logit_rows
+        """Plan a step: sequences that miss one token, then newcomers, then a share of the prompts' chunks."""
         preempted_before = self.num_preemptions
-        planned: dict[int, Span] = {}
-        for wants_chunk in (False, True):
-            for sequence in list(self._admitted):
-                if (sequence.num_missing > 1) != wants_chunk or budget <= 0 or sequence.lane is None:
-                    continue
-                span = self._span(sequence, budget, rows)
-                if span.length and self._make_room(sequence, span.end, planned):
-                    planned[id(sequence)] = span
-                    budget -= span.length
-                    rows -= span.scores
-        has_room = self.num_preemptions == preempted_before
-        while has_room and budget > 0 and (newcomer := self._admit()) is not None:
-            span = self._span(newcomer, budget, rows)
-            if span.length and self._store.reserve(self._lane(newcomer), span.end):
-                planned[id(newcomer)] = span
-                budget -= span.length
-                rows -= span.scores
-        spans = sorted(planned.values(), key=lambda span: (span.length > 1, span.sequence.lane))
-        return Batch(tuple(spans))
+        for sequence in [each for each in self.running if each.num_missing == 1]:
+            if sequence.holding is not None:
+                self._make_room(sequence)
+        if self.num_preemptions == preempted_before:
+            self._admit()
+        singles = [each for each in self.running if each.num_missing == 1][: self._max_batch_tokens]
+        spans = [self._span(each, 1, self._max_logit_rows) for each in singles]
+        spans = [span for span in spans if span.length]
+        return Batch(tuple(sorted(spans, key=_by_place) + self._chunks(spans)))
 
     def release(self, sequence: Sequence) -> None:
-        """Take back a running sequence's lane and slot; its keys and values are gone."""
-        lane = self._lane(sequence)
-        last = self.running[-1]
-        moved = self._store.close_lane(lane, last_length=last.num_computed)
-        self.running.pop()
-        if moved is not None:
-            self.running[lane] = last
-            last.lane = lane
-        self._admitted.remove(sequence)
-        self._slots.release(sequence.request.model)
-        sequence.lane = None
-        sequence.slot = -1
+        """Take back all that a sequence holds; what of it is sound stays cached."""
+        if sequence.is_sound:
+            self.publish(sequence)
+        self._let_go(sequence)
+
+    def publish(self, sequence: Sequence) -> None:
+        """Let others find what is computed of the sequence, which is sound."""
+        if self._uses_prefixes:
+            computed = sequence.token_ids[: sequence.num_computed]
+            self._store.publish(_holding(sequence), computed, salt=sequence.salt)
+        sequence.is_prompt_published = True
 
     def place_beside(self, parent: Sequence, child: Sequence, num_tokens: int) -> bool:
-        """Start `child` on a lane of its own with the parent's first `num_tokens` positions, if there is room now."""
-        if not self._store.has_free_lane or not self._store.can_reserve(num_tokens):
+        """Start `child` on a place of its own with the parent's first `num_tokens` positions, if there is room now."""
+        if not self._store.has_free_place or not self._store.can_reserve(num_tokens):
             return False
-        self._open(child)
-        reserved = self._store.reserve(self._lane(child), num_tokens)
-        assert reserved, "room was there a moment ago"
-        self._store.fork(self._lane(parent), self._lane(child), num_tokens)
+        child.slot = self._slots.acquire(child.request.model)
+        self._store.fork(_holding(parent), self._open(child), num_tokens)
         child.num_computed = num_tokens
         return True
 
+    def pause(self, is_wanted: Callable[[Sequence], bool]) -> None:
+        """Take sequences out until they are resumed; they lose their places and keep their tokens."""
+        self.paused += self._withdraw_waiting(is_wanted)
+        for sequence in [each for each in self.running if is_wanted(each)]:
+            self._give_up(sequence)
+            self.paused.append(sequence)
+
+    def resume(self, is_wanted: Callable[[Sequence], bool]) -> None:
+        """Put paused sequences first in the queue, in their order."""
+        resumed = [each for each in self.paused if is_wanted(each)]
+        self.paused = [each for each in self.paused if not is_wanted(each)]
+        for sequence in reversed(resumed):
+            self.waiting.push_front(sequence)
+
+    def withdraw(self, is_wanted: Callable[[Sequence], bool]) -> list[Sequence]:
+        """Give up sequences for good, wherever they are; return those that were running."""
+        self._withdraw_waiting(is_wanted)
+        self.paused = [each for each in self.paused if not is_wanted(each)]
+        return [each for each in self.running if is_wanted(each)]
+
     def clear(self) -> list[Sequence]:
-        """Give up everything after a failed step; return the sequences that were running."""
-        lost = list(self.running)
+        """Give up everything that runs after a failed step; return what ran."""
+        lost, self.running = self.running, []
         for sequence in lost:
             self._slots.release(sequence.request.model)
-            sequence.lane = None
-            sequence.slot = -1
-        self.running.clear()
-        self._admitted.clear()
+            sequence.holding, sequence.slot = None, -1
         self._store.clear()
         return lost
 
     def check_integrity(self) -> None:
-        """Assert that lanes, blocks and pins are conserved."""
-        assert [sequence.lane for sequence in self.running] == list(range(len(self.running)))
-        assert sorted(map(id, self._admitted)) == sorted(map(id, self.running))
-        self._store.check_integrity([sequence.num_computed for sequence in self.running])
-        self._slots.check_integrity([sequence.request.model for sequence in self.running])
+        """Assert that places, blocks and pins are conserved."""
+        self._store.check_integrity({_holding(each).place: each.num_computed for each in self.running})
+        pinned = [each for each in self.waiting if each.slot >= 0]
+        self._slots.check_integrity([each.request.model for each in (*self.running, *pinned)])
 
-    def _span(self, sequence: Sequence, budget: int, rows: int) -> Span:
+    def _chunks(self, singles: Items[Span]) -> list[Span]:
+        """Parts of the prompts that miss more than a token.
+
+        Half of what may be computed is the oldest's, the rest goes to those that miss least: a short prompt does not
+        wait for a long one, and a long one gets on however many short ones come.
+        """
+        prompts = [each for each in self.running if each.num_missing > 1]
+        if not prompts:
+            return []
+        num_decoding = sum(span.decodes for span in singles)
+        budget = self._max_batch_tokens - len(singles)
+        left = self.pace.allowance(num_decoding, budget) if budget > 0 else 0
+        rows = self._max_logit_rows - sum(span.scores for span in singles)
+        others = sorted(prompts[1:], key=lambda each: each.num_missing)
+        oldest = min(prompts[0].num_missing, left if not others else -(-left // 2))
+        left -= oldest
+        shares: dict[int, int] = {}
+        for sequence in others:
+            shares[id(sequence)] = min(sequence.num_missing, left)
+            left -= shares[id(sequence)]
+        shares[id(prompts[0])] = min(prompts[0].num_missing, oldest + left)
+        spans = []
+        for sequence in prompts:
+            span = self._span(sequence, shares[id(sequence)], rows)
+            rows -= span.scores
+            if span.length:
+                spans.append(span)
+        return spans
+
+    @staticmethod
+    def _span(sequence: Sequence, budget: int, rows: int) -> Span:
         """As much of the sequence as the budgets allow; length 0 where they allow nothing."""
         length = min(sequence.num_missing, budget)
         start = sequence.num_computed
@@ -123,56 +168,63 @@ class Scheduler:
         ends = start + length == sequence.num_tokens
         return Span(sequence, start, length, ends and sequence.max_tokens > 0, scores)
 
-    def _make_room(self, sequence: Sequence, num_tokens: int, planned: dict[int, Span]) -> bool:
-        """Reserve room for the sequence, at the cost of those admitted after it if need be."""
-        while not self._store.reserve(self._lane(sequence), num_tokens):
-            youngest = self._admitted[-1]
-            planned.pop(id(youngest), None)
-            self._preempt(youngest)
+    def _make_room(self, sequence: Sequence) -> None:
+        """Reserve room for the sequence's tokens, at the cost of those admitted after it if need be."""
+        while not self._store.reserve(_holding(sequence), sequence.num_tokens):
+            youngest = self.running[-1]
+            self._give_up(youngest)
+            self.waiting.push_front(youngest)
+            self.num_preemptions += 1
             if youngest is sequence:
-                return False
-        return True
+                return
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _give_up(self, sequence: Sequence) -> None:
+        """Take a running sequence's place; its tokens stay."""
         self.release(sequence)
         sequence.num_computed = 0
         if not sequence.was_reported:
             sequence.prompt_logprobs.clear()
-        self.waiting.push_front(sequence)
-        self.num_preemptions += 1
 
-    def _admit(self) -> Sequence | None:
-        """Take the first of the queue in, with a lane, a slot for its adapter and what prefixes are known.
+    def _admit(self) -> None:
+        """Take in those of the queue that there is room for, with a place, blocks for all their tokens, and a slot."""
+        for sequence in self._admission.admissible(self.running):
+            is_new = sequence.started_at is None
+            holding = self._open(sequence)
+            if self._uses_prefixes and sequence.request.uses_cache and not sequence.scores_prompt:
+                sequence.num_computed = self._store.match_prefix(holding, sequence.token_ids, salt=sequence.salt)
+                self.num_prefix_hit_tokens += sequence.num_computed
+                if is_new:
+                    sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_length)
+            if not self._store.reserve(holding, sequence.num_tokens):
+                self._give_up(sequence)  # copies of what others hold took more than was thought
+                self.waiting.push_front(sequence)
+                return
 
-        There must be room for all its tokens and a block more for each running sequence: less would only lead
-        to its preemption.
-        """
-        sequence = self.waiting.peek()
-        if sequence is None or not self._store.has_free_lane:
-            return None
-        reserve = len(self.running) * self._store.block_size
-        if not self._store.can_reserve(sequence.num_tokens + reserve):
-            return None
-        if not self._slots.can_acquire(sequence.request.model):
-            return None
-        self.waiting.pop()
-        self._open(sequence)
-        if self._uses_prefixes and sequence.request.uses_cache and not sequence.scores_prompt:
-            lane = self._lane(sequence)
-            sequence.num_computed = self._store.match_prefix(lane, sequence.token_ids, salt=sequence.salt)
-            self.num_prefix_hit_tokens += sequence.num_computed
-            if not sequence.was_reported:
-                sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_length)
-        return sequence
-
-    def _open(self, sequence: Sequence) -> None:
-        sequence.started_at = sequence.started_at or time.monotonic()
-        sequence.lane = self._store.open_lane()
-        sequence.slot = self._slots.acquire(sequence.request.model)
+    def _open(self, sequence: Sequence) -> Holding:
+        sequence.started_at = sequence.started_at or self._clock()
+        sequence.holding = self._store.open()
         self.running.append(sequence)
-        self._admitted.append(sequence)
+        return sequence.holding
 
-    @staticmethod
-    def _lane(sequence: Sequence) -> int:
-        assert sequence.lane is not None, f"{sequence} has no lane"
-        return sequence.lane
+    def _let_go(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        holding, sequence.holding, sequence.slot = _holding(sequence), None, -1
+        self._slots.release(sequence.request.model)
+        self._store.close(holding)
+
+    def _withdraw_waiting(self, is_wanted: Callable[[Sequence], bool]) -> list[Sequence]:
+        withdrawn = self.waiting.remove(is_wanted)
+        for sequence in withdrawn:
+            if sequence.slot >= 0:  # pinned while its adapter is brought
+                self._slots.release(sequence.request.model)
+                sequence.slot = -1
+        return withdrawn
+
+
+def _holding(sequence: Sequence) -> Holding:
+    assert sequence.holding is not None, f"{sequence} has no place"
+    return sequence.holding
+
+
+def _by_place(span: Span) -> int:
+    return _holding(span.sequence).place

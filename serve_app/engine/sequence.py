@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Items
 
-from serve_app.core.delta import Finish, TokenLogprob
+from serve_app.core.delta import Finish, FinishReason, TokenLogprob
 from serve_app.core.request import GenerationRequest
+from serve_app.engine.kv.storage import Holding
 from serve_app.engine.sampling.state import SamplingState
 from serve_app.text.detokenizer import Detokenizer
 from serve_app.text.ending import Ending
@@ -18,13 +19,13 @@ class Sequence:
     There is no phase: a sequence has `num_tokens` tokens of which `num_computed` have keys and values, and it
     catches up. It may be sampled when nothing but its next token is missing.
 
-    lane:       its place in the key/value store while it runs, else None
-    slot:       its adapter's place in the bank while it runs; -1 for the base
-    num_published_blocks: full blocks handed to the prefix index; None before its prompt was
+    holding:    what it has of the key/value store while it runs, else None
+    slot:       its adapter's place in the bank while it is pinned there; -1 for the base
     siblings:   sequences of the same request that start when this one has computed their common prompt
     max_tokens: bound on generated tokens, the context's end considered
     num_dropped_tokens: of the prompt's beginning, which are not in `token_ids`
     sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
+    is_prompt_published: whether others can find its prompt's blocks
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class Sequence:
         self.started_at: float | None = None
 
         self.num_computed = 0
-        self.num_published_blocks: int | None = None
-        self.lane: int | None = None
+        self.is_prompt_published = False
+        self.holding: Holding | None = None
         self.slot = -1
         self.siblings: list[Sequence] = []
         self.finish: Finish | None = None
@@ -61,6 +62,19 @@ class Sequence:
         self.num_shown_chars = 0
         self.prompt_logprobs: list[TokenLogprob] = []
         self.pending_logprobs: list[TokenLogprob] = []
+
+    def end(self, reason: FinishReason, *, matched_stop: str | int | None = None) -> Finish:
+        """End it, once and for good."""
+        assert self.finish is None, f"{self} has ended already"
+        wanted = self.request.stop.max_tokens
+        is_short = wanted is None or self.num_generated < wanted
+        self.finish = Finish(
+            reason=reason,
+            matched_stop=matched_stop,
+            num_tokens=self.num_generated,
+            is_context_end=reason is FinishReason.LENGTH and is_short,
+        )
+        return self.finish
 
     @property
     def salt(self) -> bytes:
@@ -87,6 +101,12 @@ class Sequence:
     @property
     def is_finished(self) -> bool:
         return self.finish is not None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether its keys and values are known to be numbers: logits that followed from them were."""
+        has_failed = self.finish is not None and self.finish.reason is FinishReason.ERROR
+        return self.is_prompt_computed and not has_failed
 
     @property
     def scores_prompt(self) -> bool:

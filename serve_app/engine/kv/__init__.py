@@ -1,1 +1,1 @@
-"""Where keys and values live: slots, logical blocks and the prefix index."""
+"""Where keys and values live: a ledger of blocks, and storages that know their own layout."""

@@ -1,188 +1,193 @@
-"""Keys and values on contiguous lanes: one lane per running sequence, cached blocks beside them.
-
-Attention over contiguous keys and values measured about twice as fast on CPUs as over gathered pages, so a prefix
-hit copies its blocks into the lane. Lanes in use are always 0 … n-1, which lets neighbouring sequences be attended
-to in one call over a strided view.
-"""
+"""The key/value store: what running sequences hold and what is cached, within one budget of blocks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import groupby, islice, tee
 
-import torch
-from torch import Tensor
-
-from serve_app.engine.kv.prefix import PrefixIndex, block_hashes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyValueShape:
-    """What one position takes in one layer; the same in all layers."""
-
-    layers: int
-    heads: int
-    key_dim: int
-    value_dim: int
-
-    def bytes_per_token(self, dtype: torch.dtype) -> int:
-        return self.layers * self.heads * (self.key_dim + self.value_dim) * dtype.itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class CachedBlock:
-    """Keys and values of one full block, all layers: [layers, block_size, heads, dim]."""
-
-    keys: Tensor
-    values: Tensor
+from serve_app.engine.kv.ledger import BlockLedger
+from serve_app.engine.kv.prefix import block_hashes
+from serve_app.engine.kv.storage import Holding, Storage
 
 
 class KeyValueStore:
-    """Lanes of running sequences and blocks kept for later, within one budget of blocks.
+    """Carries out on a storage what the ledger decides.
 
-    keys, values: [layers, lanes, max_model_len, heads, dim]; memory is committed as it is first written. They hold
-    finite numbers only: what a mask hides is still multiplied, by zero.
+    num_places: sequences that may run at once
 
-    Invariant: blocks held by lanes + cached blocks + free blocks == num_blocks.
+    Invariant: blocks held + blocks cached + blocks free == num_blocks, and what a storage keeps is no more.
     """
 
     def __init__(
-        self,
-        shape: KeyValueShape,
-        *,
-        num_lanes: int,
-        max_model_len: int,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, storage: Storage, *, num_blocks: int, block_size: int, num_places: int, bytes_per_block: int = 0
     ) -> None:
-        self.shape = shape
-        self.max_model_len = max_model_len
+        self.storage = storage
         self.num_blocks = num_blocks
         self.block_size = block_size
-        lanes = (shape.layers, num_lanes, max_model_len, shape.heads)
-        self.keys = torch.zeros((*lanes, shape.key_dim), dtype=dtype, device=device)
-        self.values = torch.zeros((*lanes, shape.value_dim), dtype=dtype, device=device)
-        self._num_lanes = num_lanes
-        self._held: list[int] = []
-        self._prefixes: PrefixIndex[CachedBlock] = PrefixIndex()
+        self.bytes_per_block = bytes_per_block
+        self._ledger = BlockLedger(num_blocks)
+        self._num_places = num_places
+        self._free_places = list(range(num_places))
+        self._holdings: dict[int, Holding] = {}
 
     @property
-    def num_lanes_in_use(self) -> int:
-        return len(self._held)
-
-    @property
-    def has_free_lane(self) -> bool:
-        return len(self._held) < self._num_lanes
+    def has_free_place(self) -> bool:
+        return bool(self._free_places)
 
     @property
     def num_cached_blocks(self) -> int:
-        return len(self._prefixes)
+        return self._ledger.num_cached
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks nobody holds; cached ones are not among them, but give way."""
-        return self.num_blocks - sum(self._held) - len(self._prefixes)
+        return self._ledger.num_free
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def open_lane(self) -> int:
-        """Take the next lane, empty. Only where `has_free_lane`."""
-        assert self.has_free_lane, "no free lane"
-        self._held.append(0)
-        return len(self._held) - 1
+    def open(self) -> Holding:
+        """Take the lowest free place, with nothing on it. Only where `has_free_place`."""
+        holding = Holding(heappop(self._free_places))
+        self._holdings[holding.place] = holding
+        return holding
 
-    def reserve(self, lane: int, num_tokens: int) -> bool:
-        """Make room in the lane for its first `num_tokens` tokens; False (and nothing changed) where there is none."""
-        missing = self.blocks_for(num_tokens) - self._held[lane]
+    def reserve(self, holding: Holding, num_tokens: int) -> bool:
+        """Make room for the first `num_tokens` tokens; False (and nothing changed) where there is none."""
+        missing = self.blocks_for(num_tokens) - len(holding.blocks)
         if missing <= 0:
             return True
-        if missing > self.num_free_blocks + len(self._prefixes):
+        if missing > self._ledger.num_available:
             return False
-        for _ in range(missing - self.num_free_blocks):
-            self._prefixes.evict()
-        self._held[lane] += missing
+        self._take(holding, missing)
         return True
 
     def can_reserve(self, num_tokens: int) -> bool:
-        """Whether an empty lane could hold `num_tokens` now."""
-        return self.blocks_for(num_tokens) <= self.num_free_blocks + len(self._prefixes)
+        """Whether a new holding could hold `num_tokens` now."""
+        return self.blocks_for(num_tokens) <= self._ledger.num_available
 
-    def close_lane(self, lane: int, *, last_length: int) -> int | None:
-        """Give a lane back and keep lanes dense.
+    def match_prefix(self, holding: Holding, token_ids: Sequence[int], *, salt: bytes) -> int:
+        """Give an empty holding the longest cached run of `token_ids`; return how many tokens that are.
 
-        last_length: computed tokens of the sequence on the last lane, which moves into the gap
-
-        Returns the lane that moved to `lane`, or None where the last lane itself was closed.
+        The last token is never matched: its logits are needed. A block that a running sequence holds is shared
+        where the storage can, else copied.
         """
-        last = len(self._held) - 1
-        held = self._held.pop()
-        if lane == last:
-            return None
-        self._held[lane] = held
-        self.keys[:, lane, :last_length].copy_(self.keys[:, last, :last_length])
-        self.values[:, lane, :last_length].copy_(self.values[:, last, :last_length])
-        return last
+        assert not holding.blocks, "a prefix is matched first"
+        hashes, names = tee(block_hashes(token_ids[:-1], self.block_size, salt=salt))
+        found = self._ledger.match(hashes)
+        is_own = [self.storage.shares_held or not self._ledger.is_held(block) for block in found]
+        self._share(found, is_own)  # before any is taken, which could evict them
+        count = self._affordable(is_own)
+        self._ledger.drop(block for block, own in zip(found[count:], is_own[count:], strict=True) if own)
+        copies = self._take_blocks(is_own[:count].count(False))
+        holding.blocks = [block if own else copies.pop() for block, own in zip(found[:count], is_own, strict=False)]
+        holding.names = list(islice(names, count))
+        if not self.storage.shares_held:
+            self._fill(holding, found[:count])
+        return count * self.block_size
 
-    def fork(self, parent: int, child: int, num_tokens: int) -> None:
-        """Copy the parent's first `num_tokens` positions to the child, which has room reserved."""
-        self.keys[:, child, :num_tokens].copy_(self.keys[:, parent, :num_tokens])
-        self.values[:, child, :num_tokens].copy_(self.values[:, parent, :num_tokens])
+    def fork(self, parent: Holding, child: Holding, num_tokens: int) -> None:
+        """Give an empty child the parent's first `num_tokens` positions. Only where `can_reserve` says so.
 
-    def match_prefix(self, lane: int, token_ids: list[int], *, salt: bytes) -> int:
-        """Copy the longest cached run of `token_ids` into the lane; return how many tokens that were.
-
-        The last token is never matched: its logits are needed.
+        Full blocks are shared where the storage can; the rest is copied, because both go on writing there.
         """
-        hashes = block_hashes(token_ids[:-1], self.block_size, salt=salt)
-        blocks = self._prefixes.match(hashes)
-        num_tokens = len(blocks) * self.block_size
-        # Room for all of it at once: eviction may take cached blocks, but these are held by reference here.
-        if not blocks or not self.reserve(lane, num_tokens):
-            return 0
-        torch.cat([block.keys for block in blocks], dim=1, out=self.keys[:, lane, :num_tokens])
-        torch.cat([block.values for block in blocks], dim=1, out=self.values[:, lane, :num_tokens])
-        return num_tokens
+        shared = num_tokens // self.block_size if self.storage.shares_held else 0
+        self._share(parent.blocks[:shared], [True] * shared)
+        child.blocks = parent.blocks[:shared]
+        missing = self.blocks_for(num_tokens) - shared
+        if missing:
+            self._take(child, missing)
+        if num_tokens > shared * self.block_size:
+            self.storage.copy(parent, child, shared * self.block_size, num_tokens)
+        child.names = parent.names[: num_tokens // self.block_size]
 
-    def publish(self, lane: int, token_ids: list[int], first_block: int, *, salt: bytes) -> int:
-        """Keep copies of the lane's full blocks from `first_block` on; return how many blocks are full now.
+    def publish(self, holding: Holding, token_ids: Sequence[int], *, salt: bytes) -> None:
+        """Let others find the holding's full blocks.
 
-        token_ids: tokens of the lane that have been computed
-        Blocks are kept only where a free or an older cached one makes room.
+        token_ids: its tokens whose keys and values are computed and sound
         """
-        hashes = list(block_hashes(token_ids, self.block_size, salt=salt))
-        for index in range(first_block, len(hashes)):
-            if hashes[index] in self._prefixes:
-                continue
-            if self.num_free_blocks == 0:
-                if not len(self._prefixes):
-                    break
-                self._prefixes.evict()
-            span = slice(index * self.block_size, (index + 1) * self.block_size)
-            block = CachedBlock(self.keys[:, lane, span].clone(), self.values[:, lane, span].clone())
-            self._prefixes.add(hashes[index], block)
-        return len(hashes)
+        size = self.block_size
+        holding.names += block_hashes(token_ids, size, salt=salt, known=holding.names)
+        parent = None
+        for block, name in zip(holding.blocks, holding.names, strict=False):
+            self._ledger.name(block, name, parent=parent)
+            parent = name
 
-    def wipe(self, lane: int) -> None:
-        """Zero a lane whose numbers may not be finite."""
-        length = self._held[lane] * self.block_size
-        self.keys[:, lane, :length].zero_()
-        self.values[:, lane, :length].zero_()
+    def close(self, holding: Holding) -> None:
+        """Give the place back. Blocks that were published stay cached, the others are free and wiped."""
+        named = [index for index, block in enumerate(holding.blocks) if self._ledger.is_named(block)]
+        cached, _ = self._ledger.drop(holding.blocks)
+        kept = set(cached)
+        self.storage.keep(holding, [index for index in named if holding.blocks[index] in kept])
+        self.storage.vacate(holding)
+        self._forget(holding)
 
     def clear(self) -> None:
-        """Forget every lane and every cached block."""
-        for lane in range(len(self._held)):
-            self.wipe(lane)
-        self._held.clear()
-        self._prefixes.clear()
+        """Forget every holding and every cached block."""
+        for holding in list(self._holdings.values()):
+            self._ledger.drop(holding.blocks)
+            self.storage.vacate(holding)
+            self._forget(holding)
+        self.storage.discard(self._ledger.forget_cached())
 
-    def check_integrity(self, lengths: list[int]) -> None:
-        """Assert that blocks are conserved.
+    def check_integrity(self, lengths: dict[int, int]) -> None:
+        """Assert that blocks and places are conserved.
 
-        lengths: computed tokens on each lane in use
+        lengths: computed tokens by place in use
         """
-        assert len(lengths) == len(self._held), f"{len(self._held)} lanes held, {len(lengths)} in use"
-        assert self.num_free_blocks >= 0, f"{-self.num_free_blocks} blocks held twice"
-        for lane, length in enumerate(lengths):
-            assert self.blocks_for(length) <= self._held[lane], f"lane {lane} holds too few blocks for {length}"
+        assert lengths.keys() == self._holdings.keys(), (
+            f"places {sorted(self._holdings)} held, {sorted(lengths)} in use"
+        )
+        assert len(self._free_places) + len(self._holdings) == self._num_places, "a place is lost"
+        self._ledger.check_integrity(holding.blocks for holding in self._holdings.values())
+        for place, length in lengths.items():
+            held = len(self._holdings[place].blocks)
+            assert self.blocks_for(length) <= held, f"place {place} holds {held} blocks for {length} tokens"
+
+    def _take(self, holding: Holding, count: int) -> None:
+        blocks = self._take_blocks(count)
+        holding.blocks += blocks
+        self.storage.claim(holding, blocks)
+
+    def _take_blocks(self, count: int) -> list[int]:
+        blocks, evicted = self._ledger.take(count)
+        if evicted:
+            self.storage.discard(evicted)
+        return blocks
+
+    def _share(self, blocks: Sequence[int], is_own: Sequence[bool]) -> None:
+        for block, own in zip(blocks, is_own, strict=True):
+            if own:
+                self._ledger.share(block)
+
+    def _affordable(self, is_own: Sequence[bool]) -> int:
+        """How many blocks from the first on can be had, where those that are not the holding's own are taken anew."""
+        num_left = self._ledger.num_available
+        for index, own in enumerate(is_own):
+            if not own:
+                if num_left == 0:
+                    return index
+                num_left -= 1
+        return len(is_own)
+
+    def _fill(self, holding: Holding, found: Sequence[int]) -> None:
+        """Bring what was cached, and copy the other blocks from whoever holds them, in as few pieces as can be."""
+        sources = [None if holding.blocks[i] == block else self._holder_of(block, i) for i, block in enumerate(found)]
+        first = 0
+        for source, run in groupby(sources):
+            last = first + len(list(run))
+            if source is None:
+                self.storage.bring(holding, first, holding.blocks[first:last])
+            else:
+                self.storage.copy(source, holding, first * self.block_size, last * self.block_size)
+            first = last
+
+    def _holder_of(self, block: int, index: int) -> Holding:
+        """Who holds a block that is found by its name: it is the same one of every table that it stands in."""
+        return next(each for each in self._holdings.values() if each.blocks[index : index + 1] == [block])
+
+    def _forget(self, holding: Holding) -> None:
+        del self._holdings[holding.place]
+        heappush(self._free_places, holding.place)
+        holding.blocks = []

@@ -43,6 +43,10 @@ class Slots:
         self._pins[version] = self._pins.get(version, 0) + 1
         return self._slot_of[version]
 
+    def is_ready(self, model: ModelRef) -> bool:
+        """Whether the adapter that was acquired can be computed with."""
+        return True
+
     def release(self, model: ModelRef) -> None:
         """Undo one `acquire`."""
         if model.adapter is None:

@@ -1,0 +1,69 @@
+"""Which of the waiting sequences can be taken in now: nobody waits for what somebody else lacks, nor for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
+from itertools import islice
+
+from serve_app.engine.kv.store import KeyValueStore
+from serve_app.engine.lora.slots import Slots
+from serve_app.engine.queue import WaitingQueue
+from serve_app.engine.sequence import Sequence
+
+MAX_LOOKAHEAD = 128
+"""So far into the queue is looked for one that has what it needs."""
+
+
+class Admission:
+    """Goes through the queue in its order and passes over what lacks blocks or a slot for its adapter.
+
+    max_bypass_s: one that was passed over for so long is waited for: from then on nobody behind it takes what it
+                  lacks, so that enough of it becomes free
+    """
+
+    def __init__(
+        self,
+        waiting: WaitingQueue,
+        store: KeyValueStore,
+        slots: Slots,
+        *,
+        max_bypass_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._waiting = waiting
+        self._store = store
+        self._slots = slots
+        self._max_bypass_s = max_bypass_s
+        self._clock = clock
+
+    def admissible(self, running: Items[Sequence]) -> Iterator[Sequence]:
+        """Take out of the queue, one by one, what can run now, its adapter pinned.
+
+        The caller gives each its place and blocks before it asks for the next. There must be room for all of a
+        sequence's tokens and a block more for each running one: less would only lead to its preemption.
+        """
+        keeps_blocks = keeps_slots = False
+        for sequence in list(islice(self._waiting, MAX_LOOKAHEAD)):
+            if not self._store.has_free_place:
+                return
+            is_overdue = self._clock() - sequence.arrived_at > self._max_bypass_s
+            wanted = sequence.num_tokens + len(running) * self._store.block_size
+            if keeps_blocks or not self._store.can_reserve(wanted):
+                keeps_blocks |= is_overdue
+                continue
+            has_adapter = sequence.request.model.adapter is not None
+            if has_adapter and sequence.slot < 0 and (keeps_slots or not self._pin(sequence)):
+                keeps_slots |= is_overdue
+                continue
+            if has_adapter and not self._slots.is_ready(sequence.request.model):
+                continue  # its adapter is being brought
+            self._waiting.take(sequence)
+            yield sequence
+
+    def _pin(self, sequence: Sequence) -> bool:
+        """Hold a slot for the sequence's adapter, if there is one."""
+        if not self._slots.can_acquire(sequence.request.model):
+            return False
+        sequence.slot = self._slots.acquire(sequence.request.model)
+        return True

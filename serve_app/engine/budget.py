@@ -1,0 +1,121 @@
+"""How much memory keys and values may take: what was asked for, or a share of what is free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from serve_app.engine.config import EngineConfig
+from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.kv.shape import KeyValueShape
+
+AUTO = "auto"
+CPU_SHARE = 0.25
+"""Of the memory that is free once the weights are there: other replicas of the node want theirs too."""
+CUDA_SHARE = 0.85
+"""Of the GPU's memory that is free then; the rest is for activations and logits."""
+MIB = 1 << 20
+
+
+def kv_budget(
+    config: EngineConfig, shape: KeyValueShape, *, own_limit: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Bytes for keys and values; to be asked when the weights are loaded.
+
+    own_limit: the model's own context, in tokens
+
+    Raises ModelNotSupported where the bytes asked for are not free, or do not hold one block.
+    """
+    free = free_bytes(device)
+    block_bytes = shape.bytes_per_token(dtype) * config.block_size
+    if config.kv_cache_bytes == AUTO:
+        share = CUDA_SHARE if device.type == "cuda" else CPU_SHARE
+        usable = config.max_num_sequences * (config.max_model_len or own_limit)
+        blocks = -(-usable // config.block_size)
+        budget = min(int(free * share), blocks * block_bytes)
+    else:
+        budget = int(config.kv_cache_bytes)
+    if budget > free:
+        raise ModelNotSupported(
+            f"kv_cache_bytes={budget} ({budget // MIB} MiB) does not fit: {free // MIB} MiB of memory are free beside"
+            f" the weights. Lower it, or leave it {AUTO!r}."
+        )
+    if budget < block_bytes:
+        raise ModelNotSupported(
+            f"kv_cache_bytes={config.kv_cache_bytes} gives {budget} bytes, but one block of {config.block_size} tokens"
+            f" takes {block_bytes}"
+        )
+    return budget
+
+
+def context_within(config: EngineConfig, budget: int, *, own_limit: int, bytes_per_token: int) -> int:
+    """The longest context, in tokens, that the model, the configuration and the budget allow.
+
+    A context that was asked for is given or refused; the model's own is shortened to what the budget holds. Raises
+    ModelNotSupported.
+    """
+    in_budget = budget // (bytes_per_token * config.block_size) * config.block_size
+    wanted = min(config.max_model_len or own_limit, own_limit)
+    if config.max_model_len is not None and wanted > in_budget:
+        raise ModelNotSupported(
+            f"max_model_len={wanted} does not fit: a sequence of that length takes"
+            f" {wanted * bytes_per_token // MIB} MiB of keys and values, kv_cache_bytes is {budget // MIB} MiB, which"
+            f" holds {in_budget} tokens"
+        )
+    return min(wanted, in_budget)
+
+
+def check_weights_fit(path: Path, *, device: torch.device) -> None:
+    """Refuse weights that are larger than what is free. Raises ModelNotSupported."""
+    weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    free = free_bytes(device)
+    if weights > free:
+        raise ModelNotSupported(f"the weights take {weights // MIB} MiB, {free // MIB} MiB of memory are free")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that this process may still take: of the GPU, else of the machine and every cgroup it is in."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min([_free_of_the_machine(), *_free_of_cgroups(Path("/sys/fs/cgroup"))])
+
+
+def _free_of_the_machine() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:  # not Linux: nothing better is known
+        return 8 << 30
+    fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def _free_of_cgroups(root: Path) -> Iterator[int]:
+    """What each limit above this process leaves; the page cache counts as free. Version 2, then version 1."""
+    own = _own_cgroup()
+    for folder in (root / own, *(root / own).parents):
+        if folder.is_relative_to(root):
+            yield from _free_of(folder, "memory.max", "memory.current", "inactive_file")
+    legacy = root / "memory"
+    yield from _free_of(legacy, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _own_cgroup() -> str:
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return ""
+    return next((line.removeprefix("0::").strip("/") for line in lines if line.startswith("0::")), "")
+
+
+def _free_of(folder: Path, limit: str, usage: str, cache: str) -> Iterator[int]:
+    try:
+        maximum = (folder / limit).read_text(encoding="ascii").strip()
+        used = int((folder / usage).read_text(encoding="ascii"))
+        statistics = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return
+    if maximum != "max":
+        cached = next((int(line.split()[1]) for line in statistics if line.startswith(f"{cache} ")), 0)
+        yield max(0, int(maximum) - used + cached)

@@ -1,0 +1,7 @@
+"""Why a model is not served at all."""
+
+from __future__ import annotations
+
+
+class ModelNotSupported(ValueError):
+    """The model has something that this engine does not carry out, or does not fit; the message names it."""

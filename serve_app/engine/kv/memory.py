@@ -1,0 +1,45 @@
+"""Memory that is only promised at first: committed page by page as it is written, and given back when asked to."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from math import prod
+
+import torch
+from torch import Tensor
+
+PAGE = mmap.PAGESIZE
+NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+IS_LINUX = sys.platform == "linux"
+
+
+class Reservation:
+    """Address space for a tensor, all zeros; what is never written takes no memory.
+
+    Small pages are asked for: with large ones a single position would commit two megabytes.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
+        self._memory = mmap.mmap(-1, max(PAGE, -(-num_bytes // PAGE) * PAGE), flags=flags)
+        if IS_LINUX:
+            self._memory.madvise(mmap.MADV_NOHUGEPAGE)
+
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor over the beginning of the memory, which it keeps alive."""
+        return torch.frombuffer(self._memory, dtype=dtype, count=prod(shape)).view(shape)
+
+    def give_back(self, begin: int, end: int) -> None:
+        """Zero these bytes and return the memory of all pages that lie wholly within them."""
+        first, last = -(-begin // PAGE) * PAGE, end // PAGE * PAGE
+        if not IS_LINUX or first >= last:
+            self._zero(begin, end)
+            return
+        self._zero(begin, first)
+        self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+        self._zero(last, end)
+
+    def _zero(self, begin: int, end: int) -> None:
+        if begin < end:
+            torch.frombuffer(self._memory, dtype=torch.uint8, count=end - begin, offset=begin).zero_()

@@ -1,0 +1,52 @@
+"""How many prompt tokens a step may compute beside sequences that decode, so that these do not stutter."""
+
+from __future__ import annotations
+
+FIRST_ALLOWANCE = 64.0
+LEAST_ALLOWANCE = 16.0
+MEMORY = 0.8
+"""How much of the former estimate a new measurement leaves."""
+MOST_CHANGE = 1.5
+
+
+class Pace:
+    """Learns from the steps that were made what a step takes, and steers the prompt work of those to come.
+
+    max_stretch: a step with prompt work should take at most so many times a step without
+
+    The prompt tokens allowed follow what they were seen to cost: no model of the machine, the context or the model is
+    needed, and none has to be right. What is computed does not depend on it, only when.
+    """
+
+    def __init__(self, max_stretch: float) -> None:
+        self._max_stretch = max_stretch
+        self._decode_s: dict[int, float] = {}  # by the size of the number of rows
+        self._allowance = FIRST_ALLOWANCE
+
+    def allowance(self, num_decoding: int, budget: int) -> int:
+        """Prompt tokens for the next step, at most `budget`; all of it where nobody would have to wait."""
+        return budget if num_decoding == 0 else max(1, min(budget, int(self._allowance)))
+
+    def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
+        """Learn from a step."""
+        if num_decoding == 0:
+            return
+        if num_prompt_tokens == 0:
+            size = num_decoding.bit_length()
+            self._decode_s[size] = MEMORY * self._decode_s.get(size, seconds) + (1 - MEMORY) * seconds
+        elif (decode_s := self._decode_estimate(num_decoding)) is not None:
+            self._steer(num_prompt_tokens, extra_s=seconds - decode_s, allowed_s=(self._max_stretch - 1) * decode_s)
+
+    def _steer(self, num_prompt_tokens: int, *, extra_s: float, allowed_s: float) -> None:
+        wanted = num_prompt_tokens * allowed_s / max(extra_s, 1e-9)
+        if wanted > self._allowance and num_prompt_tokens < 0.8 * self._allowance:
+            return  # a step with less work than allowed says nothing of more
+        wanted = min(max(wanted, self._allowance / MOST_CHANGE), self._allowance * MOST_CHANGE)
+        self._allowance = min(max(wanted, LEAST_ALLOWANCE), 1e6)
+
+    def _decode_estimate(self, num_decoding: int) -> float | None:
+        """Of the nearest size that was seen."""
+        if not self._decode_s:
+            return None
+        size = num_decoding.bit_length()
+        return self._decode_s[min(self._decode_s, key=lambda seen: (abs(seen - size), seen))]

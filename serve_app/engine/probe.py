@@ -1,0 +1,135 @@
+"""Asks a model whether it can be computed in packed batches, by computing a few tokens so and comparing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from serve_app.engine.attention import PackedAttention
+from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.kv.groups import Reading
+from serve_app.engine.kv.pages import PageStorage
+from serve_app.engine.kv.shape import KeyValueShape, LayerShape
+from serve_app.engine.kv.storage import Holding
+from serve_app.engine.step import CurrentStep, Step
+
+CHUNKS = (13, 9, 1, 1)
+"""Tokens of each probed step: two chunks, then single ones."""
+BLOCK_SIZE = 4
+
+
+@torch.inference_mode()
+def probe(module: PreTrainedModel) -> KeyValueShape:
+    """Compute a few tokens in one piece by the model's own attention and in steps by the engine's; compare the logits.
+
+    Returns the shape of keys and values, as seen. Leaves the model with its own attention. Raises ModelNotSupported.
+    """
+    length = min(sum(CHUNKS), int(module.config.max_position_embeddings))
+    token_ids = (torch.arange(length, device=module.device) * 7919 + 11) % int(module.config.vocab_size)
+    own = _compute(module, token_ids, torch.arange(length, device=module.device)).float()
+    try:
+        shape = _seen_shape(module, token_ids)
+        ours = _compute_in_steps(module, token_ids, shape).float()
+    except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
+        raise ModelNotSupported(f"{module.config.model_type}: {error}") from error
+    finally:
+        module.set_attn_implementation("eager")
+    tolerance = 1e-3 if module.dtype == torch.float32 else 0.05
+    limit = tolerance * max(1.0, float(own.abs().max()))
+    difference = float((own - ours).abs().max())
+    if not difference <= limit:
+        raise ModelNotSupported(
+            f"{module.config.model_type}: logits through the engine's attention are off by {difference:.2g}"
+            f" (allowed: {limit:.2g})"
+        )
+    return shape
+
+
+def _compute(module: PreTrainedModel, token_ids: Tensor, positions: Tensor) -> Tensor:
+    output = module(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+    logits: Tensor = output.logits[0]
+    return logits
+
+
+def _seen_shape(module: PreTrainedModel, token_ids: Tensor) -> KeyValueShape:
+    recorder = _Recorder()
+    ALL_ATTENTION_FUNCTIONS["serve_app_probe"] = recorder
+    try:
+        module.set_attn_implementation("serve_app_probe")
+        _compute(module, token_ids, torch.arange(len(token_ids), device=module.device))
+    finally:
+        ALL_ATTENTION_FUNCTIONS.pop("serve_app_probe", None)
+    return recorder.shape(int(module.config.num_hidden_layers))
+
+
+def _compute_in_steps(module: PreTrainedModel, token_ids: Tensor, shape: KeyValueShape) -> Tensor:
+    """The logits of all tokens, computed chunk by chunk over a small storage."""
+    num_blocks = -(-len(token_ids) // BLOCK_SIZE)
+    storage = PageStorage(shape, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=module.dtype, device=module.device)
+    holding = Holding(0, blocks=list(range(num_blocks))[::-1])
+    current = CurrentStep()
+    attention = PackedAttention(storage, current)
+    logits: list[Tensor] = []
+    start = 0
+    try:
+        module.set_attn_implementation(attention.name)
+        for length in CHUNKS:
+            length = min(length, len(token_ids) - start)
+            if length:
+                step = _step_of(storage, holding, token_ids, start, length)
+                with current.running(step):
+                    logits.append(_compute(module, step.token_ids, step.positions))
+                start += length
+    finally:
+        attention.close()
+    return torch.cat(logits)
+
+
+def _step_of(storage: PageStorage, holding: Holding, token_ids: Tensor, start: int, length: int) -> Step:
+    end, device = start + length, token_ids.device
+    reading = Reading(first_token=0, place=0, blocks=holding.blocks, start=start, length=length)
+    return Step(
+        token_ids=token_ids[start:end],
+        positions=torch.arange(start, end, device=device),
+        places=torch.tensor(storage.places(holding, start, end), device=device),
+        logit_rows=torch.arange(length, device=device),
+        slots=(-1,) * length,
+        groups=tuple(storage.groups([reading])),
+    )
+
+
+class _Recorder:
+    """In the place of attention: notes what each layer hands it, and gives zeros."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, LayerShape] = {}
+
+    def __call__(
+        self,
+        layer: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        if attention_mask is not None:
+            raise ValueError("the model makes attention masks of its own")
+        if not getattr(layer, "is_causal", True):
+            raise ValueError("attention that is not causal is not supported")
+        number = int(layer.layer_idx)
+        if number in self._seen:
+            raise ValueError(f"layer {number} attends more than once per token")
+        self._seen[number] = LayerShape(heads=key.shape[1], key_dim=key.shape[-1], value_dim=value.shape[-1])
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
+
+    def shape(self, num_layers: int) -> KeyValueShape:
+        if not self._seen:
+            raise ValueError("its attention does not go through AttentionInterface")
+        if sorted(self._seen) != list(range(num_layers)):
+            raise ValueError(f"only layers {sorted(self._seen)} use AttentionInterface")
+        return KeyValueShape(layers=tuple(self._seen[number] for number in range(num_layers)))

@@ -1,0 +1,89 @@
+"""One step as the model sees it: the packed tokens, where they are written, and which of them attend together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.batch import Batch
+from serve_app.engine.kv.groups import Group, Reading
+from serve_app.engine.kv.storage import Storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """All that a forward needs beside the weights. Whoever runs one is handed it whole; nothing is set aside for it.
+
+    token_ids, positions: [tokens] int64
+    places:     [tokens] int64, where keys and values are written, as the storage counts them
+    logit_rows: [rows] int64, the tokens whose logits are wanted: of each span its scored positions, then its last
+    slots:      the adapter's slot of each token, -1 for the base
+    groups:     calls of attention
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    places: Tensor
+    logit_rows: Tensor
+    slots: tuple[int, ...]
+    groups: tuple[Group, ...]
+
+
+def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
+    """Pack a batch: one pass over its spans, one tensor per field."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    places: list[int] = []
+    logit_rows: list[int] = []
+    slots: list[int] = []
+    readings: list[Reading] = []
+    for span in batch.spans:
+        sequence, holding = span.sequence, span.sequence.holding
+        assert holding is not None, f"{sequence} has no place"
+        first = len(token_ids)
+        token_ids += sequence.token_ids[span.start : span.end]
+        positions += range(span.start, span.end)
+        places += storage.places(holding, span.start, span.end)
+        slots += [sequence.slot] * span.length
+        logit_rows += range(first, first + span.scores)
+        if span.samples:
+            logit_rows.append(first + span.length - 1)
+        readings.append(
+            Reading(first_token=first, place=holding.place, blocks=holding.blocks, start=span.start, length=span.length)
+        )
+    return Step(
+        token_ids=torch.tensor(token_ids, device=device),
+        positions=torch.tensor(positions, device=device),
+        places=torch.tensor(places, device=device),
+        logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
+        slots=tuple(slots),
+        groups=tuple(storage.groups(readings)),
+    )
+
+
+class CurrentStep:
+    """Hands the step to modules inside a model whose own code hands nothing on: attention and adapted linears.
+
+    The one place where that is known; a decoder loop of our own passes the step itself.
+    """
+
+    def __init__(self) -> None:
+        self._step: Step | None = None
+
+    @property
+    def step(self) -> Step:
+        assert self._step is not None, "used outside of a step"
+        return self._step
+
+    @contextmanager
+    def running(self, step: Step) -> Iterator[None]:
+        """Within it, `step` is this one."""
+        self._step = step
+        try:
+            yield
+        finally:
+            self._step = None

@@ -1,0 +1,71 @@
+"""The budget of keys and values: what was asked for, or a share of what is free; what cannot fit is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from serve_app.engine import budget
+from serve_app.engine.budget import CPU_SHARE, check_weights_fit, context_within, free_bytes, kv_budget
+from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.kv.shape import KeyValueShape
+from tests.engine.harness import config
+
+CPU = torch.device("cpu")
+HALF_BILLION = KeyValueShape.uniform(layers=24, heads=2, key_dim=64, value_dim=64)
+
+
+def asked(**changes: object) -> int:
+    settings = config("nowhere", **changes)
+    return kv_budget(settings, HALF_BILLION, own_limit=32768, dtype=torch.bfloat16, device=CPU)
+
+
+def test_auto_is_a_share_of_what_is_free() -> None:
+    found = asked(kv_cache_bytes="auto", max_num_sequences=64)
+    assert found == pytest.approx(CPU_SHARE * free_bytes(CPU), rel=0.1)
+
+
+def test_auto_is_no_more_than_all_sequences_could_fill() -> None:
+    assert asked(kv_cache_bytes="auto", max_num_sequences=1, max_model_len=1024) == 1024 * 12288
+
+
+def test_what_is_asked_for_is_given() -> None:
+    assert asked(kv_cache_bytes=64 << 20) == 64 << 20
+
+
+def test_more_than_is_free_is_refused_with_the_numbers() -> None:
+    with pytest.raises(ModelNotSupported, match=r"kv_cache_bytes=\d+ \(\d+ MiB\) does not fit: \d+ MiB"):
+        asked(kv_cache_bytes=1 << 50)
+
+
+def test_less_than_a_block_is_refused() -> None:
+    with pytest.raises(ModelNotSupported, match="one block of 16 tokens takes 196608"):
+        asked(kv_cache_bytes=1000)
+
+
+def test_a_context_that_was_asked_for_is_given_or_refused() -> None:
+    held = {"own_limit": 32768, "bytes_per_token": 12288}
+    assert context_within(config("x", max_model_len=4096), 64 << 20, **held) == 4096
+    with pytest.raises(ModelNotSupported, match=r"max_model_len=16384 does not fit.*192 MiB.*64 MiB.*holds 5456"):
+        context_within(config("x", max_model_len=16384), 64 << 20, **held)
+    assert context_within(config("x"), 64 << 20, **held) == 5456
+
+
+def test_weights_larger_than_the_memory_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(1 << 43)  # a sparse file
+    with pytest.raises(ModelNotSupported, match="the weights take 8388608 MiB"):
+        check_weights_fit(tmp_path, device=CPU)
+
+
+def test_the_tightest_limit_above_a_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "kubepods" / "pod"
+    own.mkdir(parents=True)
+    for folder, limit in ((own, "max"), (own.parent, str(8 << 30))):
+        (folder / "memory.max").write_text(limit)
+        (folder / "memory.current").write_text(str(3 << 30))
+        (folder / "memory.stat").write_text(f"anon 5\ninactive_file {1 << 30}\n")
+    monkeypatch.setattr(budget, "_own_cgroup", lambda: "kubepods/pod")
+    assert list(budget._free_of_cgroups(tmp_path)) == [6 << 30]

@@ -1,0 +1,54 @@
+"""A model that the engine would compute wrongly is refused when it is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DiffLlamaConfig, LlamaConfig, PreTrainedModel
+
+from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.kv.shape import LayerShape
+from serve_app.engine.probe import probe
+
+SMALL = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+def make(config: object) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    return model.float().eval()
+
+
+def test_a_sound_model_tells_its_shape_and_keeps_its_own_attention(tmp_path: Path) -> None:
+    model = make(LlamaConfig(**SMALL))
+    assert probe(model).layers == (LayerShape(heads=2, key_dim=8, value_dim=8),) * 3
+    assert model.config._attn_implementation == "eager"
+
+
+def test_a_model_that_attends_twice_per_layer_is_refused() -> None:
+    with pytest.raises(ModelNotSupported, match="diffllama"):
+        probe(make(DiffLlamaConfig(**SMALL)))
+
+
+def test_a_model_whose_rows_see_each_other_is_refused() -> None:
+    model = make(LlamaConfig(**SMALL))
+    head = model.lm_head
+
+    class Mixing(torch.nn.Module):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = head(hidden + hidden.mean(dim=1, keepdim=True))
+            return logits
+
+    model.lm_head = Mixing()
+    with pytest.raises(ModelNotSupported, match="off by"):
+        probe(model)
