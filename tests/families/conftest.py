@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.families.families import Family
 from tests.families.making import save_model
@@ -23,3 +24,12 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family],
         return folder
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """So small a product is sooner computed than shared out."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

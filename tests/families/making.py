@@ -69,10 +69,12 @@ def make_config(family: str, settings: Mapping[str, Any] | None = None) -> PreTr
     """
     kind = CONFIG_MAPPING[family]
     default = kind()
-    small = {name: size for name, size in SIZES.items() if _takes(default, name)}
-    if default.is_encoder_decoder:
+    own = default.to_dict()
+    small = {name: size for name, size in SIZES.items() if name in own and _takes(default, name)}
+    if own.get("is_encoder_decoder"):
         small.pop("is_decoder", None)
-    types = list(dict.fromkeys(getattr(default, "layer_types", None) or ()))
+    small = {name: size for name, size in small.items() if name not in ONLY_WHERE_SET or own[name] is not None}
+    types = list(dict.fromkeys(own.get("layer_types") or ()))
     if types and _takes(default, "layer_types"):
         small["layer_types"] = (types * 2)[:2]
     return kind(**{**small, **(settings or {})})
@@ -81,9 +83,7 @@ def make_config(family: str, settings: Mapping[str, Any] | None = None) -> PreTr
 def _takes(default: PreTrainedConfig, name: str) -> bool:
     renamed = default.attribute_map.get(name, name) != name
     derived = isinstance(getattr(type(default), name, None), property)
-    if renamed or derived or not hasattr(default, name):
-        return False
-    return name not in ONLY_WHERE_SET or getattr(default, name) is not None
+    return not renamed and not derived
 
 
 def save_model(family: str, settings: Mapping[str, Any], folder: Path, *, seed: int = 0) -> None:
