@@ -29,7 +29,7 @@ def test_greedy_equals_generate_with_chunks_hits_and_forks(
     prompts = make_prompts(seed=7)
     expected = [generate(own, prompt) for prompt in prompts]
     assert len({tuple(tokens) for tokens in expected}) == len(prompts), "the model says the same whatever it is asked"
-    for attempt in ("cold", "with prefix hits"):
+    for attempt, num_cached in (("cold", 0), ("with prefix hits", 96)):
         asked = [
             (request(f"{attempt}-{i}", max_tokens=MAX_TOKENS, n=NUM_SAMPLES.get(i, 1)), prompt)
             for i, prompt in enumerate(prompts)
@@ -39,6 +39,9 @@ def test_greedy_equals_generate_with_chunks_hits_and_forks(
             for sample in range(NUM_SAMPLES.get(i, 1)):
                 got = outcomes[f"{attempt}-{i}", sample].token_ids
                 assert got == tokens, f"{attempt}: prompt {i} of {len(prompts[i])} tokens, sample {sample}"
+        longest = outcomes[f"{attempt}-3", 0].deltas[0].prompt
+        assert longest is not None
+        assert longest.num_cached_tokens == num_cached
 
 
 def make_prompts(seed: int) -> list[list[int]]:
