@@ -195,7 +195,7 @@ SERVED = (
     family("mixtral"),
     family("mixtral", "sliding window", sliding_window=16),
     family("modernbert-decoder"),
-    family("moshi", sliding_window=256),
+    family("moshi", "a window as long as the context", sliding_window=256),
     family("nanochat"),
     family("nemotron"),
     family("olmo"),

@@ -11,15 +11,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """# Models
 
 Which families of decoders are served. A family is transformers' `model_type`, as `config.json` names it. This page is
-written from the tables in `tests/families/families.py` by `python -m tests.families.page`; a test checks that they agree.
+written from the tables in `tests/families/families.py` by `python -m tests.families.page`; a test checks that it is so.
 """
 SERVED_HEAD = """
 ## Served
 
 Small random models of these families, made by `tests/families/making.py`, give in float32 exactly the tokens of
 transformers' `generate`: prompts of many lengths computed together, cut into chunks, continued from cached prefixes and
-forked into two samples. What is named in brackets is tested besides the family's plain form, or alone where the
-plain form is further down.
+forked into two samples. What is named in brackets is tested besides the family's plain form; after "only", in its place.
 
 """
 REFUSED_HEAD = """
@@ -62,8 +61,15 @@ def gather(families: Iterable[Family]) -> list[str]:
     """One line per name, its variants in brackets."""
     variants: dict[str, list[str]] = {}
     for family in families:
-        variants.setdefault(family.name, []).extend([family.variant] if family.variant else [])
-    return [f"`{name}`" + (f" ({', '.join(listed)})" if listed else "") for name, listed in sorted(variants.items())]
+        variants.setdefault(family.name, []).append(family.variant)
+    return [f"`{name}`{_brackets(listed)}" for name, listed in sorted(variants.items())]
+
+
+def _brackets(variants: list[str]) -> str:
+    named = ", ".join(filter(None, variants))
+    if not named:
+        return ""
+    return f" ({named})" if "" in variants else f" (only {named})"
 
 
 def table(heading: str, rows: dict[str, list[Family]]) -> list[str]:
