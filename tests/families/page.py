@@ -18,7 +18,7 @@ SERVED_HEAD = """
 
 Small random models of these families, made by `tests/families/making.py`, give in float32 exactly the tokens of
 transformers' `generate`: prompts of many lengths computed together, cut into chunks, continued from cached prefixes and
-forked into two samples. What is named in brackets is tested besides the family's plain form; after "only", in its place.
+forked into two samples. What is named in brackets is tested besides the plain form; after "only", in its place.
 
 """
 REFUSED_HEAD = """
