@@ -1,0 +1,398 @@
+"""The tables: every family of decoders that transformers knows, and what the engine does with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A family, small.
+
+    name:     transformers' `model_type`
+    variant:  what is special where a family is here more than once
+    settings: of its config, beyond the common sizes
+    seed:     of its weights; another one where the model's own two likeliest tokens are too near to tell
+    """
+
+    name: str
+    variant: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}-{self.variant}" if self.variant else self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A family that does not load.
+
+    family:    small
+    reason:    the words of the refusal after the family's name
+    by_config: it is refused before any weight is read
+    """
+
+    family: Family
+    reason: str
+    by_config: bool = True
+
+
+def family(name: str, variant: str = "", *, seed: int = 0, **settings: Any) -> Family:
+    return Family(name=name, variant=variant, settings=settings, seed=seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsound:
+    """A family that is neither served nor refused as it should be.
+
+    happens: what is seen instead
+    """
+
+    family: Family
+    happens: str
+
+
+def refused(name: str, reason: str, variant: str = "", **settings: Any) -> Refusal:
+    return Refusal(family=family(name, variant, **settings), reason=reason)
+
+
+def refused_by_probe(name: str, reason: str, variant: str = "", **settings: Any) -> Refusal:
+    return Refusal(family=family(name, variant, **settings), reason=reason, by_config=False)
+
+
+def rope(kind: str, **settings: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0, **settings}
+
+
+def rope_per_layer_type(**settings: Any) -> dict[str, Any]:
+    return {kind: {**rope("default"), **settings} for kind in MIXED}
+
+
+MIXED = ["sliding_attention", "full_attention"]
+STRETCHED = {"original_max_position_embeddings": 64}
+OF_ENCODER = {"pad_token_id": 1}  # their embeddings want it small
+GEMMA_3N = {
+    "vocab_size_per_layer_input": 259, "hidden_size_per_layer_input": 8, "laurel_rank": 4,
+    "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0], "intermediate_size": 48,
+    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": MIXED * 2,
+}  # fmt: skip
+GEMMA_4 = {"vocab_size_per_layer_input": 259, "hidden_size_per_layer_input": 8}
+LATENT_HEADS = {"num_key_value_heads": 4}  # keys and values come from a shared latent: as many as queries
+
+SERVED = (
+    family("apertus"),
+    family("arcee"),
+    family("aria_text"),
+    family("axk1", **LATENT_HEADS),
+    family("beam"),
+    family("bert", seed=1),
+    family("bert-generation"),
+    family("biogpt"),
+    family("bitnet"),
+    family("camembert", **OF_ENCODER),
+    family("cohere"),
+    family("cohere", "query norm", use_qk_norm=True),
+    family("cohere2"),
+    family("cohere2_moe"),
+    family("cohere_compass_text", rope_parameters=rope_per_layer_type(mrope_section=[2, 1, 1])),
+    family("ctrl"),
+    family("cwm"),
+    family("data2vec-text", **OF_ENCODER),
+    family(
+        "dbrx",
+        attn_config={"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        ffn_config={"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+    ),
+    family("deepseek_v2", **LATENT_HEADS),
+    family(
+        "deepseek_v2",
+        "groups of experts",
+        n_routed_experts=8,
+        n_group=2,
+        topk_method="group_limited_greedy",
+        **LATENT_HEADS,
+    ),
+    family("deepseek_v2", "whole queries", q_lora_rank=None, **LATENT_HEADS),
+    family("deepseek_v3", **LATENT_HEADS),
+    family("deepseek_v3", "groups of experts", n_routed_experts=8, n_group=4, topk_group=2, **LATENT_HEADS),
+    family(
+        "deepseek_v3",
+        "rope yarn",
+        rope_parameters=rope("yarn", mscale=1.0, mscale_all_dim=1.0, **STRETCHED),
+        **LATENT_HEADS,
+    ),
+    family("dots1", n_shared_experts=1),
+    family("electra", seed=1),
+    family("ernie"),
+    family("ernie4_5"),
+    family("ernie4_5_moe"),
+    family("ernie4_5_moe", "a dense layer", moe_layer_start_index=1),
+    family("exaone4"),
+    family("exaone_moe"),
+    family("flex_olmo"),
+    family("flint"),
+    family("gemma"),
+    family("gemma2", attn_logit_softcapping=1.0),
+    family("gemma3_text"),
+    family("gemma3n_text", "shared keys", **GEMMA_3N),
+    family("gemma4_text", "heads of one size", global_head_dim=8, **GEMMA_4),
+    family("gemma4_unified_text", "heads of one size", global_head_dim=8, **GEMMA_4),
+    family("glm"),
+    family("glm4"),
+    family("glm4_moe"),
+    family("glm4_moe", "query norm", use_qk_norm=True),
+    family("glm4_moe_lite", **LATENT_HEADS),
+    family("gpt-sw3"),
+    family("gpt2"),
+    family("gpt2", "scaled by layer", scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True),
+    family("gpt_bigcode"),
+    family("gpt_bigcode", "a key head per query head", multi_query=False),
+    family("gpt_neox"),
+    family("gpt_neox", "serial", use_parallel_residual=False),
+    family("gpt_oss"),
+    family("granite"),
+    family("granite_swa"),
+    family("granitemoe"),
+    family("granitemoe_swa"),
+    family("granitemoehybrid", "attention only", layer_types=["full_attention"] * 2, mamba_n_heads=4, mamba_d_head=16),
+    family("granitemoeshared"),
+    family("helium"),
+    family("hunyuan_v1_dense"),
+    family("hunyuan_v1_moe"),
+    family("hy_v3"),
+    family("hyperclovax"),
+    family("internlm3"),
+    family("iquestcoder"),
+    family("jais2"),
+    family("jetmoe"),
+    family("kolibri1"),
+    family("laguna"),
+    family("lfm2", "attention only", layer_types=["full_attention"] * 2),
+    family("llama"),
+    family("llama", "biases", attention_bias=True, mlp_bias=True),
+    family("llama", "one key head", num_key_value_heads=1),
+    family("llama", "rope linear", rope_parameters=rope("linear")),
+    family(
+        "llama", "rope llama3", rope_parameters=rope("llama3", low_freq_factor=1.0, high_freq_factor=4.0, **STRETCHED)
+    ),
+    family("llama", "rope yarn", rope_parameters=rope("yarn", **STRETCHED)),
+    family("llama", "tied", tie_word_embeddings=True),
+    family(
+        "longcat_flash", num_layers=2, ffn_hidden_size=48, expert_ffn_hidden_size=32, zero_expert_num=2, **LATENT_HEADS
+    ),
+    family("mellum"),
+    family("minicpm3", **LATENT_HEADS),
+    family("minimax_m2"),
+    family("minimax_m3_vl_text"),
+    family("ministral"),
+    family("ministral3"),
+    family("ministral3", "scaled queries", rope_parameters=rope("yarn", llama_4_scaling_beta=0.5, **STRETCHED)),
+    family("mistral"),
+    family("mixtral"),
+    family("mixtral", "sliding window", sliding_window=16),
+    family("modernbert-decoder"),
+    family("moshi", "a window as long as the context", sliding_window=256),
+    family("nanochat"),
+    family("nemotron"),
+    family("olmo"),
+    family("olmo", "clipped", clip_qkv=0.5),
+    family("olmo2"),
+    family("olmo3"),
+    family("olmoe"),
+    family("opt"),
+    family("opt", "norm after", do_layer_norm_before=False),
+    family("opt", "projected embeddings", word_embed_proj_dim=16),
+    family("persimmon"),
+    family("phi"),
+    family("phi", "query norm", qk_layernorm=True),
+    family("phi3"),
+    family("phi3", "sliding window", sliding_window=16),
+    family("phimoe"),
+    family("qwen2"),
+    family("qwen2", "sliding window", use_sliding_window=True, sliding_window=16, layer_types=MIXED),
+    family("qwen2_moe"),
+    family("qwen3"),
+    family("qwen3", "sliding window", use_sliding_window=True, sliding_window=16, layer_types=MIXED),
+    family("qwen3_moe"),
+    family("qwen3_moe", "a dense layer", mlp_only_layers=[0], norm_topk_prob=True),
+    family("roberta", **OF_ENCODER),
+    family("roberta-prelayernorm", **OF_ENCODER),
+    family(
+        "roc_bert",
+        seed=4,
+        pronunciation_embed_dim=8,
+        pronunciation_vocab_size=10,
+        shape_embed_dim=8,
+        shape_vocab_size=10,
+        **OF_ENCODER,
+    ),
+    family("seed_oss"),
+    family("smollm3", no_rope_layers=[1, 0]),
+    family("solar_open"),
+    family("stablelm"),
+    family("stablelm", "parallel", use_parallel_residual=True, qk_layernorm=True, use_qkv_bias=True),
+    family("starcoder2"),
+    family("starcoder2", "sliding window", sliding_window=16),
+    family("vaultgemma", attn_logit_softcapping=1.0),
+    family("xlm-roberta", seed=1, **OF_ENCODER),
+    family("xlm-roberta-xl", **OF_ENCODER),
+    family("xmod", default_language="en_XX", **OF_ENCODER),
+    family("youtu", **LATENT_HEADS),
+)
+
+SMALL_STACK = {
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
+}  # fmt: skip
+BLT = {
+    "patcher_config": {"vocab_size": 259, "hidden_size": 32, **SMALL_STACK},
+    "encoder_config": {"vocab_size": 259, "hidden_size": 32, "hidden_size_global": 64, **SMALL_STACK},
+    "decoder_config": {"vocab_size": 259, "hidden_size": 32, "hidden_size_global": 64, **SMALL_STACK},
+    "global_config": {"hidden_size": 64, **SMALL_STACK},
+    "encoder_hash_byte_group_vocab": 64,
+}
+LONGROPE = rope("longrope", short_factor=[1.0] * 4, long_factor=[2.0] * 4)
+
+LINEAR = "layers of type linear_attention are not supported"
+INDEXED = "layers of type indexed_attention are not supported"
+CONVOLUTION = "layers of type conv are not supported"
+HYBRID = "layers of type hybrid are not supported"
+UNLIKE = "layers differ in heads or head size"
+IMAGES = "vision_config (images) is not supported"
+ENCODER = "encoder-decoder models are not supported"
+NO_LENGTH = "config.json has no max_position_embeddings"
+OWN_MASKS = "the model makes attention masks of its own"
+OTHER_WAY = "its attention does not go through AttentionInterface"
+
+REFUSED = (
+    refused("axk2", INDEXED),
+    refused("bailing_hybrid", LINEAR),
+    refused("bamba", LINEAR, mamba_n_heads=4, mamba_d_head=16),
+    refused("bart", ENCODER),
+    refused_by_probe("bert", "attention that is not causal is not supported", "encoder", is_decoder=False),
+    refused_by_probe("big_bird", OTHER_WAY),
+    refused("bigbird_pegasus", ENCODER),
+    refused("blenderbot", ENCODER),
+    refused("blenderbot-small", ENCODER),
+    refused("bloom", NO_LENGTH),
+    refused_by_probe("blt", OWN_MASKS, **BLT),
+    refused_by_probe("codegen", OTHER_WAY, rotary_dim=4),
+    refused("cpmant", NO_LENGTH),
+    refused("deepseek_v32", INDEXED),
+    refused("deepseek_v4", "layers of type heavily_compressed_attention are not supported"),
+    refused_by_probe("doge", OWN_MASKS),
+    refused("dots3_note", IMAGES),
+    refused("dots3_note_text", INDEXED, **LATENT_HEADS),
+    refused("emu3", NO_LENGTH),
+    refused_by_probe("falcon", OTHER_WAY),
+    refused("falcon_h1", HYBRID),
+    refused("falcon_mamba", LINEAR),
+    refused("fuyu", NO_LENGTH),
+    refused("gemma3", IMAGES),
+    refused("gemma3n", IMAGES),
+    refused("gemma4", NO_LENGTH),
+    refused_by_probe("gemma4_text", UNLIKE, "heads of two sizes", global_head_dim=16, **GEMMA_4),
+    refused("gemma4_unified", NO_LENGTH),
+    refused("gemma4_unified_assistant", NO_LENGTH),
+    refused_by_probe("gemma4_unified_text", UNLIKE, "heads of two sizes", global_head_dim=16, **GEMMA_4),
+    refused("git", IMAGES),
+    refused("glm_moe_dsa", INDEXED),
+    refused("got_ocr2", IMAGES),
+    refused_by_probe("gpt_neo", OTHER_WAY, attention_types=[[["global", "local"], 1]], window_size=16),
+    refused_by_probe("gpt_neox_japanese", OTHER_WAY),
+    refused_by_probe("gptj", OTHER_WAY, rotary_dim=4),
+    refused("granitemoehybrid", LINEAR, mamba_n_heads=4, mamba_d_head=16),
+    refused_by_probe("hrm_text", "only layers [0, 1] use AttentionInterface"),
+    refused("hy_v4", INDEXED),
+    refused("inkling2_text", "layers of type hybrid_sliding are not supported"),
+    refused("inkling_text", "layers of type hybrid_sliding are not supported"),
+    refused("jamba", LINEAR),
+    refused("kimi_linear", LINEAR),
+    refused("lfm2", CONVOLUTION, layer_types=["conv", "full_attention"]),
+    refused("lfm2_moe", CONVOLUTION, layer_types=["conv", "full_attention"]),
+    refused("lfm3", CONVOLUTION),
+    refused("llama", "rope_type dynamic is not supported", "rope dynamic", rope_parameters=rope("dynamic")),
+    refused("llama4", IMAGES),
+    refused("llama4_text", "layers of type chunked_attention are not supported"),
+    refused("mamba", LINEAR),
+    refused("mamba2", LINEAR, num_heads=4, head_dim=16),
+    refused("marian", ENCODER),
+    refused("mbart", ENCODER),
+    refused_by_probe("megatron-bert", OTHER_WAY),
+    refused_by_probe("mimo_v2_flash", UNLIKE),
+    refused("minimax", LINEAR),
+    refused("mllama", IMAGES),
+    refused("moss_transcribe_diarize", NO_LENGTH),
+    refused("mpt", NO_LENGTH),
+    refused("musicgen", ENCODER),
+    refused("musicgen_melody", ENCODER),
+    refused("mvp", ENCODER),
+    refused("nemotron_h", LINEAR),
+    refused("olmo_hybrid", LINEAR),
+    refused_by_probe("openai-gpt", OTHER_WAY),
+    refused("pegasus", ENCODER),
+    refused("phi3", "rope_type longrope is not supported", "rope longrope", rope_parameters=LONGROPE, **STRETCHED),
+    refused("phi4_multimodal", IMAGES),
+    refused("plbart", ENCODER),
+    refused("prophetnet", ENCODER),
+    refused("qwen3_5", IMAGES),
+    refused("qwen3_5_moe", IMAGES),
+    refused("qwen3_5_moe_text", LINEAR),
+    refused("qwen3_5_text", LINEAR),
+    refused("qwen3_next", LINEAR),
+    refused("qwen4_exp", IMAGES),
+    refused("qwen4_exp_text", LINEAR),
+    refused("recurrent_gemma", LINEAR),
+    refused_by_probe(
+        "reformer",
+        OTHER_WAY,
+        axial_pos_embds=False,
+        attn_layers=["local"] * 2,
+        feed_forward_size=48,
+        attention_head_size=8,
+    ),
+    refused_by_probe("rembert", OTHER_WAY),
+    refused_by_probe("roformer", OTHER_WAY),
+    refused_by_probe("rwkv", OTHER_WAY, attention_hidden_size=32),
+    refused_by_probe("trocr", OTHER_WAY),
+    refused("whisper", ENCODER),
+    refused_by_probe("xglm", OTHER_WAY, num_layers=2, **OF_ENCODER),
+    refused_by_probe("xlm", OTHER_WAY, emb_dim=32, vocab_size=259),
+    refused("xlstm", NO_LENGTH),
+    refused("zamba", LINEAR, num_hidden_layers=3),
+    refused("zamba2", LINEAR, num_hidden_layers=54),
+    refused("zaya", HYBRID, num_experts_per_tok=1),
+)
+
+POSITIONS_NOT_TAKEN = "loads from its decoder alone and decodes wrongly: it counts positions by itself"
+
+UNSOUND = (
+    Unsound(family=family("afmoe"), happens="fails while it loads: it wants attention's output contiguous"),
+    *(
+        Unsound(family=family(name, "decoder alone"), happens=POSITIONS_NOT_TAKEN)
+        for name in ("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus", "plbart")
+    ),
+    Unsound(
+        family=family("diffllama"),
+        happens="loads and decodes wrongly: each layer attends twice, with other values for the same keys",
+    ),
+    Unsound(
+        family=family(
+            "llama4_text",
+            "scaled queries",
+            layer_types=["full_attention"] * 2,
+            no_rope_layers=[1, 0],
+            intermediate_size_mlp=48,
+            interleave_moe_layer_step=1,
+            attn_temperature_tuning=True,
+            floor_scale=16,
+        ),
+        happens="loads and decodes wrongly beyond `floor_scale` tokens: it counts positions by itself",
+    ),
+    Unsound(family=family("xlnet", d_inner=48), happens="fails while it loads: it has no length"),
+)
+
+NOT_ALONE = {"gemma4_assistant": "drafts for another model, whose keys and values it reads"}

@@ -1,0 +1,28 @@
+"""A family that is not served is refused when it is loaded, and told why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from serve_app.engine.loading import ModelNotSupported, load_model
+from tests.engine.harness import config
+from tests.families.families import REFUSED, Family, Refusal
+from tests.families.making import save_config
+
+
+@pytest.mark.parametrize("refusal", REFUSED, ids=lambda refusal: refusal.family.label)
+def test_what_is_not_served_is_refused_with_its_reason(
+    refusal: Refusal, model_folder: Callable[[Family], Path], tmp_path: Path
+) -> None:
+    family = refusal.family
+    if refusal.by_config:
+        folder = tmp_path / family.label
+        save_config(family.name, family.settings, folder)
+    else:
+        folder = model_folder(family)
+    with pytest.raises(ModelNotSupported, match=f"^{re.escape(f'{family.name}: {refusal.reason}')}"):
+        load_model(config(folder))
