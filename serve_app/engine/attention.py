@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -27,7 +28,7 @@ class PackedAttention:
         self.name = f"serve_app_packed_{next(_numbers)}"
         self._storage = storage
         self._current = current
-        ALL_ATTENTION_FUNCTIONS[self.name] = self
+        register(self.name, self)
 
     def __call__(
         self,
@@ -61,7 +62,17 @@ class PackedAttention:
 
     def close(self) -> None:
         """Forget the function; the model it was given to has none then."""
-        ALL_ATTENTION_FUNCTIONS.pop(self.name, None)
+        unregister(self.name)
+
+
+def register(name: str, function: Callable[..., tuple[Tensor, None]]) -> None:
+    """Let models find an attention function by its name."""
+    ALL_ATTENTION_FUNCTIONS.register(name, function)
+
+
+def unregister(name: str) -> None:
+    """Undo `register`, for which transformers has no words of its own."""
+    ALL_ATTENTION_FUNCTIONS._global_mapping.pop(name, None)
 
 
 def attend(

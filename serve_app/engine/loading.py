@@ -20,7 +20,7 @@ from serve_app.engine.probe import probe
 logger = logging.getLogger(__name__)
 
 SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
-REFUSED_ROPE_TYPES = {"dynamic", "longrope"}  # they look at the longest row of the batch
+REFUSED_ROPE_TYPES = {"longrope"}  # it looks at the longest row of the batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,10 @@ def _refuse_by_config(hf_config: Any) -> None:
     for rope_type in _rope_types(getattr(hf_config, "rope_parameters", None) or {}):
         if rope_type in REFUSED_ROPE_TYPES:
             raise ModelNotSupported(f"{name}: rope_type {rope_type} is not supported")
-    if not isinstance(getattr(hf_config, "max_position_embeddings", None), int):
+    if getattr(hf_config, "attn_temperature_tuning", False):
+        raise ModelNotSupported(f"{name}: attn_temperature_tuning is not supported")
+    length = getattr(hf_config, "max_position_embeddings", None)
+    if not isinstance(length, int) or length < 1:
         raise ModelNotSupported(f"{name}: config.json has no max_position_embeddings")
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from serve_app.engine.attention import PackedAttention
+from serve_app.engine.attention import PackedAttention, register, unregister
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.pages import PageStorage
@@ -20,6 +19,7 @@ from serve_app.engine.step import CurrentStep, Step
 CHUNKS = (13, 9, 1, 1)
 """Tokens of each probed step: two chunks, then single ones."""
 BLOCK_SIZE = 4
+RECORDER = "serve_app_probe"
 
 
 @torch.inference_mode()
@@ -30,8 +30,8 @@ def probe(module: PreTrainedModel) -> KeyValueShape:
     """
     length = min(sum(CHUNKS), int(module.config.max_position_embeddings))
     token_ids = (torch.arange(length, device=module.device) * 7919 + 11) % int(module.config.vocab_size)
-    own = _compute(module, token_ids, torch.arange(length, device=module.device)).float()
     try:
+        own = _compute(module, token_ids, torch.arange(length, device=module.device)).float()
         shape = _seen_shape(module, token_ids)
         ours = _compute_in_steps(module, token_ids, shape).float()
     except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
@@ -57,12 +57,12 @@ def _compute(module: PreTrainedModel, token_ids: Tensor, positions: Tensor) -> T
 
 def _seen_shape(module: PreTrainedModel, token_ids: Tensor) -> KeyValueShape:
     recorder = _Recorder()
-    ALL_ATTENTION_FUNCTIONS["serve_app_probe"] = recorder
+    register(RECORDER, recorder)
     try:
-        module.set_attn_implementation("serve_app_probe")
+        module.set_attn_implementation(RECORDER)
         _compute(module, token_ids, torch.arange(len(token_ids), device=module.device))
     finally:
-        ALL_ATTENTION_FUNCTIONS.pop("serve_app_probe", None)
+        unregister(RECORDER)
     return recorder.shape(int(module.config.num_hidden_layers))
 
 

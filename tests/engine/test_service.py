@@ -195,7 +195,7 @@ def test_a_model_with_an_unsupported_part_is_refused_by_name(tmp_path_factory: p
     folder = tmp_path_factory.mktemp("model")
     shutil.copytree(DEMO, folder, dirs_exist_ok=True)
     settings = json.loads((folder / "config.json").read_text())
-    settings["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    settings["rope_parameters"] = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 2.0, "short_factor": [1.0], "long_factor": [1.0]}
     (folder / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(ModelNotSupported, match="rope_type dynamic"):
+    with pytest.raises(ModelNotSupported, match="rope_type longrope"):
         ModelService.load(config(folder), replica_id="r1")

@@ -45,17 +45,6 @@ def family(name: str, variant: str = "", *, seed: int = 0, **settings: Any) -> F
     return Family(name=name, variant=variant, settings=settings, seed=seed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unsound:
-    """A family that is neither served nor refused as it should be.
-
-    happens: what is seen instead
-    """
-
-    family: Family
-    happens: str
-
-
 def refused(name: str, reason: str, variant: str = "", **settings: Any) -> Refusal:
     return Refusal(family=family(name, variant, **settings), reason=reason)
 
@@ -242,6 +231,11 @@ SERVED = (
     family("xlm-roberta-xl", **OF_ENCODER),
     family("xmod", default_language="en_XX", **OF_ENCODER),
     family("youtu", **LATENT_HEADS),
+    family("afmoe"),
+    family("gemma4_text", "heads of two sizes", global_head_dim=16, **GEMMA_4),
+    family("gemma4_unified_text", "heads of two sizes", global_head_dim=16, **GEMMA_4),
+    family("llama", "rope dynamic", rope_parameters=rope("dynamic")),
+    family("mimo_v2_flash"),
 )
 
 SMALL_STACK = {
@@ -256,11 +250,12 @@ BLT = {
 }
 LONGROPE = rope("longrope", short_factor=[1.0] * 4, long_factor=[2.0] * 4)
 
+TWICE = "layer 0 attends more than once per token"
+OFF = "logits through the engine's attention are off by"
 LINEAR = "layers of type linear_attention are not supported"
 INDEXED = "layers of type indexed_attention are not supported"
 CONVOLUTION = "layers of type conv are not supported"
 HYBRID = "layers of type hybrid are not supported"
-UNLIKE = "layers differ in heads or head size"
 IMAGES = "vision_config (images) is not supported"
 ENCODER = "encoder-decoder models are not supported"
 NO_LENGTH = "config.json has no max_position_embeddings"
@@ -278,7 +273,7 @@ REFUSED = (
     refused("blenderbot", ENCODER),
     refused("blenderbot-small", ENCODER),
     refused("bloom", NO_LENGTH),
-    refused_by_probe("blt", OWN_MASKS, **BLT),
+    refused_by_probe("blt", TWICE, **BLT),
     refused_by_probe("codegen", OTHER_WAY, rotary_dim=4),
     refused("cpmant", NO_LENGTH),
     refused("deepseek_v32", INDEXED),
@@ -294,10 +289,8 @@ REFUSED = (
     refused("gemma3", IMAGES),
     refused("gemma3n", IMAGES),
     refused("gemma4", NO_LENGTH),
-    refused_by_probe("gemma4_text", UNLIKE, "heads of two sizes", global_head_dim=16, **GEMMA_4),
     refused("gemma4_unified", NO_LENGTH),
     refused("gemma4_unified_assistant", NO_LENGTH),
-    refused_by_probe("gemma4_unified_text", UNLIKE, "heads of two sizes", global_head_dim=16, **GEMMA_4),
     refused("git", IMAGES),
     refused("glm_moe_dsa", INDEXED),
     refused("got_ocr2", IMAGES),
@@ -305,7 +298,7 @@ REFUSED = (
     refused_by_probe("gpt_neox_japanese", OTHER_WAY),
     refused_by_probe("gptj", OTHER_WAY, rotary_dim=4),
     refused("granitemoehybrid", LINEAR, mamba_n_heads=4, mamba_d_head=16),
-    refused_by_probe("hrm_text", "only layers [0, 1] use AttentionInterface"),
+    refused_by_probe("hrm_text", TWICE),
     refused("hy_v4", INDEXED),
     refused("inkling2_text", "layers of type hybrid_sliding are not supported"),
     refused("inkling_text", "layers of type hybrid_sliding are not supported"),
@@ -314,7 +307,6 @@ REFUSED = (
     refused("lfm2", CONVOLUTION, layer_types=["conv", "full_attention"]),
     refused("lfm2_moe", CONVOLUTION, layer_types=["conv", "full_attention"]),
     refused("lfm3", CONVOLUTION),
-    refused("llama", "rope_type dynamic is not supported", "rope dynamic", rope_parameters=rope("dynamic")),
     refused("llama4", IMAGES),
     refused("llama4_text", "layers of type chunked_attention are not supported"),
     refused("mamba", LINEAR),
@@ -322,7 +314,6 @@ REFUSED = (
     refused("marian", ENCODER),
     refused("mbart", ENCODER),
     refused_by_probe("megatron-bert", OTHER_WAY),
-    refused_by_probe("mimo_v2_flash", UNLIKE),
     refused("minimax", LINEAR),
     refused("mllama", IMAGES),
     refused("moss_transcribe_diarize", NO_LENGTH),
@@ -365,34 +356,23 @@ REFUSED = (
     refused("zamba", LINEAR, num_hidden_layers=3),
     refused("zamba2", LINEAR, num_hidden_layers=54),
     refused("zaya", HYBRID, num_experts_per_tok=1),
-)
-
-POSITIONS_NOT_TAKEN = "loads from its decoder alone and decodes wrongly: it counts positions by itself"
-
-UNSOUND = (
-    Unsound(family=family("afmoe"), happens="fails while it loads: it wants attention's output contiguous"),
     *(
-        Unsound(family=family(name, "decoder alone"), happens=POSITIONS_NOT_TAKEN)
+        refused_by_probe(name, OFF, "decoder alone")  # it counts positions by itself
         for name in ("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus", "plbart")
     ),
-    Unsound(
-        family=family("diffllama"),
-        happens="loads and decodes wrongly: each layer attends twice, with other values for the same keys",
+    refused_by_probe("diffllama", TWICE),
+    refused(
+        "llama4_text",
+        "attn_temperature_tuning is not supported",
+        "scaled queries",
+        layer_types=["full_attention"] * 2,
+        no_rope_layers=[1, 0],
+        intermediate_size_mlp=48,
+        interleave_moe_layer_step=1,
+        attn_temperature_tuning=True,
+        floor_scale=16,
     ),
-    Unsound(
-        family=family(
-            "llama4_text",
-            "scaled queries",
-            layer_types=["full_attention"] * 2,
-            no_rope_layers=[1, 0],
-            intermediate_size_mlp=48,
-            interleave_moe_layer_step=1,
-            attn_temperature_tuning=True,
-            floor_scale=16,
-        ),
-        happens="loads and decodes wrongly beyond `floor_scale` tokens: it counts positions by itself",
-    ),
-    Unsound(family=family("xlnet", d_inner=48), happens="fails while it loads: it has no length"),
+    refused("xlnet", NO_LENGTH, d_inner=48),
 )
 
 NOT_ALONE = {"gemma4_assistant": "drafts for another model, whose keys and values it reads"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.families.families import NOT_ALONE, REFUSED, SERVED, UNSOUND, Family
+from tests.families.families import NOT_ALONE, REFUSED, SERVED, Family
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """# Models
@@ -27,12 +27,6 @@ REFUSED_HEAD = """
 Loading ends with `ModelNotSupported` and this reason.
 
 """
-UNSOUND_HEAD = """
-## Not to be served
-
-These are neither served nor refused as they should be.
-
-"""
 
 
 def render() -> str:
@@ -40,9 +34,6 @@ def render() -> str:
     reasons: dict[str, list[Family]] = {}
     for refusal in REFUSED:
         reasons.setdefault(refusal.reason, []).append(refusal.family)
-    faults: dict[str, list[Family]] = {}
-    for fault in UNSOUND:
-        faults.setdefault(fault.happens, []).append(fault.family)
     return "".join(
         [
             HEAD,
@@ -50,8 +41,6 @@ def render() -> str:
             *(f"- {line}\n" for line in gather(SERVED)),
             REFUSED_HEAD,
             *table("reason", reasons),
-            UNSOUND_HEAD,
-            *table("what happens", faults),
             *(f"\n`{name}` is no model by itself: it {why}.\n" for name, why in NOT_ALONE.items()),
         ]
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tests.families.families import NOT_ALONE, REFUSED, SERVED, UNSOUND
+from tests.families.families import NOT_ALONE, REFUSED, SERVED
 from tests.families.page import PAGE, render
 
-LISTED = [*SERVED, *(each.family for each in REFUSED), *(each.family for each in UNSOUND)]
+LISTED = [*SERVED, *(each.family for each in REFUSED)]
 
 
 def test_every_family_that_transformers_decodes_with_is_in_a_table() -> None:
