@@ -49,6 +49,9 @@ class ModelArgs(BaseModel):
     threads: PositiveInt | None = None
     lease_s: Annotated[float, Field(ge=2)] = 10.0
     prefix_cache: bool = True
+    max_tokenized_chars: PositiveInt | None = None
+    max_outbox_deltas: PositiveInt = 4096
+    max_outbox_bytes: PositiveInt = 64 << 20
 
 
 class RouterArgs(BaseModel):

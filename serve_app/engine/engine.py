@@ -52,7 +52,9 @@ class Engine:
         self._sampler = Sampler(model.eos_token_ids)
         self._output = Output(tokenizer, model.eos_token_ids)
         self._unsampled: list[Sequence] = []
+        self._paused: list[Sequence] = []
         self.num_steps = 0
+        self.num_failed_steps = 0
         self.step_s = 0.0
 
     @property
@@ -93,9 +95,29 @@ class Engine:
 
         self._scheduler.waiting.remove(is_aborted)
         self._unsampled = [sequence for sequence in self._unsampled if not is_aborted(sequence)]
+        self._paused = [sequence for sequence in self._paused if not is_aborted(sequence)]
         for sequence in [running for running in self._scheduler.running if is_aborted(running)]:
             sequence.finish = Finish(reason=FinishReason.ABORT, matched_stop=None, num_tokens=sequence.num_generated)
             self._scheduler.release(sequence)
+
+    def pause(self, request_ids: frozenset[str]) -> None:
+        """Take these requests out of the batch and the queue until they are resumed; their blocks are given up."""
+        for sequence in [one for one in self._scheduler.running if one.request.request_id in request_ids]:
+            self._scheduler.preempt(sequence)
+        self._paused += self._scheduler.waiting.remove(lambda one: one.request.request_id in request_ids)
+
+    def resume(self, request_ids: frozenset[str]) -> None:
+        """Put paused requests back, before all that wait."""
+        for sequence in reversed([one for one in self._paused if one.request.request_id in request_ids]):
+            self._paused.remove(sequence)
+            self._scheduler.waiting.push_front(sequence)
+
+    def reset(self) -> None:
+        """Give up every sequence and all keys and values, and begin anew; no delta tells of it."""
+        self._scheduler.clear()
+        self._scheduler.waiting.remove(lambda _: True)
+        self._unsampled.clear()
+        self._paused.clear()
 
     def step(self) -> list[Delta]:
         """Compute one batch and return what every sequence gained.
@@ -107,6 +129,7 @@ class Engine:
         try:
             return deltas + self._advance()
         except Exception:
+            self.num_failed_steps += 1
             logger.exception("a step of %d running sequences failed", len(self._scheduler.running))
             return deltas + self._lose_running()
 

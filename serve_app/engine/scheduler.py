@@ -82,6 +82,15 @@ class Scheduler:
         sequence.lane = None
         sequence.slot = -1
 
+    def preempt(self, sequence: Sequence) -> None:
+        """Take back what a running sequence holds and queue it again, before all others."""
+        self.release(sequence)
+        sequence.num_computed = 0
+        if not sequence.was_reported:
+            sequence.prompt_logprobs.clear()
+        self.waiting.push_front(sequence)
+        self.num_preemptions += 1
+
     def place_beside(self, parent: Sequence, child: Sequence, num_tokens: int) -> bool:
         """Start `child` on a lane of its own with the parent's first `num_tokens` positions, if there is room now."""
         if not self._store.has_free_lane or not self._store.can_reserve(num_tokens):
@@ -128,18 +137,10 @@ class Scheduler:
         while not self._store.reserve(self._lane(sequence), num_tokens):
             youngest = self._admitted[-1]
             planned.pop(id(youngest), None)
-            self._preempt(youngest)
+            self.preempt(youngest)
             if youngest is sequence:
                 return False
         return True
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self.release(sequence)
-        sequence.num_computed = 0
-        if not sequence.was_reported:
-            sequence.prompt_logprobs.clear()
-        self.waiting.push_front(sequence)
-        self.num_preemptions += 1
 
     def _admit(self) -> Sequence | None:
         """Take the first of the queue in, with a lane, a slot for its adapter and what prefixes are known.
