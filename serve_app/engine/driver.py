@@ -165,7 +165,7 @@ class Driver:
         """Carry out what was asked, compute a step, and send what came of both."""
         had_commands = bool(self._inbox)
         self._carry_out_commands()
-        self._outgoing += self._step()
+        self._step()
         self._check_end()
         self._send(is_news=had_commands)
 
@@ -178,20 +178,19 @@ class Driver:
                 self._note_failure("a command to the engine failed")
                 self._lose(command.request_ids, "the engine failed while it took this request")
 
-    def _step(self) -> list[Delta]:
+    def _step(self) -> None:
         had_work, num_failed_before = self._engine.has_work, self._engine.num_failed_steps
         try:
             deltas = self._engine.step()
         except Exception:
             self._note_failure("a step of the engine failed")
             self._begin_anew()
-            return []
-        self._open.note(deltas)
+            return
+        self._outgoing += self._open.take(deltas)
         if self._engine.num_failed_steps > num_failed_before:
             self._num_failures_in_a_row += 1
         elif had_work:
             self._num_failures_in_a_row = 0
-        return deltas
 
     def _check_end(self) -> None:
         """Where there is nothing left to compute, see that nothing was left behind."""

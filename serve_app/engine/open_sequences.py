@@ -36,15 +36,19 @@ class OpenSequences:
     def begin(self, request_id: str, num_samples: int) -> None:
         self._samples[request_id] = set(range(num_samples))
 
-    def note(self, deltas: Iterable[Delta]) -> None:
-        """Take the endings among these deltas."""
+    def take(self, deltas: Iterable[Delta]) -> list[Delta]:
+        """Give those of these deltas that belong to open sequences, and note the endings among them."""
+        taken = []
         for delta in deltas:
-            if delta.finish is None and delta.error is None:
-                continue
             samples = self._samples.get(delta.request_id, set())
-            samples.discard(delta.sample)
-            if not samples:
-                self.end((delta.request_id,))
+            if delta.sample not in samples:
+                continue  # it was told another ending already
+            taken.append(delta)
+            if delta.finish is not None or delta.error is not None:
+                samples.remove(delta.sample)
+                if not samples:
+                    self.end((delta.request_id,))
+        return taken
 
     def end(self, request_ids: Iterable[str]) -> None:
         """Forget requests whose end nobody waits for."""
