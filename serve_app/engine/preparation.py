@@ -31,6 +31,13 @@ class Preparation:
         """Of a text that is cut into tokens although nothing says that it fits."""
         return self._bounds.max_chars
 
+    def check_length(self, request: GenerationRequest) -> None:
+        """Refuse by its length what cannot fit; to be called before `sequences`, on any thread.
+
+        Raises ContextOverflow.
+        """
+        self._bounds.check_length(request)
+
     def sequences(self, request: GenerationRequest) -> list[Sequence]:
         """One for each completion that is wanted, the prompt's tokens in each.
 
@@ -38,7 +45,7 @@ class Preparation:
         """
         check_regexes(request.stop.patterns)
         try:
-            self._bounds.check(request)
+            self._bounds.check_heads(request)
             prompt_ids = self._tokenizer.encode(request.prompt)
         except ContextOverflow:
             raise

@@ -32,8 +32,8 @@ class PromptBounds:
         self._max_model_len = max_model_len
         self.max_chars = max_chars or max(DEFAULT_MIN_CHARS, DEFAULT_CHARS_PER_TOKEN * max_model_len)
 
-    def check(self, request: GenerationRequest) -> None:
-        """Raise ContextOverflow where the prompt is certain not to fit, or is too long to be cut into tokens."""
+    def check_length(self, request: GenerationRequest) -> None:
+        """Raise ContextOverflow where the prompt is too long to fit, or to be cut into tokens; costs nothing."""
         prompt = request.prompt
         num_chars = count_chars(prompt)
         if request.context.truncates_prompt:
@@ -46,7 +46,18 @@ class PromptBounds:
         most = self._most_chars(num_ids)
         if num_chars > most:
             raise self._too_long(request, num_chars, most, f"can fit the context of {self._model_name}")
-        self._check_head(request, num_chars)
+
+    def check_heads(self, request: GenerationRequest) -> None:
+        """Count the beginning of each long text, and raise ContextOverflow where it leaves the rest no chance."""
+        if request.context.truncates_prompt:
+            return
+        num_head = HEAD_CHARS_PER_TOKEN * self._max_model_len
+        for part in request.prompt.parts:
+            if isinstance(part, str) and len(part) > num_head:
+                num_tokens = self._tokenizer.count(part[:num_head])
+                if num_tokens > HEAD_MARGIN * self._max_model_len:
+                    found = f"has {len(part)} characters, of which {num_head} alone are {num_tokens} tokens"
+                    raise self._overflow(request, found, {"n_prompt_chars": len(part)})
 
     def _most_chars(self, num_ids: int) -> int:
         """Characters of text that may fit beside so many tokens."""
@@ -54,16 +65,6 @@ class PromptBounds:
         if chars_per_token is None:
             return self.max_chars
         return (self._max_model_len - num_ids) * chars_per_token
-
-    def _check_head(self, request: GenerationRequest, num_chars: int) -> None:
-        """Count the beginning of each long text."""
-        num_head = HEAD_CHARS_PER_TOKEN * self._max_model_len
-        for part in request.prompt.parts:
-            if isinstance(part, str) and len(part) > num_head:
-                num_tokens = self._tokenizer.count(part[:num_head])
-                if num_tokens > HEAD_MARGIN * self._max_model_len:
-                    found = f"has {num_chars} characters, of which {num_head} alone are {num_tokens} tokens"
-                    raise self._overflow(request, found, {"n_prompt_chars": num_chars})
 
     def _too_long(self, request: GenerationRequest, num_chars: int, most: int, why: str) -> ContextOverflow:
         found = f"has {num_chars} characters, of which at most {most} {why}"

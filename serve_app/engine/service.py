@@ -170,6 +170,7 @@ class ModelService:
         self._check_room(requests)
         for request in requests:
             self._check_adapter(request)
+            self._preparation.check_length(request)
         self._leases.hear(router_id)
         self._outbox(router_id)  # its stream may still be on the way
         for request in requests:

@@ -20,6 +20,7 @@ from serve_app.core.request import (
 )
 from serve_app.engine.preparation import Preparation
 from serve_app.engine.prompt_bounds import HEAD_CHARS_PER_TOKEN, HEAD_MARGIN
+from serve_app.engine.sequence import Sequence
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.conftest import DEMO
 from tests.engine.harness import request
@@ -54,6 +55,12 @@ def preparation(tokenizer: TextTokenizer, *, max_chars: int | None = None) -> Pr
     return Preparation(tokenizer, model_name="toy", max_model_len=CONTEXT, max_chars=max_chars)
 
 
+def prepared(preparation: Preparation, request: GenerationRequest) -> list[Sequence]:
+    """As the service does it: the length first."""
+    preparation.check_length(request)
+    return preparation.sequences(request)
+
+
 def asked(*parts: str | tuple[int, ...], **changes: object) -> GenerationRequest:
     return replace(request("a", max_tokens=4), prompt=Prompt(parts=parts), **changes)  # type: ignore[arg-type]
 
@@ -62,7 +69,7 @@ def test_a_text_that_no_tokens_can_bring_into_the_context_is_refused_before_it_i
     tokenizer = counting()
     longest = CONTEXT * (tokenizer.chars_per_token or 0)
     with pytest.raises(ContextOverflow, match=f"has 4000000 characters, of which at most {longest} can fit") as refusal:
-        preparation(tokenizer).sequences(asked("x" * 4_000_000))
+        prepared(preparation(tokenizer), asked("x" * 4_000_000))
     assert tokenizer.num_chars == 0
     assert refusal.value.facts == {"n_prompt_chars": 4_000_000, "max_prompt_chars": longest, "n_ctx": CONTEXT}
 
@@ -71,14 +78,14 @@ def test_token_ids_beside_a_text_leave_less_room_for_it() -> None:
     tokenizer = counting()
     chars_per_token = tokenizer.chars_per_token or 0
     with pytest.raises(ContextOverflow, match=f"at most {4 * chars_per_token} can fit"):
-        preparation(tokenizer).sequences(asked((5,) * (CONTEXT - 4), "x" * (4 * chars_per_token + 1)))
+        prepared(preparation(tokenizer), asked((5,) * (CONTEXT - 4), "x" * (4 * chars_per_token + 1)))
     assert tokenizer.num_chars == 0
 
 
 def test_a_list_of_ids_longer_than_the_context_is_refused_by_its_length() -> None:
     tokenizer = counting()
     with pytest.raises(ContextOverflow, match="has 1000000 tokens"):
-        preparation(tokenizer).sequences(asked((5,) * 1_000_000))
+        prepared(preparation(tokenizer), asked((5,) * 1_000_000))
     assert tokenizer.num_chars == 0
 
 
@@ -86,21 +93,21 @@ def test_of_a_text_that_a_vocabulary_cannot_judge_only_the_beginning_is_cut() ->
     tokenizer = counting(deletes=True)
     assert tokenizer.chars_per_token is None
     with pytest.raises(ContextOverflow, match="of which 1024 alone are 1024 tokens"):
-        preparation(tokenizer).sequences(asked("a1" * 100_000))
+        prepared(preparation(tokenizer), asked("a1" * 100_000))
     assert tokenizer.num_chars == HEAD_CHARS_PER_TOKEN * CONTEXT
     assert HEAD_MARGIN * CONTEXT < 1024
 
 
 def test_a_text_that_shrinks_into_the_context_is_taken_however_it_begins() -> None:
     tokenizer = counting(deletes=True)
-    (sequence,) = preparation(tokenizer).sequences(asked(" " * 50_000 + "Once upon a time"))
+    (sequence,) = prepared(preparation(tokenizer), asked(" " * 50_000 + "Once upon a time"))
     assert tokenizer.decode(sequence.token_ids) == "Once upon a time"
 
 
 def test_where_nothing_bounds_a_text_the_configured_bound_does() -> None:
     tokenizer = counting(deletes=True)
     with pytest.raises(ContextOverflow, match="has 5001 characters, of which at most 5000"):
-        preparation(tokenizer, max_chars=5000).sequences(asked(" " * 5001))
+        prepared(preparation(tokenizer, max_chars=5000), asked(" " * 5001))
     assert tokenizer.num_chars == 0
 
 
@@ -110,7 +117,7 @@ def test_the_longest_texts_that_fit_are_taken() -> None:
     longest = [text for text in texts[-200:] if tokenizer.count(text) == CONTEXT - 1]
     assert longest
     for text in longest:
-        (sequence,) = preparation(tokenizer).sequences(asked(text))
+        (sequence,) = prepared(preparation(tokenizer), asked(text))
         assert sequence.num_tokens == CONTEXT - 1
 
 
@@ -118,7 +125,7 @@ def test_a_prompt_to_be_truncated_keeps_its_end_and_says_what_it_lost() -> None:
     tokenizer = counting()
     text = "Once upon a time there was a fox. " * 500
     whole = tokenizer.encode(Prompt(parts=(text,)))
-    (sequence,) = preparation(tokenizer).sequences(asked(text, context=TRUNCATES))
+    (sequence,) = prepared(preparation(tokenizer), asked(text, context=TRUNCATES))
     assert sequence.token_ids == whole[-sequence.num_tokens :]
     assert sequence.num_dropped_tokens == len(whole) - sequence.num_tokens
 
@@ -126,15 +133,15 @@ def test_a_prompt_to_be_truncated_keeps_its_end_and_says_what_it_lost() -> None:
 def test_a_prompt_to_be_truncated_is_cut_up_to_the_configured_length() -> None:
     tokenizer = counting()
     bounded = preparation(tokenizer, max_chars=5000)
-    bounded.sequences(asked("x" * 5000, context=TRUNCATES))
+    prepared(bounded, asked("x" * 5000, context=TRUNCATES))
     with pytest.raises(ContextOverflow, match="has 5001 characters, of which at most 5000 are cut into tokens"):
-        bounded.sequences(asked("x" * 5001, context=TRUNCATES))
+        prepared(bounded, asked("x" * 5001, context=TRUNCATES))
 
 
 @pytest.mark.parametrize(("ids", "stray"), [((1, -1, 2), -1), ((1, 2048, 5000), 2048), ((3000,), 3000)])
 def test_the_first_id_outside_the_vocabulary_is_named(ids: tuple[int, ...], stray: int) -> None:
     with pytest.raises(InvalidRequest, match=f"token id {stray}; .* 0 to 2047 .prompt 0."):
-        preparation(counting()).sequences(asked(ids))
+        prepared(preparation(counting()), asked(ids))
 
 
 class CountedReads(Items[int]):
@@ -161,8 +168,8 @@ def test_biases_and_breakers_that_came_as_text_are_cut_like_texts_alone_and_behi
     tokenizer = counting()
     sampling = SamplingParams(logit_bias=((7, 1.0),), dry=DryParams(multiplier=1.0, breakers=((9,),)))
     unencoded = UnencodedParams(logit_bias=((" fox", 2.0), ("time", 3.0)), dry_breakers=("\n", " fox", ":"))
-    (sequence,) = preparation(tokenizer).sequences(
-        asked("Once", sampling=sampling, unencoded=unencoded, stop=StopParams(max_tokens=1))
+    (sequence,) = prepared(
+        preparation(tokenizer), asked("Once", sampling=sampling, unencoded=unencoded, stop=StopParams(max_tokens=1))
     )
     reference = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     found = sequence.request.sampling

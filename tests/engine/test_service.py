@@ -343,6 +343,19 @@ async def test_what_was_aborted_while_it_waited_is_not_cut_into_tokens(service: 
     assert not service._engine.has_work
 
 
+async def test_a_prompt_that_is_too_long_is_refused_at_once_behind_whatever_is_being_cut(service: ModelService) -> None:
+    gate = threading.Event()
+    size = 4_000_000
+    ahead = [asyncio.create_task(service._lanes.run([text_request("a", "x" * size)], gate.wait)) for _ in range(3)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        with pytest.raises(ContextOverflow, match="has 4000000 characters"):
+            await service.submit("router", [text_request("b"), text_request("c", "x" * size)])
+    assert service._live == {}
+    gate.set()
+    await asyncio.gather(*ahead)
+
+
 async def test_short_work_passes_long_work() -> None:
     lanes, gate = TokenizerLanes(), threading.Event()
     sizes = [most + 1 for most, _ in LANES if most is not None]
