@@ -71,9 +71,10 @@ class PromptBounds:
         return self._overflow(request, found, {"n_prompt_chars": num_chars, "max_prompt_chars": most})
 
     def _overflow(self, request: GenerationRequest, found: str, facts: dict[str, int]) -> ContextOverflow:
+        remedy = "" if request.context.truncates_prompt else ", or send `truncate_sequence`: true"
         return ContextOverflow(
             f"`prompt` {request.prompt_index} {found}, which exceeds the available context size: that of"
-            f" {self._model_name} is {self._max_model_len} tokens, prompt and completion together. Shorten it.",
+            f" {self._model_name} is {self._max_model_len} tokens, prompt and completion together. Shorten it{remedy}.",
             "prompt",
             {**facts, "n_ctx": self._max_model_len},
         )

@@ -67,7 +67,7 @@ class TextTokenizer:
             token_ids += self._prefix_ids
         num_prefixed = len(token_ids)
         for part in prompt.parts:
-            token_ids += self._encode_text(part) if isinstance(part, str) else part
+            token_ids += self.encode_text(part) if isinstance(part, str) else part
         if len(token_ids) == num_prefixed:
             raise InvalidRequest(
                 '"prompt" must not be empty: it has no text and no token that the model knows', "prompt"
@@ -80,8 +80,12 @@ class TextTokenizer:
         _check_unicode(text)
         return len(_encodings(self._tokenizer, [text])[0])
 
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Give the tokens of a text inside another, without any that a tokenizer puts in front."""
+        return self.encode_texts([text])[0]
+
     def encode_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Give the tokens of texts inside another, each without any that a tokenizer puts in front."""
+        """Give the tokens of several texts, each as `encode_text` does."""
         for text in texts:
             _check_unicode(text)
         return [tuple(encoding.ids) for encoding in _encodings(self._tokenizer, texts)]
@@ -150,11 +154,6 @@ class TextTokenizer:
     def _bytes_of(self, token_id: int) -> bytes:
         piece = self._pieces.middle(token_id)
         return piece if piece is not None else (self._pieces.name(token_id) or "").encode()
-
-    def _encode_text(self, text: str) -> list[int]:
-        _check_unicode(text)
-        ids: list[int] = _encodings(self._tokenizer, [text])[0].ids
-        return ids
 
     def _check_range(self, token_ids: Sequence[int]) -> None:
         if min(token_ids) >= 0 and max(token_ids) < self.vocab_size:
