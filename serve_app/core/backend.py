@@ -37,6 +37,16 @@ class Backend(Protocol):
         """End these requests; those unknown or finished are left alone. No delta follows for them."""
         ...
 
+    async def pause(self, router_id: str, request_ids: Sequence[str]) -> None:
+        """Take these requests out of the batch until they are resumed: their reader is slow, and others want their
+        place. They keep what they have generated; deltas of a step that runs still follow. Those unknown or finished
+        are left alone."""
+        ...
+
+    async def resume(self, router_id: str, request_ids: Sequence[str]) -> None:
+        """Let paused requests go on."""
+        ...
+
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
         """Cut a text into tokens, for its own sake. Raises Overloaded."""
         ...

@@ -112,6 +112,7 @@ class Load:
     block_bytes: what one block takes, so that num_blocks * block_bytes is the budget
     num_steps, num_preemptions, num_prefix_hit_tokens: since the replica began
     step_s: seconds spent in steps since then
+    num_failures: failed steps, commands and deliveries since then; the engine went on after each
     """
 
     num_running: int = 0
@@ -124,6 +125,7 @@ class Load:
     num_preemptions: int = 0
     num_prefix_hit_tokens: int = 0
     step_s: float = 0.0
+    num_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,11 @@ class EngineConfig:
                        one that does not
     max_bypass_s:      a queued sequence that lacks blocks or an adapter's slot may be overtaken for so long
     lease_s:           a router not heard of for so many seconds is taken for dead
+    max_tokenized_chars: characters of a text that is cut into tokens although nothing says that it fits: one to be
+                       truncated, one for /tokenize, one of a tokenizer that deletes text. None: 32 for each token of
+                       the context, a million at least
+    max_outbox_deltas: pending for a router that reads slowly; beyond it those of one sequence are joined
+    max_outbox_bytes:  pending for a router that does not read; beyond it its requests end with an error
     """
 
     name: str
@@ -49,3 +54,6 @@ class EngineConfig:
     max_bypass_s: float = 5.0
     lease_s: float = 10.0
     prefix_cache: bool = True
+    max_tokenized_chars: int | None = None
+    max_outbox_deltas: int = 4096
+    max_outbox_bytes: int = 64 << 20

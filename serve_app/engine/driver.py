@@ -3,60 +3,131 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from serve_app.core.delta import Delta, Load
 from serve_app.core.errors import EngineFailed
-from serve_app.engine.engine import Engine
+from serve_app.engine.open_sequences import OpenSequences
 from serve_app.engine.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
 STALL_S = 120.0
+MAX_FAILURES_IN_A_ROW = 20
+MAX_BACKOFF_S = 0.05
 
 Deliver = Callable[[list[Delta], Load], None]
 
 
+class Steps(Protocol):
+    """What the driver asks of an engine; all of it in one thread."""
+
+    num_failed_steps: int
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def load(self) -> Load: ...
+
+    def add(self, sequences: Items[Sequence]) -> None: ...
+
+    def abort(self, request_ids: frozenset[str]) -> None: ...
+
+    def pause(self, request_ids: frozenset[str]) -> None: ...
+
+    def resume(self, request_ids: frozenset[str]) -> None: ...
+
+    def step(self) -> list[Delta]: ...
+
+    def reset(self) -> None: ...
+
+    def check_integrity(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Command:
+    """request_ids: who is lost where it fails"""
+
+    run: Callable[[], None]
+    request_ids: frozenset[str]
+
+
 class Driver:
-    """Steps an engine in a thread of its own for as long as there is work.
+    """Steps an engine in a thread of its own for as long as there is work, and survives whatever fails there.
+
+    What fails is logged and counted, and every request that it concerns ends with EngineFailed: that of a command its
+    own requests, a failed delivery those it was about, a failed step or integrity check all there are, after which the
+    engine begins anew. After twenty failures without a good step between them `check` gives the engine up.
 
     deliver: called in that thread with everything a step gave and with how busy the engine is then; also after a
              step that gave nothing, where an abort changed that
+    load:    of the engine after its last step; may be read by any thread
     """
 
-    def __init__(self, engine: Engine, deliver: Deliver) -> None:
+    def __init__(self, engine: Steps, deliver: Deliver, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._deliver = deliver
-        self._inbox: deque[Callable[[], None]] = deque()
+        self._clock = clock
+        self._inbox: deque[_Command] = deque()
+        self._open = OpenSequences()
+        self._outgoing: list[Delta] = []
         self._wake = threading.Condition()
         self._is_closing = False
         self._busy_since: float | None = None
+        self._num_failures = 0
+        self._num_failures_in_a_row = 0
+        self.load = engine.load
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def submit(self, requests: Items[Items[Sequence]]) -> None:
         """Queue requests, each as its sequences, before the next step."""
-
-        def add() -> None:
-            for sequences in requests:
-                self._engine.add(sequences)
-
-        self._post(add)
+        for sequences in requests:
+            self._submit(sequences)
 
     def abort(self, request_ids: frozenset[str]) -> None:
         """End requests before the next step."""
-        self._post(lambda: self._engine.abort(request_ids))
+
+        def end() -> None:
+            self._open.end(request_ids)
+            self._engine.abort(request_ids)
+
+        self._post(end, request_ids)
+
+    def pause(self, request_ids: frozenset[str]) -> None:
+        """Take requests out of the batch until they are resumed; those unknown are left alone."""
+
+        def pause() -> None:
+            self._open.pause(request_ids)
+            self._engine.pause(request_ids)
+
+        self._post(pause, request_ids)
+
+    def resume(self, request_ids: frozenset[str]) -> None:
+        """Let paused requests go on."""
+
+        def resume() -> None:
+            self._open.resume(request_ids)
+            self._engine.resume(request_ids)
+
+        self._post(resume, request_ids)
 
     def check(self) -> None:
-        """Raise EngineFailed where the thread is dead or has been in one step for too long."""
+        """Raise EngineFailed where the thread is dead, in one step for too long, or does nothing but fail."""
         if not self._thread.is_alive():
             raise EngineFailed("the engine's thread is not running")
+        if self._num_failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
+            raise EngineFailed(f"the engine has failed {self._num_failures_in_a_row} times in a row")
         busy_since = self._busy_since
-        if busy_since is not None and time.monotonic() - busy_since > STALL_S:
+        if busy_since is not None and self._clock() - busy_since > STALL_S:
             raise EngineFailed(f"the engine has been in one step for more than {STALL_S:.0f} s")
 
     def close(self) -> None:
@@ -66,26 +137,125 @@ class Driver:
             self._wake.notify()
         self._thread.join()
 
-    def _post(self, command: Callable[[], None]) -> None:
+    def _submit(self, sequences: Items[Sequence]) -> None:
+        request_id = sequences[0].request.request_id
+
+        def add() -> None:
+            self._open.begin(request_id, len(sequences))
+            self._engine.add(sequences)
+
+        self._post(add, frozenset((request_id,)))
+
+    def _post(self, run: Callable[[], None], request_ids: frozenset[str]) -> None:
         with self._wake:
-            self._inbox.append(command)
+            self._inbox.append(_Command(run=run, request_ids=request_ids))
             self._wake.notify()
 
     def _run(self) -> None:
-        while self._wait_for_work():
-            had_commands = bool(self._inbox)
-            while self._inbox:
-                self._inbox.popleft()()
-            self._busy_since = time.monotonic()
-            deltas = self._engine.step()
+        while not self._is_closing:
+            try:
+                if self._wait_for_work():
+                    self._busy_since = self._clock()
+                    self._turn()
+            except Exception:
+                self._note_failure("the engine could not be brought back after a failure")
             self._busy_since = None
-            if deltas or had_commands:
-                self._deliver(deltas, self._engine.load)
-            if not self._engine.has_work:
-                self._engine.check_integrity()
+
+    def _turn(self) -> None:
+        """Carry out what was asked, compute a step, and send what came of both."""
+        had_commands = bool(self._inbox)
+        self._carry_out_commands()
+        self._step()
+        self._check_end()
+        self._send(is_news=had_commands)
+
+    def _carry_out_commands(self) -> None:
+        while self._inbox:
+            command = self._inbox.popleft()
+            try:
+                command.run()
+            except Exception:
+                self._note_failure("a command to the engine failed")
+                self._lose(command.request_ids, "the engine failed while it took this request")
+
+    def _step(self) -> None:
+        had_work, num_failed_before = self._engine.has_work, self._engine.num_failed_steps
+        try:
+            deltas = self._engine.step()
+        except Exception:
+            self._note_failure("a step of the engine failed")
+            self._begin_anew()
+            return
+        self._outgoing += self._open.take(deltas)
+        if self._engine.num_failed_steps > num_failed_before:
+            self._num_failures_in_a_row += 1
+        elif had_work:
+            self._num_failures_in_a_row = 0
+
+    def _check_end(self) -> None:
+        """Where there is nothing left to compute, see that nothing was left behind."""
+        if self._engine.has_work:
+            return
+        try:
+            self._engine.check_integrity()
+        except Exception:
+            self._note_failure("the engine's books do not balance")
+            self._begin_anew()
+        forgotten = self._open.active_request_ids
+        if forgotten:
+            self._note_failure(f"the engine forgot {len(forgotten)} requests")
+            self._lose(forgotten, "the engine lost this request")
+
+    def _send(self, *, is_news: bool) -> None:
+        self.load = replace(self._engine.load, num_failures=self._num_failures + self._engine.num_failed_steps)
+        deltas, self._outgoing = self._outgoing, []
+        if not deltas and not is_news:
+            return
+        try:
+            self._deliver(deltas, self.load)
+        except Exception:
+            self._note_failure("a step's deltas could not be delivered")
+            self._lose_undelivered(deltas)
+
+    def _lose_undelivered(self, deltas: list[Delta]) -> None:
+        """End whatever has a gap now; this is told with the next delivery."""
+        error = EngineFailed("the engine's results for this request were lost")
+        ended = {(d.request_id, d.sample) for d in deltas if d.finish is not None or d.error is not None}
+        self._outgoing += [Delta(request_id=id_, sample=sample, error=error) for id_, sample in sorted(ended)]
+        self._lose(frozenset(delta.request_id for delta in deltas), error.message)
+
+    def _lose(self, request_ids: frozenset[str], reason: str) -> None:
+        """End requests with an error each."""
+        self._outgoing += self._open.lose(request_ids, EngineFailed(reason))
+        try:
+            self._engine.abort(request_ids)
+        except Exception:
+            self._note_failure("requests could not be ended")
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Empty the engine; all that it was computing ends with an error."""
+        self._outgoing += self._open.lose(
+            self._open.request_ids, EngineFailed("the engine failed while it computed this request")
+        )
+        self._engine.reset()
+
+    def _note_failure(self, what: str) -> None:
+        """To be called where an exception is handled, or where something is found to be wrong."""
+        self._num_failures += 1
+        self._num_failures_in_a_row += 1
+        logger.error("%s (%d in a row)", what, self._num_failures_in_a_row, exc_info=sys.exception() is not None)
+
+    def _has_work(self) -> bool:
+        """Paused sequences alone are no work, though the engine holds them."""
+        can_step = self._open.has_active or not self._open.has_paused
+        return bool(self._inbox or self._outgoing or (can_step and self._engine.has_work))
 
     def _wait_for_work(self) -> bool:
-        """Sleep until there is something to do; False when closing."""
+        """Sleep until there is something to do, a moment longer after a failure; False when closing."""
         with self._wake:
-            self._wake.wait_for(lambda: self._inbox or self._engine.has_work or self._is_closing)
+            if self._num_failures_in_a_row:
+                backoff_s = min(MAX_BACKOFF_S, 0.001 * 2 ** min(self._num_failures_in_a_row, 10))
+                self._wake.wait_for(lambda: self._is_closing, timeout=backoff_s)
+            self._wake.wait_for(lambda: self._has_work() or self._is_closing)
             return not self._is_closing

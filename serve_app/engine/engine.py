@@ -61,6 +61,7 @@ class Engine:
         self._output = Output(tokenizer, model.eos_token_ids)
         self._unsampled: list[Sequence] = []
         self.num_steps = 0
+        self.num_failed_steps = 0
         self.step_s = 0.0
 
     @property
@@ -124,9 +125,16 @@ class Engine:
         try:
             self._advance(deltas)
         except Exception:
+            self.num_failed_steps += 1
             logger.exception("a step of %d running sequences failed", len(self._scheduler.running))
             deltas += self._lose(self._scheduler.clear())
         return deltas
+
+    def reset(self) -> None:
+        """Give up every sequence and all keys and values, and begin anew; no delta tells of it."""
+        self._scheduler.withdraw(lambda sequence: True)
+        self._scheduler.clear()
+        self._unsampled.clear()
 
     def check_integrity(self) -> None:
         """Assert that places, blocks and pins are conserved."""

@@ -6,18 +6,37 @@ from dataclasses import replace
 
 from serve_app.core.errors import ContextOverflow, InvalidRequest
 from serve_app.core.request import GenerationRequest, Prompt, SamplingParams
+from serve_app.engine.prompt_bounds import PromptBounds
 from serve_app.engine.sequence import Sequence
 from serve_app.text.regex_stops import check_regexes
 from serve_app.text.tokenizer import TextTokenizer
 
 
 class Preparation:
-    """The facts of one model that decide what a request becomes. Threads may share it."""
+    """The facts of one model that decide what a request becomes. Threads may share it.
 
-    def __init__(self, tokenizer: TextTokenizer, *, model_name: str, max_model_len: int) -> None:
+    max_chars: of texts whose length the vocabulary does not bound; None is a bound by the context
+    """
+
+    def __init__(
+        self, tokenizer: TextTokenizer, *, model_name: str, max_model_len: int, max_chars: int | None = None
+    ) -> None:
         self._tokenizer = tokenizer
+        self._bounds = PromptBounds(tokenizer, model_name=model_name, max_model_len=max_model_len, max_chars=max_chars)
         self._model_name = model_name
         self._max_model_len = max_model_len
+
+    @property
+    def max_chars(self) -> int:
+        """Of a text that is cut into tokens although nothing says that it fits."""
+        return self._bounds.max_chars
+
+    def check_length(self, request: GenerationRequest) -> None:
+        """Refuse by its length what cannot fit; to be called before `sequences`, on any thread.
+
+        Raises ContextOverflow.
+        """
+        self._bounds.check_length(request)
 
     def sequences(self, request: GenerationRequest) -> list[Sequence]:
         """One for each completion that is wanted, the prompt's tokens in each.
@@ -26,7 +45,10 @@ class Preparation:
         """
         check_regexes(request.stop.patterns)
         try:
+            self._bounds.check_heads(request)
             prompt_ids = self._tokenizer.encode(request.prompt)
+        except ContextOverflow:
+            raise
         except InvalidRequest as error:
             raise type(error)(f"{error} (prompt {request.prompt_index})", error.param, error.facts) from error
         kept = self._kept(request, prompt_ids)
@@ -34,6 +56,7 @@ class Preparation:
             request = replace(request, prompt=Prompt(parts=(tuple(kept),)))  # an echo shows what is left of it
         request = replace(request, sampling=self._encoded(request))
         max_tokens = self._max_tokens(request, len(kept))
+        detokenizers = self._tokenizer.detokenizers(kept, request.n, shows_special=not request.skips_special_tokens)
         return [
             Sequence(
                 request,
@@ -41,9 +64,9 @@ class Preparation:
                 sample=sample,
                 max_tokens=max_tokens,
                 num_dropped_tokens=len(prompt_ids) - len(kept),
-                detokenizer=self._tokenizer.detokenizer(kept, shows_special=not request.skips_special_tokens),
+                detokenizer=detokenizer,
             )
-            for sample in range(request.n)
+            for sample, detokenizer in enumerate(detokenizers)
         ]
 
     def _kept(self, request: GenerationRequest, prompt_ids: list[int]) -> list[int]:
@@ -88,11 +111,14 @@ class Preparation:
     def _encoded(self, request: GenerationRequest) -> SamplingParams:
         """The sampling parameters with those that came as text."""
         sampling, texts = request.sampling, request.unencoded
+        encoded = self._tokenizer.encode_texts([text for text, _ in texts.logit_bias])
         biased = tuple(
-            (token_id, bias) for text, bias in texts.logit_bias for token_id in self._tokenizer.encode_text(text)
+            (token_id, bias)
+            for token_ids, (_, bias) in zip(encoded, texts.logit_bias, strict=True)
+            for token_id in token_ids
         )
         dry = sampling.dry
         if dry is not None:
-            ways = [way for text in texts.dry_breakers for way in self._tokenizer.encode_behind(text)]
+            ways = self._tokenizer.encode_behind(texts.dry_breakers)
             dry = replace(dry, breakers=(*dry.breakers, *dict.fromkeys(ways)))
         return replace(sampling, logit_bias=(*sampling.logit_bias, *biased), dry=dry)

@@ -5,54 +5,77 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Items
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load
-from serve_app.core.errors import AdapterNotFound, Overloaded
+from serve_app.core.errors import AdapterNotFound, EngineFailed, Overloaded
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.departures import Departures
 from serve_app.engine.driver import Driver
 from serve_app.engine.engine import Engine
+from serve_app.engine.leases import Leases
 from serve_app.engine.loading import load_model
 from serve_app.engine.lora.adapter import Adapter, AdapterRefused, load_adapter
 from serve_app.engine.outbox import Outbox
 from serve_app.engine.preparation import Preparation
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.tokenization import Tokenizations
+from serve_app.engine.tokenizer_lanes import TokenizerLanes
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
-TOKENIZER_THREADS = 2
+
+@dataclass(slots=True, kw_only=True)
+class _Held:
+    """A request that was accepted: whose it is, and which of its samples have not ended."""
+
+    router_id: str
+    unfinished: set[int]
+    is_paused: bool = False
 
 
 class ModelService:
-    """One replica of one base model. Lives on one event loop; the engine has a thread of its own."""
+    """One replica of one base model. Lives on one event loop; the engine has a thread of its own.
+
+    clock: seconds, monotonic
+    """
 
     def __init__(
-        self, engine: Engine, tokenizer: TextTokenizer, card: ModelCard, *, replica_id: str, lease_s: float
+        self,
+        engine: Engine,
+        tokenizer: TextTokenizer,
+        card: ModelCard,
+        *,
+        replica_id: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
-        self._preparation = Preparation(tokenizer, model_name=card.name, max_model_len=card.max_model_len)
+        self._config = engine.config
+        self._preparation = Preparation(
+            tokenizer,
+            model_name=card.name,
+            max_model_len=card.max_model_len,
+            max_chars=engine.config.max_tokenized_chars,
+        )
         self._card = card
         self._replica_id = replica_id
-        self._lease_s = lease_s
-        self._pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
-        self._tokenizations = Tokenizations(tokenizer)
-        self._load = Load()
+        self._lanes = TokenizerLanes()
+        self._tokenizations = Tokenizations(tokenizer, max_chars=self._preparation.max_chars)
         self._outboxes: dict[str, Outbox] = {}
-        self._heard_at: dict[str, float] = {}
-        self._live: dict[str, tuple[str, int]] = {}  # request id -> its router, its unfinished sequences
+        self._leases = Leases(engine.config.lease_s, clock)
+        self._departures = Departures(clock)
+        self._live: dict[str, _Held] = {}  # by request id
         self._driver: Driver | None = None
         self._lease_task: asyncio.Task[None] | None = None
 
@@ -89,8 +112,11 @@ class ModelService:
             vocab_size=model.vocab_size,
             adapters=cards,
             dialect=dialect,
+            max_num_sequences=config.max_num_sequences,
+            max_waiting=config.max_waiting,
+            kv_cache_bytes=model.kv_cache_bytes,
         )
-        return cls(engine, tokenizer, card, replica_id=replica_id, lease_s=config.lease_s)
+        return cls(engine, tokenizer, card, replica_id=replica_id)
 
     def start(self) -> None:
         """Begin to work; to be called on the event loop that serves."""
@@ -106,11 +132,12 @@ class ModelService:
         """End the engine's thread and every stream."""
         if self._lease_task is not None:
             self._lease_task.cancel()
+        self._live.clear()  # of what waits to be tokenised nothing is wanted any more
         if self._driver is not None:
-            await asyncio.get_running_loop().run_in_executor(self._pool, self._driver.close)
+            await asyncio.to_thread(self._driver.close)
         for outbox in self._outboxes.values():
             outbox.close()
-        self._pool.shutdown()
+        await asyncio.to_thread(self._lanes.close)
         self._tokenizations.close()
 
     def check(self) -> None:
@@ -119,18 +146,19 @@ class ModelService:
 
     @property
     def card(self) -> ReplicaCard:
-        return ReplicaCard(replica_id=self._replica_id, model=self._card, load=self._load)
+        load = self._engine.load if self._driver is None else self._driver.load
+        return ReplicaCard(replica_id=self._replica_id, model=self._card, load=load)
 
     async def hello(self, router_id: str) -> ReplicaCard:
-        self._heard_at[router_id] = time.monotonic()
+        self._leases.hear(router_id)
         return self.card
 
     async def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
         """Stream frames; when the stream is closed, whatever the router still has here is aborted."""
-        self._heard_at[router_id] = time.monotonic()
+        self._leases.hear(router_id)
         if router_id in self._outboxes and self._outboxes[router_id].has_reader:
             self._detach(router_id)
-        outbox = self._outboxes.setdefault(router_id, Outbox())
+        outbox = self._outbox(router_id)
         try:
             async for frame in outbox.frames():
                 yield frame
@@ -139,37 +167,42 @@ class ModelService:
                 self._detach(router_id)
 
     async def submit(self, router_id: str, requests: Items[GenerationRequest]) -> None:
-        num_sequences = sum(request.n for request in requests)
-        room = self._engine.config.max_num_sequences + self._engine.config.max_waiting
-        if num_sequences + sum(count for _, count in self._live.values()) > room:
-            raise Overloaded(
-                f"{num_sequences} more completions do not fit the queue of {room}", None, {"retry_after_s": 1}
-            )
+        self._check_room(requests)
         for request in requests:
             self._check_adapter(request)
-        self._heard_at[router_id] = time.monotonic()
-        self._outboxes.setdefault(router_id, Outbox())  # its stream may still be on the way
-        self._live.update({request.request_id: (router_id, request.n) for request in requests})
-        loop = asyncio.get_running_loop()
+            self._preparation.check_length(request)
+        self._leases.hear(router_id)
+        self._outbox(router_id)  # its stream may still be on the way
+        for request in requests:
+            self._live[request.request_id] = _Held(router_id=router_id, unfinished=set(range(request.n)))
         try:
-            prepared = await loop.run_in_executor(self._pool, self._prepare, requests)
+            prepared = await self._lanes.run(requests, lambda: self._prepare(requests))
         except BaseException:
             for request in requests:
                 self._live.pop(request.request_id, None)
             raise
-        wanted = [
-            sequences
-            for request, sequences in zip(requests, prepared, strict=True)
-            if request.request_id in self._live  # not aborted meanwhile
-        ]
-        self._running_driver().submit(wanted)
+        wanted = {one[0].request.request_id: one for one in prepared if one}
+        wanted = {id_: sequences for id_, sequences in wanted.items() if id_ in self._live}  # not aborted meanwhile
+        self._running_driver().submit(list(wanted.values()))
+        if paused := frozenset(id_ for id_ in wanted if self._live[id_].is_paused):
+            self._running_driver().pause(paused)
 
     async def abort(self, router_id: str, request_ids: Items[str]) -> None:
-        known = frozenset(id_ for id_ in request_ids if id_ in self._live and self._live[id_][0] == router_id)
+        self._end(self._owned(router_id, request_ids))
+
+    async def pause(self, router_id: str, request_ids: Items[str]) -> None:
+        known = self._owned(router_id, request_ids)
         for request_id in known:
-            del self._live[request_id]
+            self._live[request_id].is_paused = True
         if known:
-            self._running_driver().abort(known)
+            self._running_driver().pause(known)
+
+    async def resume(self, router_id: str, request_ids: Items[str]) -> None:
+        known = self._owned(router_id, request_ids)
+        for request_id in known:
+            self._live[request_id].is_paused = False
+        if known:
+            self._running_driver().resume(known)
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
         return await self._tokenizations.tokenize(request)
@@ -178,11 +211,23 @@ class ModelService:
         return await self._tokenizations.detokenize(token_ids)
 
     def _prepare(self, requests: Items[GenerationRequest]) -> list[list[Sequence]]:
-        """Tokenise; runs in a worker thread.
+        """Tokenise, but nothing that was aborted while it waited; runs in a worker thread.
 
         Raises InvalidRequest, ContextOverflow.
         """
-        return [self._preparation.sequences(request) for request in requests]
+        return [
+            self._preparation.sequences(request) if request.request_id in self._live else [] for request in requests
+        ]
+
+    def _check_room(self, requests: Items[GenerationRequest]) -> None:
+        num_wanted = sum(request.n for request in requests)
+        num_held = sum(len(held.unfinished) for held in self._live.values())
+        room = self._config.max_num_sequences + self._config.max_waiting
+        if num_wanted + num_held > room:
+            wait_s = self._departures.wait_s(num_wanted + num_held - room)
+            raise Overloaded(
+                f"{num_wanted} more completions do not fit the queue of {room}", None, {"retry_after_s": wait_s}
+            )
 
     def _check_adapter(self, request: GenerationRequest) -> None:
         model = request.model
@@ -193,43 +238,74 @@ class ModelService:
             raise AdapterNotFound(f"adapter {model.name} is not served in the version asked for", "model")
 
     def _deliver(self, deltas: list[Delta], load: Load) -> None:
-        """Sort a step's deltas by router; runs on the event loop."""
-        self._load = load
+        """Sort a step's deltas by router; runs on the event loop. What fails for one router concerns no other."""
         by_router: dict[str, list[Delta]] = {}
         for delta in deltas:
-            owner = self._live.get(delta.request_id)
-            if owner is None:
+            held = self._live.get(delta.request_id)
+            if held is None:
                 continue  # aborted while the step ran
-            router_id, num_unfinished = owner
-            by_router.setdefault(router_id, []).append(delta)
+            by_router.setdefault(held.router_id, []).append(delta)
             if delta.finish is not None or delta.error is not None:
-                if num_unfinished == 1:
-                    del self._live[delta.request_id]
-                else:
-                    self._live[delta.request_id] = (router_id, num_unfinished - 1)
+                self._note_end(delta, held)
         for router_id, own in by_router.items():
-            if router_id in self._outboxes:
-                self._outboxes[router_id].put(own, load)
+            try:
+                self._send(router_id, own, load)
+            except Exception:
+                logger.exception("the deltas for router %s could not be sent; its stream ends", router_id)
+                self._detach(router_id)
+
+    def _note_end(self, delta: Delta, held: _Held) -> None:
+        self._departures.note()
+        held.unfinished.discard(delta.sample)
+        if not held.unfinished:
+            del self._live[delta.request_id]
+
+    def _send(self, router_id: str, deltas: Items[Delta], load: Load) -> None:
+        outbox = self._outboxes[router_id]
+        outbox.put(deltas, load)
+        if outbox.num_bytes > self._config.max_outbox_bytes:
+            logger.error("router %s left %d bytes unread; its requests are ended", router_id, outbox.num_bytes)
+            self._shed(router_id, outbox, load)
+
+    def _shed(self, router_id: str, outbox: Outbox, load: Load) -> None:
+        """Put one error per sequence in place of all that a router has not read, and end what it has here."""
+        error = EngineFailed(f"The router did not read its results: more than {self._config.max_outbox_bytes} bytes.")
+        lost = {(delta.request_id, delta.sample) for delta in outbox.drop()}
+        mine = frozenset(id_ for id_, held in self._live.items() if held.router_id == router_id)
+        lost |= {(id_, sample) for id_ in mine for sample in self._live[id_].unfinished}
+        self._end(mine)
+        outbox.put([Delta(request_id=id_, sample=sample, error=error) for id_, sample in sorted(lost)], load)
+
+    def _outbox(self, router_id: str) -> Outbox:
+        return self._outboxes.setdefault(router_id, Outbox(self._config.max_outbox_deltas))
+
+    def _owned(self, router_id: str, request_ids: Items[str]) -> frozenset[str]:
+        """Those of these requests that are here and belong to the router."""
+        return frozenset(id_ for id_ in request_ids if id_ in self._live and self._live[id_].router_id == router_id)
+
+    def _end(self, request_ids: frozenset[str]) -> None:
+        for request_id in request_ids:
+            del self._live[request_id]
+        if request_ids:
+            self._running_driver().abort(request_ids)
 
     def _detach(self, router_id: str) -> None:
         """Close a router's stream and abort what it has here."""
-        self._outboxes.pop(router_id).close()
-        orphans = frozenset(id_ for id_, (owner, _) in self._live.items() if owner == router_id)
-        for request_id in orphans:
-            del self._live[request_id]
-        if orphans:
-            self._running_driver().abort(orphans)
+        if (outbox := self._outboxes.pop(router_id, None)) is not None:
+            outbox.close()
+        self._end(frozenset(id_ for id_, held in self._live.items() if held.router_id == router_id))
 
     async def _watch_leases(self) -> None:
-        """Detach routers that have not been heard of for the lease's time."""
         while True:
-            await asyncio.sleep(self._lease_s / 4)
-            deadline = time.monotonic() - self._lease_s
-            for router_id in [id_ for id_, heard_at in self._heard_at.items() if heard_at < deadline]:
-                del self._heard_at[router_id]
-                if router_id in self._outboxes:
-                    logger.warning("router %s was not heard of for %.0f s", router_id, self._lease_s)
-                    self._detach(router_id)
+            await asyncio.sleep(self._leases.period_s)
+            self._detach_silent()
+
+    def _detach_silent(self) -> None:
+        """Detach routers that have not been heard of for the lease's time."""
+        for router_id in self._leases.expired():
+            if router_id in self._outboxes:
+                logger.warning("router %s was not heard of for %.0f s", router_id, self._leases.lease_s)
+                self._detach(router_id)
 
     def _running_driver(self) -> Driver:
         assert self._driver is not None, "start() was not called"

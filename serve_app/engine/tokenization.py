@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from serve_app.core.errors import Overloaded
+from serve_app.core.errors import InvalidRequest, Overloaded
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.text.tokenizer import TextTokenizer
 
@@ -17,15 +17,25 @@ Result = TypeVar("Result")
 
 
 class Tokenizations:
-    """Has a thread of its own, so that the prompt of a completion never waits for one of these."""
+    """Has a thread of its own, so that the prompt of a completion never waits for one of these.
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    max_chars: of one text
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, *, max_chars: int) -> None:
         self._tokenizer = tokenizer
+        self._max_chars = max_chars
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._num_waiting = 0
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
-        """Raises Overloaded where too many wait."""
+        """Raises InvalidRequest where the text is too long, Overloaded where too many wait."""
+        if len(request.text) > self._max_chars:
+            raise InvalidRequest(
+                f"A text to be tokenized must have at most {self._max_chars} characters; found {len(request.text)}.",
+                None,
+                {"n_prompt_chars": len(request.text), "max_prompt_chars": self._max_chars},
+            )
         return await self._run(lambda: self._tokenizer.tokenize(request))
 
     async def detokenize(self, token_ids: Items[int]) -> str:

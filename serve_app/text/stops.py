@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import lru_cache
 
 
 class StopMatcher:
@@ -106,8 +107,12 @@ class _Progress:
         return is_complete
 
 
-def _borders(stop: str) -> list[int]:
-    """Give for each prefix of `stop`, by length, how long a proper prefix of it is its suffix at most."""
+@lru_cache(maxsize=256)
+def _borders(stop: str) -> tuple[int, ...]:
+    """Give for each prefix of `stop`, by length, how long a proper prefix of it is its suffix at most.
+
+    Kept for a while, because every sample of a request asks for the same ones.
+    """
     borders = [0, 0]
     length = 0
     for character in stop[1:]:
@@ -116,4 +121,4 @@ def _borders(stop: str) -> list[int]:
         if stop[length] == character:
             length += 1
         borders.append(length)
-    return borders
+    return tuple(borders)

@@ -14,13 +14,17 @@ from serve_app.core.request import Prompt
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.text.detokenizer import Detokenizer, join
 from serve_app.text.pieces import Pieces, UnsupportedTokenizer
+from serve_app.text.reach import chars_per_token
 
 
 class TextTokenizer:
     """A tokenizer with the vocabulary of its model. Threads may share it: after it was made it only caches.
 
+    While a text is cut into tokens, other threads run.
+
     vocab_size:  of the model; may be larger than the tokenizer's (padding) or smaller
     special_ids: tokens that have a meaning but no text
+    chars_per_token: the most characters of a text that end up in one token; None where nothing bounds them
     """
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int) -> None:
@@ -32,6 +36,7 @@ class TextTokenizer:
         self._token_texts: dict[int, str] = {}
         self.vocab_size = vocab_size
         self.special_ids = self._pieces.special_ids
+        self.chars_per_token = chars_per_token(tokenizer)
 
     @classmethod
     def load(cls, path: Path, *, vocab_size: int) -> TextTokenizer:
@@ -57,27 +62,43 @@ class TextTokenizer:
         Special tokens written out in a text are parsed as such. Raises InvalidRequest where nothing comes out
         or an id is not of the model's vocabulary.
         """
-        parts = [self._encode_part(part) for part in prompt.parts]
-        token_ids = [token_id for part in parts for token_id in part]
-        if not token_ids:
+        token_ids: list[int] = []
+        if isinstance(prompt.parts[0], str):
+            token_ids += self._prefix_ids
+        num_prefixed = len(token_ids)
+        for part in prompt.parts:
+            token_ids += self.encode_text(part) if isinstance(part, str) else part
+        if len(token_ids) == num_prefixed:
             raise InvalidRequest(
                 '"prompt" must not be empty: it has no text and no token that the model knows', "prompt"
             )
         self._check_range(token_ids)
-        starts_with_text = isinstance(prompt.parts[0], str)
-        return [*self._prefix_ids, *token_ids] if starts_with_text else token_ids
+        return token_ids
+
+    def count(self, text: str) -> int:
+        """Say how many tokens a text is cut into, without any that a tokenizer puts in front."""
+        _check_unicode(text)
+        return len(_encodings(self._tokenizer, [text])[0])
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """Give the tokens of a text inside another, without any that a tokenizer puts in front."""
-        return tuple(self._encode_part(text))
+        return self.encode_texts([text])[0]
 
-    def encode_behind(self, text: str) -> tuple[tuple[int, ...], ...]:
-        """Give each way in which the text is written in tokens: alone, and behind a letter."""
-        alone, anchored, letter = self.encode_text(text), self.encode_text("a" + text), self.encode_text("a")
-        ways = [alone]
-        if anchored[: len(letter)] == letter:
-            ways.append(anchored[len(letter) :])
-        return tuple(way for way in dict.fromkeys(ways) if way)
+    def encode_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Give the tokens of several texts, each as `encode_text` does."""
+        for text in texts:
+            _check_unicode(text)
+        return [tuple(encoding.ids) for encoding in _encodings(self._tokenizer, texts)]
+
+    def encode_behind(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Give each way in which one of the texts is written in tokens: alone, and behind a letter."""
+        letter, *found = self.encode_texts(["a", *texts, *("a" + text for text in texts)])
+        ways = []
+        for alone, anchored in zip(found[: len(texts)], found[len(texts) :], strict=True):
+            ways.append(alone)
+            if anchored[: len(letter)] == letter:
+                ways.append(anchored[len(letter) :])
+        return [way for way in dict.fromkeys(ways) if way]
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Give the text of tokens; special tokens and ids that mean nothing are left out."""
@@ -86,7 +107,7 @@ class TextTokenizer:
     def tokenize(self, request: TokenizeRequest) -> Tokenization:
         """Cut a text into tokens; the empty text has none but those put in front."""
         tokenizer = self._tokenizer if request.parses_special else self._literal_tokenizer
-        encoding: Encoding = tokenizer.encode(request.text, add_special_tokens=False)
+        encoding = _encodings(tokenizer, [request.text])[0]
         token_ids = (*(self._prefix_ids if request.adds_special else ()), *encoding.ids)
         pieces = tuple(map(self._bytes_of, token_ids)) if request.with_pieces else None
         return Tokenization(token_ids=token_ids, pieces=pieces)
@@ -114,8 +135,14 @@ class TextTokenizer:
 
     def detokenizer(self, prompt_ids: Sequence[int], *, shows_special: bool = False) -> Detokenizer:
         """Begin the text that follows a prompt."""
+        return self.detokenizers(prompt_ids, 1, shows_special=shows_special)[0]
+
+    def detokenizers(self, prompt_ids: Sequence[int], count: int, *, shows_special: bool = False) -> list[Detokenizer]:
+        """Begin so many texts that follow one prompt, which is looked through once."""
         has_visible = any(self._pieces.middle(token_id) is not None for token_id in reversed(prompt_ids))
-        return Detokenizer(self._pieces, is_at_start=not has_visible, shows_special=shows_special)
+        return [
+            Detokenizer(self._pieces, is_at_start=not has_visible, shows_special=shows_special) for _ in range(count)
+        ]
 
     @cached_property
     def _literal_tokenizer(self) -> Tokenizer:
@@ -128,28 +155,13 @@ class TextTokenizer:
         piece = self._pieces.middle(token_id)
         return piece if piece is not None else (self._pieces.name(token_id) or "").encode()
 
-    def _encode_part(self, part: str | tuple[int, ...]) -> Sequence[int]:
-        if not isinstance(part, str):
-            return part
-        try:
-            part.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                f'"prompt" must be Unicode text; character {error.start} of a text in it is half of '
-                f"a surrogate pair (U+{ord(part[error.start]):04X})",
-                "prompt",
-            ) from error
-        encoding: Encoding = self._tokenizer.encode(part, add_special_tokens=False)
-        ids: list[int] = encoding.ids
-        return ids
-
     def _check_range(self, token_ids: Sequence[int]) -> None:
-        for token_id in token_ids:
-            if not 0 <= token_id < self.vocab_size:
-                raise InvalidRequest(
-                    f'"prompt" has the token id {token_id}; ids of the model are 0 to {self.vocab_size - 1}',
-                    "prompt",
-                )
+        if min(token_ids) >= 0 and max(token_ids) < self.vocab_size:
+            return
+        stray = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
+        raise InvalidRequest(
+            f'"prompt" has the token id {stray}; ids of the model are 0 to {self.vocab_size - 1}', "prompt"
+        )
 
     def _show(self, token_id: int) -> str:
         name = self._pieces.name(token_id)
@@ -162,6 +174,23 @@ class TextTokenizer:
             return piece.decode("utf-8")
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def _encodings(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
+    """Cut texts into tokens with Python's lock released, which the library's `encode` of one text holds throughout."""
+    encodings: list[Encoding] = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    return encodings
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f'"prompt" must be Unicode text; character {error.start} of a text in it is half of '
+            f"a surrogate pair (U+{ord(text[error.start]):04X})",
+            "prompt",
+        ) from error
 
 
 def _prefix_ids(tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -1,20 +1,24 @@
-"""The replica's service: frames, refusals, aborts, leases."""
+"""The replica's service: frames, refusals, aborts, pauses, leases."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
 
 from serve_app.core.cards import AdapterCard
-from serve_app.core.delta import Delta, FinishReason
-from serve_app.core.errors import AdapterNotFound, ContextOverflow, InvalidRequest, Overloaded
+from serve_app.core.delta import Delta, Finish, FinishReason, Load
+from serve_app.core.errors import AdapterNotFound, ContextOverflow, EngineFailed, InvalidRequest, Overloaded
 from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest, Prompt, StopParams
+from serve_app.core.tokenization import TokenizeRequest
 from serve_app.engine.loading import ModelNotSupported
+from serve_app.engine.outbox import Outbox
 from serve_app.engine.service import ModelService
+from serve_app.engine.tokenizer_lanes import LANES, TokenizerLanes
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, request
 
@@ -30,6 +34,9 @@ async def service() -> AsyncIterator[ModelService]:
 def text_request(name: str, text: str = "Once upon a time", **changes: object) -> GenerationRequest:
     asked = replace(request(name, max_tokens=8), prompt=Prompt(parts=(text,)))
     return replace(asked, **changes)  # type: ignore[arg-type]
+
+
+LONG = StopParams(max_tokens=None, ignore_eos=True)
 
 
 class Reader:
@@ -174,6 +181,211 @@ async def test_a_router_that_falls_silent_loses_its_requests() -> None:
     await service.close()
 
 
+async def test_a_replica_that_was_stalled_keeps_its_routers_and_their_requests() -> None:
+    now = [0.0]
+    loaded = ModelService.load(config(DEMO), replica_id="r1")
+    service = ModelService(loaded._engine, loaded._tokenizer, loaded.card.model, replica_id="r1", clock=lambda: now[0])
+    service.start()
+    reader = await attached(service)
+    await service.submit("router", [text_request("a", stop=LONG)])
+    now[0] += 1000
+    service._detach_silent()
+    assert set(service._live) == {"a"}
+    for _ in range(5):  # awake again, and the router stays silent
+        now[0] += service._leases.period_s
+        service._detach_silent()
+    await reader.ended()
+    assert service._live == {}
+    await service.close()
+
+
+async def test_a_paused_request_gives_its_place_to_others_and_goes_on_with_the_same_text(
+    service: ModelService,
+) -> None:
+    reader = await attached(service)
+    asked = text_request("whole", stop=StopParams(max_tokens=60, ignore_eos=True))
+    await service.submit("router", [asked])
+    await reader.wait(lambda seen: endings(seen) == 1)
+    await service.submit("router", [replace(asked, request_id="halved")])
+    await reader.wait(lambda seen: any(delta.request_id == "halved" for delta in seen))
+    await service.pause("router", ["halved", "unknown"])
+    await service.submit("router", [text_request(f"other{number}") for number in range(4)])
+    deltas = await reader.wait(lambda seen: endings(seen) == 5)
+    assert not any(delta.finish for delta in deltas if delta.request_id == "halved")
+    async with asyncio.timeout(10):
+        while service.card.load.num_running:  # noqa: ASYNC110, what it says of itself follows
+            await asyncio.sleep(0.01)
+    count = len(reader.deltas)
+    await service.resume("router", ["halved"])
+    deltas = await reader.wait(lambda seen: endings(seen) == 6)
+    assert len(deltas) > count
+    texts = {name: "".join(d.text for d in deltas if d.request_id == name) for name in ("whole", "halved")}
+    assert texts["whole"] == texts["halved"]
+    await reader.close()
+
+
+async def test_a_request_paused_before_it_was_cut_into_tokens_does_not_start(service: ModelService) -> None:
+    reader = await attached(service)
+    submission = asyncio.create_task(service.submit("router", [text_request("early")]))
+    await asyncio.sleep(0)
+    await service.pause("router", ["early"])
+    await submission
+    await service.submit("router", [text_request("later")])
+    deltas = await reader.wait(lambda seen: endings(seen) == 1)
+    assert {delta.request_id for delta in deltas} == {"later"}
+    await service.resume("router", ["early"])
+    await reader.wait(lambda seen: endings(seen) == 2)
+    await reader.close()
+
+
+async def test_a_router_cannot_pause_for_another_and_a_paused_request_can_be_aborted(service: ModelService) -> None:
+    reader = await attached(service)
+    await service.submit("router", [text_request("a")])
+    await service.pause("other", ["a"])
+    await reader.wait(lambda seen: endings(seen) == 1)
+    await service.submit("router", [text_request("b", stop=LONG)])
+    await service.pause("router", ["b"])
+    await service.abort("router", ["b"])
+    await idle(service)
+    load = service._engine.load
+    assert (load.num_running, load.num_waiting, load.num_free_blocks) == (0, 0, load.num_blocks)
+    await reader.close()
+
+
+async def test_a_router_that_never_reads_loses_its_requests_with_an_error_and_no_other_does() -> None:
+    service = ModelService.load(config(DEMO, max_outbox_deltas=8, max_outbox_bytes=20_000), replica_id="r1")
+    service.start()
+    await service.submit("deaf", [text_request("a", n=2, stop=LONG), text_request("b", stop=LONG)])
+    reader = await attached(service)
+    await service.submit("router", [text_request("mine")])
+    await reader.wait(lambda seen: endings(seen) == 1)
+    service._deliver([Delta(request_id="a", sample=0, text="x" * 20_000)], Load())
+    assert service._live == {}
+    deaf = await attached(service, "deaf")
+    deltas = await deaf.wait(lambda seen: endings(seen) == 3)
+    assert {(delta.request_id, delta.sample) for delta in deltas} == {("a", 0), ("a", 1), ("b", 0)}
+    assert all("did not read" in str(delta.error) and isinstance(delta.error, EngineFailed) for delta in deltas)
+    await idle(service)
+    await reader.close()
+    await deaf.close()
+    await service.close()
+
+
+class BrokenOutbox(Outbox):
+    """Takes nothing."""
+
+    def put(self, deltas: object, load: object) -> None:
+        raise RuntimeError("it was told to fail")
+
+
+async def test_what_cannot_be_sent_to_one_router_reaches_the_others_and_no_capacity_leaks(
+    service: ModelService,
+) -> None:
+    reader = await attached(service)
+    service._outboxes["broken"] = BrokenOutbox(1)
+    await service.submit("broken", [text_request("a", stop=LONG)])
+    await service.submit("router", [text_request("b")])
+    await reader.wait(lambda seen: endings(seen) == 1)
+    await idle(service)
+    assert service._live == {}
+    assert "broken" not in service._outboxes
+    await reader.close()
+
+
+async def test_a_sequence_told_to_have_ended_twice_counts_once(service: ModelService) -> None:
+    await service.submit("router", [text_request("a", n=2, stop=LONG)])
+    done = Finish(reason=FinishReason.STOP, matched_stop=None, num_tokens=1)
+    service._deliver([Delta(request_id="a", sample=0, finish=done)] * 2, Load())
+    assert service._live["a"].unfinished == {1}
+    service._deliver([Delta(request_id="a", sample=1, finish=done)], Load())
+    assert service._live == {}
+
+
+async def test_a_full_queue_says_when_it_will_have_room() -> None:
+    now = [0.0]
+    loaded = ModelService.load(config(DEMO, max_num_sequences=2, max_waiting=2), replica_id="r1")
+    service = ModelService(loaded._engine, loaded._tokenizer, loaded.card.model, replica_id="r1", clock=lambda: now[0])
+    service.start()
+    for _ in range(5):
+        service._departures.note()
+        now[0] += 4
+    now[0] -= 4
+    await service.submit("router", [text_request("a", n=4, stop=LONG)])
+    with pytest.raises(Overloaded) as refusal:
+        await service.submit("router", [text_request("b", n=3)])
+    assert refusal.value.retry_after_s == 12
+    await service.close()
+
+
+async def test_a_fresh_replica_says_what_it_has_before_its_first_step(service: ModelService) -> None:
+    card = await service.hello("router")
+    assert card.load.num_blocks == service._engine.load.num_blocks > 0
+    assert card.load.num_free_blocks == card.load.num_blocks
+    assert (card.model.max_num_sequences, card.model.max_waiting) == (4, 4)
+    assert card.model.kv_cache_bytes == 64 << 20
+
+
+async def test_a_text_to_tokenize_is_bounded_by_the_configuration() -> None:
+    service = ModelService.load(config(DEMO, max_tokenized_chars=100), replica_id="r1")
+    service.start()
+    assert (await service.tokenize(TokenizeRequest(text="x" * 100))).token_ids
+    with pytest.raises(InvalidRequest, match="at most 100 characters; found 101"):
+        await service.tokenize(TokenizeRequest(text="x" * 101))
+    await service.close()
+
+
+async def test_what_was_aborted_while_it_waited_is_not_cut_into_tokens(service: ModelService) -> None:
+    submission = asyncio.create_task(service.submit("router", [text_request("gone", "Once " * 10)]))
+    await asyncio.sleep(0)
+    await service.abort("router", ["gone"])
+    await submission
+    assert service._prepare([text_request("gone", "\ud83d")]) == [[]]  # would be refused if it were looked at
+    assert not service._engine.has_work
+
+
+async def test_a_prompt_that_is_too_long_is_refused_at_once_behind_whatever_is_being_cut(service: ModelService) -> None:
+    gate = threading.Event()
+    size = 4_000_000
+    ahead = [asyncio.create_task(service._lanes.run([text_request("a", "x" * size)], gate.wait)) for _ in range(3)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        with pytest.raises(ContextOverflow, match="has 4000000 characters"):
+            await service.submit("router", [text_request("b"), text_request("c", "x" * size)])
+    assert service._live == {}
+    gate.set()
+    await asyncio.gather(*ahead)
+
+
+async def test_short_work_passes_long_work() -> None:
+    lanes, gate = TokenizerLanes(), threading.Event()
+    sizes = [most + 1 for most, _ in LANES if most is not None]
+    long = [
+        asyncio.create_task(lanes.run([text_request("long", "x" * size)], gate.wait))
+        for size in sizes
+        for _ in range(10)
+    ]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        for number in range(50):
+            assert await lanes.run([text_request("short", "x" * 1000)], lambda number=number: number) == number
+    assert not any(task.done() for task in long)
+    gate.set()
+    await asyncio.gather(*long)
+    lanes.close()
+
+
+async def test_prompts_in_ids_and_many_prompts_together_count_as_long_work() -> None:
+    lanes = TokenizerLanes()
+    names = []
+    for parts in (("x",), ((1,) * 40_000,), ("x" * 600_000,)):
+        asked = [replace(request("a"), prompt=Prompt(parts=parts))]
+        names.append(await lanes.run(asked, lambda: threading.current_thread().name.split("_")[0]))
+    many = [text_request(f"p{number}", "x" * 1000) for number in range(100)]
+    names.append(await lanes.run(many, lambda: threading.current_thread().name.split("_")[0]))
+    assert names == ["tokenizer-0", "tokenizer-1", "tokenizer-2", "tokenizer-1"]
+    lanes.close()
+
+
 async def test_an_adapter_that_does_not_fit_is_listed_with_its_reason_and_stops_nothing(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -195,7 +407,8 @@ def test_a_model_with_an_unsupported_part_is_refused_by_name(tmp_path_factory: p
     folder = tmp_path_factory.mktemp("model")
     shutil.copytree(DEMO, folder, dirs_exist_ok=True)
     settings = json.loads((folder / "config.json").read_text())
-    settings["rope_parameters"] = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 2.0, "short_factor": [1.0], "long_factor": [1.0]}
+    factors = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+    settings["rope_parameters"] = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 2.0, **factors}
     (folder / "config.json").write_text(json.dumps(settings))
     with pytest.raises(ModelNotSupported, match="rope_type longrope"):
         ModelService.load(config(folder), replica_id="r1")

@@ -80,6 +80,7 @@ async def running_stack(
             "adapters": "adapters/demo",
             "dtype": "float32",
             "kv_cache_bytes": 64 << 20,
+            "lease_s": 600,  # nobody renews it here
             **changes,
         }
     )
