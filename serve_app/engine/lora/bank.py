@@ -92,15 +92,15 @@ class AdapterBank:
         adapter = self._adapters[version]
         rank = shelf_rank(adapter.rank)
         with self._staging:
-            if slot in self._places:
-                old_rank, old_place = self._places.pop(slot)
-                self._shelves[old_rank].free(old_place)
-            weights = read_weights(adapter, self._linears, dtype=self._dtype)
-            place = self._shelves[rank].put(weights)
-            self._places[slot] = (rank, place)
-            has_gain = self._put_gains(slot, weights)
-            for shelf in self._shelves.values():
-                shelf.trim()
+            self._free(slot)
+            try:
+                weights = read_weights(adapter, self._linears, dtype=self._dtype)
+                place = self._shelves[rank].put(weights)
+                self._places[slot] = (rank, place)
+                has_gain = self._put_gains(slot, weights)
+            finally:
+                for shelf in self._shelves.values():
+                    shelf.trim()
         resident = Resident(version=version, rank=rank, place=place, has_gain=has_gain)
 
         def swap_in() -> None:
@@ -130,6 +130,11 @@ class AdapterBank:
         for slot in present:
             assert slot in self._residents, f"slot {slot} holds no adapter that could be computed with"
         return make_plan(slots, self._residents, device=self._device) if present else None
+
+    def _free(self, slot: int) -> None:
+        if slot in self._places:
+            rank, place = self._places.pop(slot)
+            self._shelves[rank].free(place)
 
     def _put_gains(self, slot: int, weights: dict[str, LowRank]) -> bool:
         has_gain = any(low_rank.gain is not None for low_rank in weights.values())

@@ -64,13 +64,17 @@ class BankedLinear(nn.Module):
         change = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         if plan.kept is not None:
             change = change.index_select(0, plan.kept)
-        _put(y, plan.rows, _pick(y, plan.rows).add_(change))
+        if isinstance(plan.rows, slice):
+            y[plan.rows].add_(change)
+        else:
+            y.index_add_(0, plan.rows, change)
         if plan.gain_rows is not None and plan.gain_slots is not None and self.gains is not None:
             own = y.index_select(0, plan.gain_rows)
-            bias = self.bias
-            plain = own if bias is None else own - bias
-            scaled = plain * self.gains.index_select(0, plan.gain_slots)
-            y.index_copy_(0, plan.gain_rows, scaled if bias is None else scaled + bias)
+            y.index_copy_(0, plan.gain_rows, self._scaled(own, self.gains.index_select(0, plan.gain_slots)))
+
+    def _scaled(self, y: Tensor, gain: Tensor) -> Tensor:
+        """DoRA's magnitude on all but the bias; y and gain [rows, out]."""
+        return y * gain if self.bias is None else (y - self.bias) * gain + self.bias
 
     def _piece(self, picked: Tensor, segment: Segment, out_features: int) -> Tensor:
         """The change to a segment's rows, [rows, out]."""
@@ -85,9 +89,3 @@ class BankedLinear(nn.Module):
 
 def _pick(x: Tensor, rows: Rows) -> Tensor:
     return x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
-
-
-def _put(y: Tensor, rows: Rows, values: Tensor) -> None:
-    """Write the rows back; those of a slice were changed where they are."""
-    if not isinstance(rows, slice):
-        y.index_copy_(0, rows, values)
