@@ -8,7 +8,7 @@ from pathlib import Path
 
 from serve_app.engine.lora.errors import AdapterRefused
 
-MAX_READ_BYTES = 1 << 26
+MAX_READ_BYTES = 1 << 30
 
 
 class WeightsFile:
@@ -50,14 +50,16 @@ class WeightsFile:
             num_bytes = self._stamp[0]
             if before[0] != num_bytes:
                 raise self._changed(f"it has {before[0]} bytes, not {num_bytes}")
-            data = bytearray(num_bytes)
-            view, done = memoryview(data), 0
+            chunks: list[bytes] = []
+            done = 0
             while done < num_bytes:
-                num_read = os.preadv(handle, [view[done : done + MAX_READ_BYTES]], done)
-                if num_read == 0:
+                chunk = os.pread(handle, min(num_bytes - done, MAX_READ_BYTES), done)
+                if not chunk:
                     raise self._changed(f"it ended after {done} of {num_bytes} bytes")
-                done += num_read
-            return bytes(data), self._stamp == before == _stamp(os.fstat(handle))
+                chunks.append(chunk)
+                done += len(chunk)
+            data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            return data, self._stamp == before == _stamp(os.fstat(handle))
         finally:
             os.close(handle)
 
