@@ -36,6 +36,12 @@ class Admission:
         self._slots = slots
         self._max_bypass_s = max_bypass_s
         self._clock = clock
+        self._failures: list[tuple[Sequence, str]] = []
+
+    def take_failures(self) -> list[tuple[Sequence, str]]:
+        """Those taken out since the last call because their adapter cannot be had, with the reason."""
+        failures, self._failures = self._failures, []
+        return failures
 
     def admissible(self, running: Items[Sequence]) -> Iterator[Sequence]:
         """Take out of the queue, one by one, what can run now, its adapter pinned.
@@ -56,8 +62,8 @@ class Admission:
             if has_adapter and sequence.slot < 0 and (keeps_slots or not self._pin(sequence)):
                 keeps_slots |= is_overdue
                 continue
-            if has_adapter and not self._slots.is_ready(sequence.request.model):
-                continue  # its adapter is being brought
+            if has_adapter and not self._is_ready(sequence):
+                continue
             self._waiting.take(sequence)
             yield sequence
 
@@ -67,3 +73,14 @@ class Admission:
             return False
         sequence.slot = self._slots.acquire(sequence.request.model)
         return True
+
+    def _is_ready(self, sequence: Sequence) -> bool:
+        """Whether its adapter is there; one that cannot be had any more takes the sequence out of the queue."""
+        model = sequence.request.model
+        reason = self._slots.failed(model)
+        if reason is not None:
+            self._waiting.take(sequence)
+            self._slots.release(model)
+            sequence.slot = -1
+            self._failures.append((sequence, reason))
+        return reason is None and self._slots.is_ready(model)

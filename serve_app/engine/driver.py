@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 STALL_S = 120.0
 MAX_FAILURES_IN_A_ROW = 20
 MAX_BACKOFF_S = 0.05
+STALLED_S = 0.05
+"""How long an engine that waits for something may sleep until it looks again, unless it is nudged."""
 
 Deliver = Callable[[list[Delta], Load], None]
 
@@ -30,6 +32,7 @@ class Steps(Protocol):
     """What the driver asks of an engine; all of it in one thread."""
 
     num_failed_steps: int
+    is_stalled: bool
 
     @property
     def has_work(self) -> bool: ...
@@ -119,6 +122,10 @@ class Driver:
             self._engine.resume(request_ids)
 
         self._post(resume, request_ids)
+
+    def nudge(self) -> None:
+        """Let the engine look again at once whether it can go on."""
+        self._post(lambda: None, frozenset())
 
     def check(self) -> None:
         """Raise EngineFailed where the thread is dead, in one step for too long, or does nothing but fail."""
@@ -257,5 +264,7 @@ class Driver:
             if self._num_failures_in_a_row:
                 backoff_s = min(MAX_BACKOFF_S, 0.001 * 2 ** min(self._num_failures_in_a_row, 10))
                 self._wake.wait_for(lambda: self._is_closing, timeout=backoff_s)
+            if self._engine.is_stalled:
+                self._wake.wait_for(lambda: self._inbox or self._is_closing, timeout=STALLED_S)
             self._wake.wait_for(lambda: self._has_work() or self._is_closing)
             return not self._is_closing

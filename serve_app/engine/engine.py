@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Items
+from concurrent.futures import Executor
 
 from serve_app.core.delta import Delta, FinishReason, Load
-from serve_app.core.errors import EngineFailed
+from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
 from serve_app.engine.batch import Batch
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.kv.lanes import LaneStorage
@@ -36,16 +38,34 @@ class Engine:
     """Continuous batching for one base model and its adapters.
 
     Law: what a sequence's tokens are does not depend on what else is computed.
+
+    loader:     where adapters are read and copied beside the steps; None does it within a step
+    on_staged:  called, in the loader's thread, when an adapter that was waited for is there
+    is_stalled: the last step computed nothing, because all that waits waits for an adapter
     """
 
     def __init__(
-        self, config: EngineConfig, model: LoadedModel, tokenizer: TextTokenizer, adapters: Items[Adapter]
+        self,
+        config: EngineConfig,
+        model: LoadedModel,
+        tokenizer: TextTokenizer,
+        adapters: Items[Adapter],
+        *,
+        loader: Executor | None = None,
     ) -> None:
         self.config = config
         self.model = model
         self._bank = AdapterBank(model.module, adapters, max_slots=config.max_adapters)
         self._store = make_store(config, model)
-        self._slots = Slots(self._bank.num_slots, self._bank.load)
+        self._loader = loader
+        self.on_staged: Callable[[], None] = lambda: None
+        self._slots = Slots(
+            self._bank.num_slots,
+            self._bank.stage,
+            vacate=self._bank.vacate,
+            executor=loader,
+            on_staged=lambda: self.on_staged(),
+        )
         self._scheduler = Scheduler(
             self._store,
             self._slots,
@@ -63,6 +83,7 @@ class Engine:
         self.num_steps = 0
         self.num_failed_steps = 0
         self.step_s = 0.0
+        self.is_stalled = False
 
     @property
     def has_work(self) -> bool:
@@ -127,7 +148,7 @@ class Engine:
         except Exception:
             self.num_failed_steps += 1
             logger.exception("a step of %d running sequences failed", len(self._scheduler.running))
-            deltas += self._lose(self._scheduler.clear())
+            deltas += self._lose(self._scheduler.clear(), EngineFailed(LOST))
         return deltas
 
     def reset(self) -> None:
@@ -141,12 +162,21 @@ class Engine:
         self._scheduler.check_integrity()
 
     def close(self) -> None:
-        """Give the model its own attention back."""
+        """Give the model its own modules and attention back."""
         self._runner.close()
+        self._bank.unwrap()
+        if self._loader is not None:
+            self._loader.shutdown(wait=False, cancel_futures=True)
 
     def _advance(self, deltas: list[Delta]) -> None:
         """Compute one batch; what it gives is added to `deltas` as it comes."""
+        self._slots.poll()
         batch = self._scheduler.schedule()
+        for sequence, reason in self._scheduler.take_failures():
+            deltas += self._lose(
+                [sequence], AdapterUnusable(f"adapter {sequence.request.model.name}: {reason}", "model")
+            )
+        self.is_stalled = not batch and self.has_work
         if not batch:
             return
         self.num_steps += 1
@@ -167,7 +197,7 @@ class Engine:
                 self._settle_one(sequence)
             except Exception:
                 logger.exception("%s could not be settled", sequence)
-                errors += self._lose([sequence])
+                errors += self._lose([sequence], EngineFailed(LOST))
                 self._scheduler.release(sequence)
         return errors
 
@@ -187,9 +217,9 @@ class Engine:
         for sibling in reversed(waiting):
             self._scheduler.waiting.push_front(sibling)
 
-    def _lose(self, sequences: Items[Sequence]) -> list[Delta]:
+    @staticmethod
+    def _lose(sequences: Items[Sequence], error: ServeError) -> list[Delta]:
         """End sequences, and what was to follow them, with an error each."""
-        error = EngineFailed(LOST)
         deltas = []
         for sequence in sequences:
             for lost in (sequence, *sequence.siblings):

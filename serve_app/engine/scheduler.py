@@ -70,6 +70,10 @@ class Scheduler:
         spans = [span for span in spans if span.length]
         return Batch(tuple(sorted(spans, key=_by_place) + self._chunks(spans)))
 
+    def take_failures(self) -> list[tuple[Sequence, str]]:
+        """Sequences that never began because their adapter could not be had, with the reason."""
+        return self._admission.take_failures()
+
     def release(self, sequence: Sequence) -> None:
         """Take back all that a sequence holds; what of it is sound stays cached."""
         if sequence.is_sound:

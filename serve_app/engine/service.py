@@ -7,8 +7,9 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Items
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ from serve_app.engine.driver import Driver
 from serve_app.engine.engine import Engine
 from serve_app.engine.leases import Leases
 from serve_app.engine.loading import load_model
-from serve_app.engine.lora.adapter import Adapter, AdapterRefused, load_adapter
+from serve_app.engine.lora.registration import bind_adapters
 from serve_app.engine.outbox import Outbox
 from serve_app.engine.preparation import Preparation
 from serve_app.engine.sequence import Sequence
@@ -101,8 +102,9 @@ class ModelService:
             torch.set_num_threads(config.threads)
         model = load_model(config)
         tokenizer = TextTokenizer.load(Path(config.path), vocab_size=model.vocab_size)
-        bound, cards = _bind_adapters(adapters, model.module)
-        engine = Engine(config, model, tokenizer, bound)
+        bound, cards = bind_adapters(adapters, model.module)
+        loader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
+        engine = Engine(config, model, tokenizer, bound, loader=loader)
         weights = max(Path(config.path).glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
         card = ModelCard(
             name=config.name,
@@ -126,6 +128,7 @@ class ModelService:
             loop.call_soon_threadsafe(self._deliver, deltas, load)
 
         self._driver = Driver(self._engine, deliver)
+        self._engine.on_staged = self._driver.nudge
         self._lease_task = loop.create_task(self._watch_leases(), context=Context())
 
     async def close(self) -> None:
@@ -135,6 +138,7 @@ class ModelService:
         self._live.clear()  # of what waits to be tokenised nothing is wanted any more
         if self._driver is not None:
             await asyncio.to_thread(self._driver.close)
+            self._engine.close()
         for outbox in self._outboxes.values():
             outbox.close()
         await asyncio.to_thread(self._lanes.close)
@@ -310,25 +314,3 @@ class ModelService:
     def _running_driver(self) -> Driver:
         assert self._driver is not None, "start() was not called"
         return self._driver
-
-
-def _bind_adapters(found: Items[AdapterCard], module: torch.nn.Module) -> tuple[list[Adapter], tuple[AdapterCard, ...]]:
-    """Load every adapter that fits; give all cards, those that do not fit with the reason."""
-    bound: list[Adapter] = []
-    cards: list[AdapterCard] = []
-    for card in found:
-        if card.is_usable:
-            try:
-                adapter = load_adapter(Path(card.root), version=card.version, model=module)
-            except AdapterRefused as error:
-                card = replace(card, reason=str(error))
-            except Exception as error:  # whatever is wrong with one adapter's files, the model is served
-                logger.exception("adapter %s could not be read", card.name)
-                card = replace(card, reason=f"its files could not be read: {error}")
-            else:
-                bound.append(adapter)
-                card = replace(card, rank=adapter.rank)
-        if not card.is_usable:
-            logger.warning("adapter %s is refused: %s", card.name, card.reason)
-        cards.append(card)
-    return bound, tuple(cards)

@@ -11,6 +11,7 @@ from tests.families.making import save_model
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "serve_app" / "demo" / "model"
 DEMO_ADAPTERS = ROOT / "adapters" / "demo"
+SHARED_MODELS = ROOT.parent / "shared" / "models"  # where there are any; what needs them skips without
 ROOMIER = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "vocab_size": 512}
 ARCHITECTURES = {
     "llama": ROOMIER,

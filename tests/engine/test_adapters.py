@@ -11,6 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from serve_app.engine.lora.adapter import AdapterRefused, load_adapter
+from tests.engine.adapter_files import save_adapter
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import complete, config, make_engine, reference_greedy, request
 
@@ -81,6 +82,24 @@ def test_rows_of_five_adapters_and_the_base_in_one_batch_each_equal_peft_alone(
             assert outcomes[f"{name}-{i}", 0].token_ids == tokens, f"{name}, prompt {i}"
         distinct.add(str(expected))
     assert len(distinct) == len(VARIANTS) + 1, "the adapters should all differ"
+
+
+def test_an_adapter_of_huge_values_harms_nobody_beside_it(
+    random_models: Path, adapter_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    base = random_models / "llama"
+    toy = AutoModelForCausalLM.from_pretrained(base, local_files_only=True, dtype="float32")
+    folders = {**adapter_folders, "huge": save_adapter(tmp_path / "huge", toy, down=1e38, up=1.0)}
+    engine = make_engine(config(base, max_num_sequences=24), folders)
+    names = [None, "huge", "plain", "dora", "few"]
+    asked = [(request(f"{name}-{i}", adapter=name), prompt) for i, prompt in enumerate(PROMPTS) for name in names]
+    outcomes = complete(engine, asked)
+    for name in (None, "plain", "dora", "few"):
+        folder = None if name is None else adapter_folders[name]
+        for i, tokens in enumerate(peft_greedy(base, folder, PROMPTS, 12)):
+            assert outcomes[f"{name}-{i}", 0].token_ids == tokens, f"{name}, prompt {i}"
+    for i in range(len(PROMPTS)):
+        assert outcomes[f"huge-{i}", 0].deltas[-1].error is not None
 
 
 def test_fewer_slots_than_adapters_give_the_same_rows(random_models: Path, adapter_folders: dict[str, Path]) -> None:

@@ -35,6 +35,7 @@ class FakeEngine:
         self.failures: dict[str, int] = {}
         self.calls: list[str] = []
         self.num_failed_steps = 0
+        self.is_stalled = False
         self.num_resets = 0
         self.holds = False
         self.forgets = False

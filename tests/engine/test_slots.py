@@ -1,22 +1,76 @@
-"""Adapter slots: pinned versions stay, idle ones give way, nothing is lost."""
+"""Adapter slots: pinned versions stay, idle ones give way, nothing is lost; loading happens beside the steps."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.core.names import ModelRef
+from serve_app.engine.lora.errors import AdapterRefused
 from serve_app.engine.lora.slots import Slots
+from tests.engine.adapter_files import save_adapter
+from tests.engine.test_bank import WIDTH, make_bank, make_model, run
+
+BASE = ModelRef(base="m")
 
 
 def adapter(version: str) -> ModelRef:
     return ModelRef(base="m", adapter=version, version=version)
 
 
+class Later(Executor):
+    """Runs what was submitted when the test says so, in order."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Callable[[], None]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def job() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except Exception as error:
+                future.set_exception(error)
+
+        self.jobs.append(job)
+        return future
+
+    def run_next(self) -> None:
+        self.jobs.pop(0)()
+
+
+class Holds:
+    """A bank that only notes what is where: staged first, computed with after the swap."""
+
+    def __init__(self, broken: frozenset[str] = frozenset()) -> None:
+        self.broken = broken
+        self.in_slot: dict[int, str] = {}
+
+    def stage(self, slot: int, version: str) -> Callable[[], None]:
+        assert slot not in self.in_slot, "a slot was not vacated"
+        if version in self.broken:
+            raise AdapterRefused(f"{version} has changed on disk")
+        return lambda: self.in_slot.__setitem__(slot, version)
+
+    def vacate(self, slot: int) -> None:
+        self.in_slot.pop(slot, None)
+
+
 def test_a_base_needs_no_slot() -> None:
     slots = Slots(0, lambda slot, version: None)
-    assert slots.can_acquire(ModelRef(base="m"))
-    assert slots.acquire(ModelRef(base="m")) == -1
+    assert slots.can_acquire(BASE)
+    assert slots.acquire(BASE) == -1
+    assert slots.is_ready(BASE)
+    assert slots.failed(BASE) is None
 
 
 def test_a_pinned_version_is_not_evicted_and_an_idle_one_is() -> None:
@@ -31,18 +85,137 @@ def test_a_pinned_version_is_not_evicted_and_an_idle_one_is() -> None:
     assert loads == [(first, "a"), (second, "b"), (second, "c")]
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=60), st.integers(1, 3))
-def test_random_use_keeps_one_owner_per_slot_and_one_pin_per_user(
-    actions: list[tuple[str, bool]], num_slots: int
-) -> None:
-    holds: dict[int, str] = {}
-    slots = Slots(num_slots, holds.__setitem__)
-    users: list[ModelRef] = []
-    for name, leaves in actions:
-        if leaves and users:
-            slots.release(users.pop(0))
-        elif slots.can_acquire(adapter(name)):
+def test_a_version_is_ready_once_it_is_staged_and_polled() -> None:
+    bank, later, calls = Holds(), Later(), []
+    slots = Slots(1, bank.stage, vacate=bank.vacate, executor=later, on_staged=lambda: calls.append("staged"))
+    slot = slots.acquire(adapter("a"))
+    assert not slots.poll()
+    assert (slots.is_ready(adapter("a")), calls, bank.in_slot) == (False, [], {})
+    later.run_next()
+    assert (slots.is_ready(adapter("a")), calls, bank.in_slot) == (False, ["staged"], {})
+    assert slots.poll()
+    assert (slots.is_ready(adapter("a")), bank.in_slot) == (True, {slot: "a"})
+    assert slots.acquire(adapter("a")) == slot
+    assert (slots.num_loads, later.jobs) == (1, []), "a version that is there is not sent for again"
+
+
+def test_a_slot_that_is_being_written_is_nobody_elses_even_without_users() -> None:
+    bank, later = Holds(), Later()
+    slots = Slots(1, bank.stage, vacate=bank.vacate, executor=later)
+    slots.acquire(adapter("a"))
+    slots.release(adapter("a"))
+    assert not slots.can_acquire(adapter("b"))
+    assert slots.can_acquire(adapter("a"))
+    later.run_next()
+    slots.poll()
+    assert slots.can_acquire(adapter("b"))
+
+
+def test_a_version_that_cannot_be_staged_fails_with_its_reason_and_frees_its_slot() -> None:
+    bank, later = Holds(broken=frozenset({"a"})), Later()
+    slots = Slots(1, bank.stage, vacate=bank.vacate, executor=later)
+    slots.acquire(adapter("a"))
+    assert slots.failed(adapter("a")) is None
+    later.run_next()
+    slots.poll()
+    assert slots.failed(adapter("a")) == "a has changed on disk"
+    assert not slots.is_ready(adapter("a"))
+    slots.check_integrity([adapter("a")])
+    slots.release(adapter("a"))
+    assert slots.failed(adapter("a")) is None
+    slots.check_integrity([])
+    bank.broken = frozenset()  # the file is put back
+    slots.acquire(adapter("a"))
+    later.run_next()
+    slots.poll()
+    assert slots.is_ready(adapter("a"))
+
+
+def test_without_an_executor_a_failure_is_known_at_once() -> None:
+    bank = Holds(broken=frozenset({"a"}))
+    slots = Slots(1, bank.stage, vacate=bank.vacate)
+    slots.acquire(adapter("a"))
+    assert slots.failed(adapter("a")) == "a has changed on disk"
+
+
+def test_the_engines_thread_reads_and_copies_nothing(tmp_path: Path) -> None:
+    model = make_model()
+    bank = make_bank(model, {name: save_adapter(tmp_path / name, model, seed=i) for i, name in enumerate("abc")})
+    staged_in: set[str] = set()
+    staged = threading.Event()
+
+    def stage(slot: int, version: str) -> Callable[[], None]:
+        staged_in.add(threading.current_thread().name)
+        return bank.stage(slot, version)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="adapters") as executor:
+        slots = Slots(2, stage, vacate=bank.vacate, executor=executor, on_staged=staged.set)
+        for name in "abcab":
             slot = slots.acquire(adapter(name))
-            assert holds[slot] == name
-            users.append(adapter(name))
-        slots.check_integrity(users)
+            while not slots.is_ready(adapter(name)):
+                assert slots.wait(30)
+                with torch.utils.flop_counter.FlopCounterMode(display=False), _NoTensorWork():
+                    slots.poll()
+            assert bank.version_of(slot) == name
+            slots.release(adapter(name))
+    assert staged_in == {"adapters_0"}
+    assert staged.is_set()
+    assert slots.num_loads == 5
+
+
+class _NoTensorWork(torch.utils._python_dispatch.TorchDispatchMode):
+    """Fails on every tensor operation of this thread."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} was called")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "replaced", "removed"])
+def test_a_file_that_changes_before_it_is_staged_fails_its_own_version_only(damage: str, tmp_path: Path) -> None:
+    model = make_model()
+    folders = {name: save_adapter(tmp_path / name, model, seed=i) for i, name in enumerate("ab")}
+    bank = make_bank(model, folders)
+    weights = folders["a"] / "adapter_model.safetensors"
+    match damage:
+        case "truncated":
+            weights.write_bytes(weights.read_bytes()[:200])
+        case "replaced":
+            (save_adapter(tmp_path / "new", model, seed=9) / "adapter_model.safetensors").replace(weights)
+        case "removed":
+            weights.unlink()
+    with ThreadPoolExecutor(1) as executor:
+        slots = Slots(2, bank.stage, vacate=bank.vacate, executor=executor)
+        slots.acquire(adapter("a"))
+        good = slots.acquire(adapter("b"))
+        while slots.wait(30):
+            slots.poll()
+    assert "adapter_model.safetensors" in str(slots.failed(adapter("a")))
+    assert slots.is_ready(adapter("b"))
+    assert run(model, bank, torch.ones(1, WIDTH), [good]).isfinite().all()
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcdx"), st.sampled_from(["come", "leave", "load", "poll"])), max_size=80),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_random_use_keeps_one_owner_per_slot_and_one_pin_per_user(
+    actions: list[tuple[str, str]], num_slots: int, is_inline: bool
+) -> None:
+    bank, later = Holds(broken=frozenset("x")), Later()
+    slots = Slots(num_slots, bank.stage, vacate=bank.vacate, executor=None if is_inline else later)
+    users: list[tuple[ModelRef, int]] = []
+    for name, action in actions:
+        match action:
+            case "leave" if users:
+                slots.release(users.pop(0)[0])
+            case "load" if later.jobs:
+                later.run_next()
+            case "poll":
+                slots.poll()
+            case "come" if slots.can_acquire(adapter(name)):
+                users.append((adapter(name), slots.acquire(adapter(name))))
+        slots.check_integrity([model for model, _ in users])
+        for model, slot in users:
+            assert slots.is_ready(model) == (bank.in_slot.get(slot) == model.version)
+            assert slots.failed(model) is None or model.version == "x"

@@ -1,1 +1,1 @@
-"""Adapters inside the engine: reading them, and the masked bank that applies them."""
+"""Adapters inside the engine: what is known of them, who sits in which slot, and the bank that applies them."""

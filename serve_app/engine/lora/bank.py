@@ -1,130 +1,156 @@
-"""All resident adapters at once: stacked low-rank factors and a mask that gives each row its own.
+"""All resident adapters at once: each row of a step is changed by the adapter in its own slot.
 
-With S slots of rank r, `h = x @ down.T` is computed for every slot ([tokens, S*r]), masked to the row's slot, and
-`y += h @ up.T`: two dense products, whatever the mix of adapters, with no gather and no loop. Masked columns add
-exact zeros; all tensors are finite (checked when an adapter is loaded).
+An adapter lies on the shelf of its rank (8, 16, 32, …), where the factors of neighbouring places are stacked. A step
+picks its adapted rows by slot and computes, per run of neighbouring places, two batched products; so it costs what
+the slots present cost, and no number of one adapter ever meets a row of another.
+
+Room for more: a mix such as a*0.7+b*0.3 is a row picked once per adapter, with a factor on its change before all are
+added up; adapters of experts are the same plan over (row, expert) pairs, with a stack per expert.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
-from serve_app.engine.lora.adapter import Adapter, LowRank
+from serve_app.engine.lora.adapter import Adapter, linear_modules, weight_of
+from serve_app.engine.lora.banked import BankedLinear, Step
+from serve_app.engine.lora.plan import Plan, Resident, make_plan
+from serve_app.engine.lora.shelf import Shelf, shelf_rank
+from serve_app.engine.lora.weights import LowRank, read_weights
+
+SwapIn = Callable[[], None]
 
 
 class AdapterBank:
-    """The adapters of one model: known versions in host memory, some of them resident in slots.
+    """The adapters of one model: known versions, of which facts are kept, some of them resident in slots.
 
-    slots: places; rank: columns per slot, the largest rank of any known adapter
+    Two threads meet here. `stage` reads and copies, in any thread, one call at a time; everything else belongs to
+    the engine's thread, which never waits for it.
     """
 
     def __init__(self, model: nn.Module, adapters: Iterable[Adapter], *, max_slots: int) -> None:
         self._adapters = {adapter.version: adapter for adapter in adapters}
         self.num_slots = min(max_slots, len(self._adapters))
-        self.rank = max((adapter.rank for adapter in self._adapters.values()), default=0)
-        self._wrapped: dict[str, BankedLinear] = {}
-        self._row_slots: Tensor | None = None
-        self._mask: Tensor | None = None
-        for name in sorted({name for adapter in self._adapters.values() for name in adapter.modules}):
-            self._wrapped[name] = self._wrap(model, name)
-        self._device = next(model.parameters()).device
-        self._dtype = next(model.parameters()).dtype
+        self._model = model
+        linears = linear_modules(model)
+        names = sorted({name for adapter in self._adapters.values() for name in adapter.changes})
+        self._linears = {name: linears[name] for name in names}
+        weights = {name: weight_of(linear) for name, linear in self._linears.items()}
+        ranks = {shelf_rank(adapter.rank) for adapter in self._adapters.values()}
+        self._shelves = {rank: Shelf(rank, weights) for rank in sorted(ranks)}
+        self._step = Step()
+        self.wrapped = {
+            name: BankedLinear(linear, name, shelves=self._shelves, step=self._step)
+            for name, linear in self._linears.items()
+        }
+        for name, wrapped in self.wrapped.items():
+            _replace(model, name, wrapped)
+        parameter = next(model.parameters())
+        self._device, self._dtype = parameter.device, parameter.dtype
+        self._residents: dict[int, Resident] = {}
+        self._last_slots: tuple[int, ...] | None = None
+        self._last_plan: Plan | None = None
+        self._staging = threading.Lock()
+        self._places: dict[int, tuple[int, int]] = {}  # slot -> rank and place, as `stage` left them
 
     @property
-    def versions(self) -> frozenset[str]:
-        return frozenset(self._adapters)
+    def num_bytes(self) -> int:
+        """What the shelves take, in the memory of the model's device."""
+        return sum(shelf.num_bytes for shelf in self._shelves.values())
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of low rank that each module computes in this step."""
+        return 0 if self._step.plan is None else self._step.plan.num_columns
+
+    def version_of(self, slot: int) -> str | None:
+        """The version that rows of this slot are computed with; None where there is none yet."""
+        resident = self._residents.get(slot)
+        return None if resident is None else resident.version
 
     def load(self, slot: int, version: str) -> None:
-        """Move a known version into a slot, in place of what was there."""
+        """Move a known version into a slot at once, in place of what was there. Raises AdapterRefused."""
+        self.vacate(slot)
+        self.stage(slot, version)()
+
+    def vacate(self, slot: int) -> None:
+        """Nobody may compute with this slot until something has been swapped in."""
+        self._residents.pop(slot, None)
+        self._last_slots = None
+
+    @torch.no_grad()
+    def stage(self, slot: int, version: str) -> SwapIn:
+        """Read a known version and copy it to a place for this slot, which has been vacated.
+
+        May run beside steps, in another thread. The engine's thread calls what is returned, which swaps references
+        only. Raises AdapterRefused, and leaves the slot empty then.
+        """
         adapter = self._adapters[version]
-        for name, linear in self._wrapped.items():
-            linear.set_slot(slot, adapter.modules.get(name), rank=self.rank)
+        rank = shelf_rank(adapter.rank)
+        with self._staging:
+            self._free(slot)
+            try:
+                weights = read_weights(adapter, self._linears, dtype=self._dtype)
+                place = self._shelves[rank].put(weights)
+                self._places[slot] = (rank, place)
+                has_gain = self._put_gains(slot, weights)
+            finally:
+                for shelf in self._shelves.values():
+                    shelf.trim()
+        resident = Resident(version=version, rank=rank, place=place, has_gain=has_gain)
+
+        def swap_in() -> None:
+            self._residents[slot] = resident
+            self._last_slots = None
+
+        return swap_in
 
     def begin_step(self, row_slots: Sequence[int]) -> None:
         """Say which slot each packed token uses; -1 is the base. A step without adapters costs nothing."""
-        if not any(slot >= 0 for slot in row_slots):
-            return
-        slots = torch.tensor(row_slots, device=self._device)
-        one_hot = slots[:, None] == torch.arange(self.num_slots, device=self._device)
-        self._mask = one_hot.to(self._dtype).repeat_interleave(self.rank, dim=1)
-        self._row_slots = slots
-        for linear in self._wrapped.values():
-            linear.mask, linear.row_slots = self._mask, slots
+        slots = tuple(row_slots)
+        if slots != self._last_slots:
+            self._last_plan = self._plan(slots)
+            self._last_slots = slots
+        self._step.plan = self._last_plan
 
     def end_step(self) -> None:
-        self._mask = self._row_slots = None
-        for linear in self._wrapped.values():
-            linear.mask = linear.row_slots = None
+        self._step.plan = None
 
-    def _wrap(self, model: nn.Module, name: str) -> BankedLinear:
-        parent_name, _, child = name.rpartition(".")
-        parent = model.get_submodule(parent_name)
-        wrapped = BankedLinear(model.get_submodule(name), num_slots=self.num_slots, rank=self.rank)
-        setattr(parent, child, wrapped)
-        return wrapped
+    def unwrap(self) -> None:
+        """Give the model its own modules back."""
+        for name, linear in self._linears.items():
+            _replace(self._model, name, linear)
+
+    def _plan(self, slots: tuple[int, ...]) -> Plan | None:
+        present = {slot for slot in slots if slot >= 0}
+        for slot in present:
+            assert slot in self._residents, f"slot {slot} holds no adapter that could be computed with"
+        return make_plan(slots, self._residents, device=self._device) if present else None
+
+    def _free(self, slot: int) -> None:
+        if slot in self._places:
+            rank, place = self._places.pop(slot)
+            self._shelves[rank].free(place)
+
+    def _put_gains(self, slot: int, weights: dict[str, LowRank]) -> bool:
+        has_gain = any(low_rank.gain is not None for low_rank in weights.values())
+        for name, wrapped in self.wrapped.items():
+            gain = weights[name].gain if name in weights else None
+            if gain is not None and wrapped.gains is None:
+                wrapped.gains = _ones(self.num_slots, wrapped.weight, gain.numel())
+            if wrapped.gains is not None:
+                wrapped.gains[slot] = 1.0 if gain is None else gain.to(self._device)
+        return has_gain
 
 
-class BankedLinear(nn.Module):
-    """A linear module with a place for every slot's change to it.
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
 
-    down:  [slots * rank, in];  up: [out, slots * rank]
-    gains: [slots + 1, out], DoRA's scale per slot, the last row of ones for the base; None until a slot has one
-    """
 
-    def __init__(self, base: nn.Module, *, num_slots: int, rank: int) -> None:
-        super().__init__()
-        self.base = base
-        weight: Tensor = base.weight  # type: ignore[assignment]
-        is_transposed = isinstance(base, Conv1D)
-        in_features, out_features = weight.shape if is_transposed else weight.shape[::-1]
-        self._num_slots = num_slots
-        self.down = weight.new_zeros(num_slots * rank, in_features)
-        self.up = weight.new_zeros(out_features, num_slots * rank)
-        self.gains: Tensor | None = None
-        self.mask: Tensor | None = None
-        self.row_slots: Tensor | None = None
-
-    @property
-    def weight(self) -> Tensor:
-        return self.base.weight  # type: ignore[return-value]
-
-    @property
-    def bias(self) -> Tensor | None:
-        return self.base.bias  # type: ignore[return-value]
-
-    def set_slot(self, slot: int, low_rank: LowRank | None, *, rank: int) -> None:
-        """Fill a slot, or empty it."""
-        columns = slice(slot * rank, (slot + 1) * rank)
-        self.down[columns].zero_()
-        self.up[:, columns].zero_()
-        if self.gains is not None:
-            self.gains[slot].fill_(1.0)
-        if low_rank is None:
-            return
-        used = slice(slot * rank, slot * rank + low_rank.rank)
-        self.down[used].copy_(low_rank.down)
-        self.up[:, used].copy_(low_rank.up)
-        if low_rank.gain is not None:
-            if self.gains is None:
-                self.gains = self.up.new_ones(self._num_slots + 1, self.up.shape[0])
-            self.gains[slot].copy_(low_rank.gain)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.base(x)
-        if self.mask is None or self.row_slots is None:
-            return y
-        rows = x.reshape(-1, x.shape[-1])
-        assert rows.shape[0] == self.mask.shape[0], "an adapted module saw other rows than the batch's"
-        change = ((rows @ self.down.T) * self.mask) @ self.up.T
-        if self.gains is None:
-            return y + change.view_as(y)
-        flat = y.reshape(change.shape)
-        gain = self.gains[self.row_slots]  # -1 takes the last row, which is ones
-        bias = self.bias
-        scaled = (flat + change) * gain if bias is None else (flat - bias + change) * gain + bias
-        has_gain = (gain != 1.0).any(dim=1, keepdim=True)  # rows without keep every bit of theirs
-        return torch.where(has_gain, scaled, flat + change).view_as(y)
+def _ones(num_slots: int, like: Tensor, out_features: int) -> Tensor:
+    return torch.ones(num_slots, out_features, dtype=like.dtype, device=like.device)

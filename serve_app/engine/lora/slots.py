@@ -1,59 +1,117 @@
-"""Who sits in the bank: adapters resident in slots, pinned while sequences use them."""
+"""Who sits in the bank: adapters resident in slots, pinned while sequences use them, staged beside the steps."""
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, wait
+from typing import Any
 
 from serve_app.core.names import ModelRef
+from serve_app.engine.lora.errors import AdapterRefused
+
+logger = logging.getLogger(__name__)
+
+Load = Callable[[int, str], Callable[[], None] | None]
+
+
+class Inline(Executor):
+    """Runs what is submitted at once, in the caller's thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 class Slots:
     """Places for adapter versions. A pinned version stays; of the others the least recently used gives way.
 
-    load: called with a slot and the version that moves into it
+    All methods belong to the engine's thread and none but `wait` blocks. A version whose weights are still on their
+    way has its slot already and may be pinned, but `is_ready` only after a `poll` found them there; one whose
+    weights could not be read has `failed` from then on, until its last user lets go.
+
+    load:      called in the executor with a slot and the version that moves into it; what it returns is called in
+               the engine's thread, by `poll`
+    vacate:    called with a slot that has changed hands, before `load`
+    executor:  one thread, beside the engine's; None loads at once, within `acquire`
+    on_staged: called in the executor's thread when there is something to poll
     """
 
-    def __init__(self, num_slots: int, load: Callable[[int, str], None]) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        load: Load,
+        *,
+        vacate: Callable[[int], None] | None = None,
+        executor: Executor | None = None,
+        on_staged: Callable[[], None] | None = None,
+    ) -> None:
         self._load = load
+        self._vacate = vacate
+        self._executor = executor or Inline()
+        self._on_staged = on_staged
         self._free = list(range(num_slots))[::-1]
         self._slot_of: OrderedDict[str, int] = OrderedDict()  # least recently used first
         self._pins: dict[str, int] = {}
-
-    @property
-    def resident(self) -> tuple[str, ...]:
-        return tuple(self._slot_of)
+        self._staging: dict[str, Future[Callable[[], None] | None]] = {}
+        self._failed: dict[str, str] = {}
+        self.num_loads = 0
 
     def can_acquire(self, model: ModelRef) -> bool:
         """Whether `acquire` would succeed now."""
-        if model.adapter is None or model.version in self._slot_of or self._free:
-            return True
-        return any(version not in self._pins for version in self._slot_of)
+        return model.adapter is None or model.version in self._slot_of or bool(self._free) or self._idle() is not None
 
     def acquire(self, model: ModelRef) -> int:
-        """Pin the model's adapter in a slot, moving it in first if need be; -1 for a base. Only if `can_acquire`."""
+        """Pin the model's adapter in a slot, sending for it if need be; -1 for a base. Only if `can_acquire`."""
         if model.adapter is None:
             return -1
         version = model.version
-        if version not in self._slot_of:
-            slot = self._free.pop() if self._free else self._evict()
-            self._load(slot, version)
-            self._slot_of[version] = slot
-        self._slot_of.move_to_end(version)
         self._pins[version] = self._pins.get(version, 0) + 1
+        if version not in self._slot_of:
+            self._send_for(version)
+        self._slot_of.move_to_end(version)
+        if isinstance(self._executor, Inline):
+            self.poll()
         return self._slot_of[version]
 
     def is_ready(self, model: ModelRef) -> bool:
-        """Whether the adapter that was acquired can be computed with."""
-        return True
+        """Whether rows of this model can be computed, now that it is acquired."""
+        version = model.version
+        if model.adapter is None:
+            return True
+        return version in self._slot_of and version not in self._staging and version not in self._failed
+
+    def failed(self, model: ModelRef) -> str | None:
+        """Why an acquired model will never be ready; its users are to release it and end with an error."""
+        return None if model.adapter is None else self._failed.get(model.version)
+
+    def poll(self) -> bool:
+        """Swap in what has been staged; whether anything became ready or failed. To be called before each step."""
+        done = [version for version, future in self._staging.items() if future.done()]
+        for version in done:
+            self._settle(version, self._staging.pop(version))
+        return bool(done)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until something can be polled, or nothing is being staged; whether it can."""
+        if not self._staging:
+            return False
+        return bool(wait(self._staging.values(), timeout_s, return_when="FIRST_COMPLETED").done)
 
     def release(self, model: ModelRef) -> None:
         """Undo one `acquire`."""
         if model.adapter is None:
             return
-        self._pins[model.version] -= 1
-        if not self._pins[model.version]:
-            del self._pins[model.version]
+        version = model.version
+        self._pins[version] -= 1
+        if not self._pins[version]:
+            del self._pins[version]
+            self._drop_if_failed(version)
 
     def check_integrity(self, users: Sequence[ModelRef]) -> None:
         """Assert that each slot has one owner and each pin one user."""
@@ -64,7 +122,45 @@ class Slots:
             if model.adapter is not None:
                 pins[model.version] = pins.get(model.version, 0) + 1
         assert pins == self._pins, f"pins {self._pins} for users {pins}"
+        for version in (*self._staging, *self._failed):
+            assert version in self._slot_of, f"{version} is on its way to no slot"
+        assert self._failed.keys() <= pins.keys(), "a failed version keeps its slot without users"
+
+    def _idle(self) -> str | None:
+        """The least recently used version that nobody pins and nobody is writing."""
+        return next((v for v in self._slot_of if v not in self._pins and v not in self._staging), None)
+
+    def _send_for(self, version: str) -> None:
+        slot = self._free.pop() if self._free else self._evict()
+        if self._vacate is not None:
+            self._vacate(slot)
+        self.num_loads += 1
+        self._slot_of[version] = slot
+        future = self._executor.submit(self._load, slot, version)
+        self._staging[version] = future
+        if self._on_staged is not None:
+            on_staged = self._on_staged
+            future.add_done_callback(lambda _: on_staged())
 
     def _evict(self) -> int:
-        version = next(version for version in self._slot_of if version not in self._pins)
+        version = self._idle()
+        assert version is not None, "acquire() without can_acquire()"
         return self._slot_of.pop(version)
+
+    def _settle(self, version: str, future: Future[Callable[[], None] | None]) -> None:
+        error = future.exception()
+        if error is None:
+            swap_in = future.result()
+            if swap_in is not None:
+                swap_in()
+            return
+        if not isinstance(error, AdapterRefused):
+            logger.error("adapter version %s could not be staged", version, exc_info=error)
+        self._failed[version] = str(error)
+        self._drop_if_failed(version)
+
+    def _drop_if_failed(self, version: str) -> None:
+        """Give the slot of a version that failed back once nobody holds it, so that a later request tries anew."""
+        if version in self._failed and version not in self._pins:
+            del self._failed[version]
+            self._free.append(self._slot_of.pop(version))

@@ -1,0 +1,91 @@
+"""A linear module whose rows are each changed by their own adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from serve_app.engine.lora.plan import Plan, Rows, Segment
+from serve_app.engine.lora.shelf import Shelf
+
+
+class Step:
+    """What all modules of a bank are told of the step that is computed; None is a step without adapters."""
+
+    def __init__(self) -> None:
+        self.plan: Plan | None = None
+
+
+class BankedLinear(nn.Module):
+    """A linear module and the shelves with the changes to it.
+
+    gains: [slots, out], DoRA's scale per slot, one where an adapter has none; None until there is one
+    """
+
+    def __init__(self, base: nn.Module, name: str, *, shelves: Mapping[int, Shelf], step: Step) -> None:
+        super().__init__()
+        self.base = base
+        self.gains: Tensor | None = None
+        self._name = name
+        self._shelves = shelves
+        self._step = step
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base.weight  # type: ignore[return-value]
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base.bias  # type: ignore[return-value]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base(x)
+        if self._step.plan is None:
+            return y
+        rows = y.reshape(-1, y.shape[-1])
+        self.change(rows, x.reshape(-1, x.shape[-1]))
+        return rows.view(y.shape)
+
+    def change(self, y: Tensor, x: Tensor) -> None:
+        """Add to the adapted rows of y [tokens, out], which is base(x), what their adapters make of x [tokens, in].
+
+        Every other row keeps every bit: rows are picked and put back by index, never multiplied by a mask, since
+        zero times an infinite value is not zero.
+        """
+        plan = self._step.plan
+        if plan is None:
+            return
+        if x.shape[0] != plan.num_tokens:
+            raise RuntimeError(f"{self._name} was given {x.shape[0]} rows in a step of {plan.num_tokens}")
+        picked = _pick(x, plan.picked)
+        pieces = [self._piece(picked, segment, y.shape[1]) for segment in plan.segments]
+        change = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        if plan.kept is not None:
+            change = change.index_select(0, plan.kept)
+        if isinstance(plan.rows, slice):
+            y[plan.rows].add_(change)
+        else:
+            y.index_add_(0, plan.rows, change)
+        if plan.gain_rows is not None and plan.gain_slots is not None and self.gains is not None:
+            own = y.index_select(0, plan.gain_rows)
+            y.index_copy_(0, plan.gain_rows, self._scaled(own, self.gains.index_select(0, plan.gain_slots)))
+
+    def _scaled(self, y: Tensor, gain: Tensor) -> Tensor:
+        """DoRA's magnitude on all but the bias; y and gain [rows, out]."""
+        return y * gain if self.bias is None else (y - self.bias) * gain + self.bias
+
+    def _piece(self, picked: Tensor, segment: Segment, out_features: int) -> Tensor:
+        """The change to a segment's rows, [rows, out]."""
+        stack = self._shelves[segment.rank].stacks.get(self._name)
+        if stack is None:
+            return picked.new_zeros(segment.end - segment.begin, out_features)
+        places = slice(segment.first_place, segment.first_place + segment.num_places)
+        rows = picked[segment.begin : segment.end].view(segment.num_places, -1, picked.shape[1])
+        low = torch.bmm(rows, stack.down[places].mT)  # [places, rows, rank]
+        return torch.bmm(low, stack.up[places].mT).view(-1, out_features)
+
+
+def _pick(x: Tensor, rows: Rows) -> Tensor:
+    return x[rows] if isinstance(rows, slice) else x.index_select(0, rows)

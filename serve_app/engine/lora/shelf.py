@@ -1,0 +1,109 @@
+"""Places for adapters of one rank: their factors stacked per module, so that neighbours are computed together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.lora.weights import LowRank
+
+MIN_RANK = 8
+
+
+def shelf_rank(rank: int) -> int:
+    """The rank of the shelf for an adapter of that rank: 8, 16, 32, …, less than twice the rank from 8 on."""
+    return max(MIN_RANK, 1 << (rank - 1).bit_length())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """What a shelf's places do to one module.
+
+    down: [places, rank, in];  up: [places, out, rank]
+    """
+
+    down: Tensor
+    up: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        return self.down.nbytes + self.up.nbytes
+
+    def resized(self, num_places: int) -> Stack:
+        """A copy with more places or fewer."""
+        kept = min(num_places, self.down.shape[0])
+        down = self.down.new_zeros(num_places, *self.down.shape[1:])
+        up = self.up.new_zeros(num_places, *self.up.shape[1:])
+        down[:kept] = self.down[:kept]
+        up[:kept] = self.up[:kept]
+        return Stack(down=down, up=up)
+
+    def put(self, place: int, low_rank: LowRank | None) -> None:
+        """Fill a place; None leaves the module as it is."""
+        rank = 0 if low_rank is None else low_rank.down.shape[0]
+        self.down[place, rank:].zero_()
+        self.up[place, :, rank:].zero_()
+        if low_rank is not None:
+            self.down[place, :rank].copy_(low_rank.down)
+            self.up[place, :, :rank].copy_(low_rank.up)
+
+
+class Shelf:
+    """Grows with the adapters on it, twice as many places at a time, and gives the memory back when they leave.
+
+    One thread at a time changes it. Another may compute meanwhile with places that are filled: a stack is replaced
+    by a larger copy, and the places that are written are nobody's.
+    """
+
+    def __init__(self, rank: int, weights: Mapping[str, Tensor]) -> None:
+        """weights: [out, in] of every module that may be changed, for sizes, dtype and device."""
+        self.rank = rank
+        self.stacks: dict[str, Stack] = {}
+        self._weights = weights
+        self._capacity = 0
+        self._taken: set[int] = set()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(stack.num_bytes for stack in self.stacks.values())
+
+    def put(self, weights: Mapping[str, LowRank]) -> int:
+        """Take the lowest free place, fill it, and return it."""
+        place = next(place for place in range(self._capacity + 1) if place not in self._taken)
+        if place == self._capacity:
+            self._resize(max(1, 2 * self._capacity))
+        for name in weights.keys() - self.stacks.keys():
+            self.stacks[name] = self._new_stack(name)
+        for name, stack in self.stacks.items():
+            stack.put(place, weights.get(name))
+        self._taken.add(place)
+        return place
+
+    def free(self, place: int) -> None:
+        """Give a place back; its memory stays until `trim`."""
+        self._taken.remove(place)
+
+    def trim(self) -> None:
+        """Give back what is far more than needed."""
+        needed = max(self._taken, default=-1) + 1
+        if not needed:
+            self.stacks = {}
+            self._capacity = 0
+        elif needed <= self._capacity // 4:
+            self._resize(self._capacity // 2)
+
+    def _resize(self, capacity: int) -> None:
+        for name in list(self.stacks):
+            self.stacks[name] = self.stacks[name].resized(capacity)
+        self._capacity = capacity
+
+    def _new_stack(self, name: str) -> Stack:
+        weight = self._weights[name]
+        out_features, in_features = weight.shape
+        return Stack(
+            down=torch.zeros(self._capacity, self.rank, in_features, dtype=weight.dtype, device=weight.device),
+            up=torch.zeros(self._capacity, out_features, self.rank, dtype=weight.dtype, device=weight.device),
+        )

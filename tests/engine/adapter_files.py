@@ -1,0 +1,52 @@
+"""Writes PEFT adapter folders of chosen numbers, without training anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Items
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from serve_app.engine.lora.adapter import linear_modules, weight_of
+
+
+def save_adapter(
+    folder: Path,
+    model: nn.Module,
+    *,
+    rank: int = 4,
+    seed: int = 0,
+    alpha: float | None = None,
+    targets: Items[str] = ("",),
+    down: float | None = None,
+    up: float | None = None,
+    use_dora: bool = False,
+    magnitude_noise: float = 0.3,
+    dtype: torch.dtype = torch.float32,
+) -> Path:
+    """Write an adapter for the linear modules whose names end as `targets` say.
+
+    down, up: one number for all values of lora_A, lora_B; None draws them
+    """
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, linear in linear_modules(model).items():
+        if not name.endswith(tuple(targets)):
+            continue
+        weight = weight_of(linear).detach().float()
+        drawn_down = torch.randn(rank, weight.shape[1], generator=generator) * 0.2
+        drawn_up = torch.randn(weight.shape[0], rank, generator=generator) * 0.2
+        prefix = f"base_model.model.{name}"
+        tensors[f"{prefix}.lora_A.weight"] = drawn_down if down is None else torch.full_like(drawn_down, down)
+        tensors[f"{prefix}.lora_B.weight"] = drawn_up if up is None else torch.full_like(drawn_up, up)
+        if use_dora:
+            noise = 1 + magnitude_noise * torch.rand(weight.shape[0], generator=generator)
+            tensors[f"{prefix}.lora_magnitude_vector"] = weight.norm(dim=1) * noise
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank if alpha is None else alpha, "use_dora": use_dora}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
+    return folder
