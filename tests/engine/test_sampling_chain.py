@@ -17,7 +17,7 @@ from serve_app.engine.sampling.candidates import Rest, choose_candidates
 from serve_app.engine.sampling.chain import STAGES, order_of, run_chain, stages_of
 from serve_app.engine.sampling.drawing import draw_tokens
 from serve_app.engine.sampling.parameters import Parameters
-from serve_app.engine.sampling.whole import weights_of
+from serve_app.engine.sampling.whole import weights_without
 from tests.engine.sampling_reference import distribution, row
 
 DISPENSABLE = ("temperature", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc")
@@ -37,7 +37,7 @@ def outcome(logits: Tensor, params: SamplingParams, count: int, *, mu: float = 0
         ids = found.token_ids[0]
     else:
         dropped = found.token_ids[0][(found.logits[0] > found.edge[0]) & ~found.kept[0]]
-        weights = weights_of(logits[None], found.divisor, [dropped])[0]
+        weights = weights_without(logits[None], found.divisor, [dropped])[0]
         ids = torch.arange(len(logits))
         assert not weights[dropped].any()
     is_kept = (weights > 0) if found.rest[0] != Rest.GONE else found.kept[0]

@@ -20,7 +20,7 @@ from serve_app.engine.sampling.full import FullRows
 from serve_app.engine.sampling.parameters import Parameters
 from serve_app.engine.sampling.selection import MAX_SORTED
 from serve_app.engine.sampling.stages import Stage
-from serve_app.engine.sampling.whole import draw, row_sums, slabs, weights_of
+from serve_app.engine.sampling.whole import draw, row_sums, slabs, weights_without
 from serve_app.engine.sequence import Sequence
 
 NUM_CANDIDATES = 256
@@ -111,7 +111,7 @@ def _draw_whole(found: Candidates, places: Tensor, task: _Task) -> dict[int, Dra
     """Draw for a few rows of which more than candidates is left; places: [n]"""
     is_dropped = (found.logits[places] > found.edge[places, None]) & ~found.kept[places]
     dropped = [ids[gone] for ids, gone in zip(found.token_ids[places], is_dropped, strict=True)]
-    weights = weights_of(task.logits[places], found.divisor[places], dropped)
+    weights = weights_without(task.logits[places], found.divisor[places], dropped)
     return _drawn_by_weight(weights, places, task)
 
 

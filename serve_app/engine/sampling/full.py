@@ -12,8 +12,8 @@ from serve_app.engine.sampling.whole import (
     entropy_of,
     in_play,
     infinite_where_not,
-    log_total_of,
     row_sums,
+    weights_of,
 )
 
 
@@ -32,7 +32,7 @@ class FullRows:
         self.scaled = self.logits.double()
         self.kept = in_play(logits)
         self._weights: Tensor | None = None
-        self._log_total = self.divisor
+        self._reference = self.divisor
 
     @property
     def highest(self) -> Tensor:
@@ -56,14 +56,9 @@ class FullRows:
         return reference + torch.log(row_sums(weights))
 
     @property
-    def probabilities(self) -> Tensor:
-        """[rows, vocab] float64"""
-        return self.weights / row_sums(self.weights)[:, None]
-
-    @property
     def entropy(self) -> Tensor:
         """[rows] nats"""
-        return entropy_of(self.scaled, self.probabilities, self.log_total)
+        return entropy_of(self.scaled, *self._weighed())
 
     @property
     def deviation(self) -> Tensor:
@@ -73,7 +68,8 @@ class FullRows:
     def divide(self, temperature: Tensor) -> None:
         """temperature: [rows] float64"""
         self.divisor = self.divisor * temperature
-        self.scaled.div_(temperature[:, None])
+        if bool((temperature != 1.0).any()):
+            self.scaled.div_(temperature[:, None])
         self._weights = None
 
     def keep(self, mask: Tensor) -> None:
@@ -99,6 +95,6 @@ class FullRows:
     def _weighed(self) -> tuple[Tensor, Tensor]:
         """Weights, and what to add to the ln of one for its scaled logit."""
         if self._weights is None:
-            self._log_total, weights = log_total_of(self.scaled)
-            self._weights = weights.mul_(self.kept)
-        return self._weights, self._log_total
+            self._reference = self.highest
+            self._weights = weights_of(self.scaled, self._reference).mul_(self.kept)
+        return self._weights, self._reference

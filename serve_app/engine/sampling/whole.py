@@ -15,7 +15,7 @@ from torch import Tensor
 from serve_app.engine.sampling.candidates import BLOCK
 from serve_app.engine.sampling.draw import pick
 
-ROWS_AT_ONCE = 2
+ROWS_AT_ONCE = 1
 LARGEST = torch.finfo(torch.float64).max
 NO_WEIGHT = 800.0  # nats below the highest at which a float64 exponential is 0
 
@@ -28,12 +28,13 @@ def slabs(num_rows: int) -> Iterator[slice]:
 
 def scaled_logits(logits: Tensor, divisor: Tensor) -> Tensor:
     """[rows, vocab] float32, [rows] float64 -> [rows, vocab] float64"""
-    return logits.double().div_(divisor[:, None])
+    scaled = logits.double()
+    return scaled if bool((divisor == 1.0).all()) else scaled.div_(divisor[:, None])
 
 
 def log_totals(logits: Tensor, divisor: Tensor) -> Tensor:
     """ln of the sum of exponentials of logits / divisor; [rows, vocab] float32, [rows] -> [rows] float64"""
-    return _joined(log_total_of(scaled_logits(logits[rows], divisor[rows]))[0] for rows in slabs(len(logits)))
+    return _joined(_log_total(scaled_logits(logits[rows], divisor[rows])) for rows in slabs(len(logits)))
 
 
 def entropies(logits: Tensor, divisor: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,9 +42,10 @@ def entropies(logits: Tensor, divisor: Tensor) -> tuple[Tensor, Tensor]:
     totals, results = [], []
     for rows in slabs(len(logits)):
         scaled = scaled_logits(logits[rows], divisor[rows])
-        total, weights = log_total_of(scaled)
-        totals.append(total)
-        results.append(entropy_of(scaled, weights, total))
+        highest = scaled.amax(-1)
+        weights = weights_of(scaled, highest)
+        totals.append(highest + torch.log(row_sums(weights)))
+        results.append(entropy_of(scaled, weights, highest))
     return torch.cat(totals), torch.cat(results)
 
 
@@ -59,17 +61,21 @@ def counts(logits: Tensor) -> Tensor:
     return _joined(row_sums(in_play(logits[rows])) for rows in slabs(len(logits)))
 
 
-def log_total_of(scaled: Tensor) -> tuple[Tensor, Tensor]:
-    """ln of the sum of exponentials, and the softmax; [rows, n] float64 -> [rows], [rows, n]"""
-    weights = torch.softmax(scaled, dim=-1)
-    return scaled.amax(-1) - torch.log(weights.amax(-1)), weights
+def weights_of(scaled: Tensor, highest: Tensor) -> Tensor:
+    """exp(scaled - highest); [rows, n] float64, [rows] -> [rows, n]"""
+    return (scaled - highest[:, None]).exp_()
 
 
-def entropy_of(scaled: Tensor, weights: Tensor, log_total: Tensor) -> Tensor:
-    """-Σ w ln w of weights exp(scaled - log_total) that add up to 1, 0 for some; [rows, n] float64 -> [rows] nats"""
+def entropy_of(scaled: Tensor, weights: Tensor, reference: Tensor) -> Tensor:
+    """Of the distribution whose weights are exp(scaled - reference), not normalised, 0 for some.
+
+    [rows, n] float64, [rows, n], [rows] -> [rows] nats
+    """
+    total = row_sums(weights)
+    log_total = reference + torch.log(total)
     lowest = scaled.amax(-1) - NO_WEIGHT
     logprobs = torch.maximum(scaled, lowest[:, None]).sub_(log_total[:, None])
-    return -row_sums(logprobs.mul_(weights))
+    return -row_sums(logprobs.mul_(weights)) / total
 
 
 def deviation_of(values: Tensor, mask: Tensor) -> Tensor:
@@ -132,12 +138,21 @@ def draw(weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     return token_ids.gather(1, columns)[:, 0], own.gather(1, columns)[:, 0] / total
 
 
-def weights_of(logits: Tensor, divisor: Tensor, dropped: list[Tensor]) -> Tensor:
-    """The softmax of logits / divisor without each row's dropped token ids; [rows, vocab] float32 -> float64"""
+def weights_without(logits: Tensor, divisor: Tensor, dropped: list[Tensor]) -> Tensor:
+    """Proportional to the softmax of logits / divisor without each row's dropped token ids.
+
+    logits: [rows, vocab] float32; divisor: [rows] float64. Returns [rows, vocab] float64.
+    """
     scaled = scaled_logits(logits, divisor)
     for row, token_ids in enumerate(dropped):
         scaled[row, token_ids] = -inf
-    return torch.softmax(scaled, dim=-1)
+    return scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()
+
+
+def _log_total(scaled: Tensor) -> Tensor:
+    """Of rows that are nobody else's: they become their weights."""
+    highest = scaled.amax(-1)
+    return highest + torch.log(row_sums(scaled.sub_(highest[:, None]).exp_()))
 
 
 def _joined(parts: Iterator[Tensor]) -> Tensor:
