@@ -151,11 +151,11 @@ def _draw_kept(full: FullRows, task: _Task) -> dict[int, Drawn]:
 def _drawn_by_weight(weights: Tensor, places: Tensor, task: _Task) -> dict[int, Drawn]:
     """Draw from weights [n, vocab] of the rows at `places` [n]."""
     token_ids, probabilities = draw(weights, task.parameters.keys[places])
-    every_id = torch.arange(weights.shape[-1], device=weights.device)
     drawn = {}
     for index, place in enumerate(places.tolist()):
         top: tuple[tuple[int, float], ...] = ()
         if num_top := task.num_top[place]:
+            every_id = torch.arange(weights.shape[-1], device=weights.device)
             top = _top(weights[index] / row_sums(weights[index, None]), every_id, num_top)
         drawn[place] = Drawn(int(token_ids[index]), float(probabilities[index]), top)
     return drawn

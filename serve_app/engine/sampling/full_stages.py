@@ -16,7 +16,7 @@ from serve_app.engine.sampling.mirostat import NUM_ESTIMATED, zipf_count, zipf_e
 from serve_app.engine.sampling.parameters import Parameters
 from serve_app.engine.sampling.selection import keep_until
 from serve_app.engine.sampling.stages import ROUNDING, dynamic_temperature
-from serve_app.engine.sampling.whole import at_least, infinite_where_not, row_sums
+from serve_app.engine.sampling.whole import at_least, row_sums
 
 
 def divide_by_temperature(rows: FullRows, parameters: Parameters) -> None:
@@ -60,7 +60,7 @@ def exclude_top_choices(rows: FullRows, parameters: Parameters) -> None:
     above = at_least(rows.scaled, torch.log(parameters.xtc_threshold) + rows.log_total).mul_(rows.kept)
     num_dropped = row_sums(above) - 1.0
     applies = (num_dropped > 0) & (rows.num_kept - num_dropped >= parameters.min_keep)
-    lowest = (rows.scaled + infinite_where_not(above)).amin(-1)
+    lowest = torch.where(above > 0, rows.scaled, inf).amin(-1)
     is_lowest = (rows.scaled == lowest[:, None]) & (above > 0)
     ids = torch.arange(above.shape[-1], device=above.device)
     last = (is_lowest * ids).amax(-1, keepdim=True)

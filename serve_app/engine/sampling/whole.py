@@ -89,6 +89,8 @@ def deviation_of(values: Tensor, mask: Tensor) -> Tensor:
 
 def in_play(logits: Tensor) -> Tensor:
     """1 where a logit is not -inf, else 0; [rows, n] float32 -> [rows, n] float64"""
+    if bool(logits.amin() > -inf):  # as without a constraint or ban
+        return torch.ones_like(logits, dtype=torch.float64)
     return at_least(logits, torch.full_like(logits[:, 0], torch.finfo(logits.dtype).min)).double()
 
 
