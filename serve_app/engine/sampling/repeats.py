@@ -31,7 +31,7 @@ class Repeats:
             if breaker:
                 self._breakers_by_last.setdefault(breaker[-1], []).append(breaker)
         self._lonely_breakers = torch.tensor([breaker[0] for breaker in params.breakers if len(breaker) == 1]).long()
-        self._newest_first = torch.empty(0, dtype=torch.int64)  # room before `_head`, then the tokens
+        self._newest_first = torch.empty(0, dtype=torch.int32)  # room before `_head`, then the tokens
         self._head = 0
         self._lengths = torch.empty(0, dtype=torch.int32)  # of the match at distance 1, 2, ...
         self._num_taken = 0
@@ -64,24 +64,29 @@ class Repeats:
         if limit < shortest or size < 2:
             return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
         matched = self._lengths[: size - 1]
+        if int(matched.amax()) < shortest:  # as in ordinary text
+            return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
         distances = torch.nonzero(matched >= shortest)[:, 0] + 1
         lengths = torch.minimum(matched[distances - 1].long(), size - distances).clamp_(max=limit)
         distances, lengths = distances[lengths >= shortest], lengths[lengths >= shortest]
-        token_ids = self._newest_first[self._head + distances - 1]
+        token_ids = self._newest_first[self._head + distances - 1].long()
         return self._longest(token_ids, lengths)
 
     def _longest(self, token_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Each token once, with its greatest length; those that are breakers left out."""
-        unique, places = torch.unique(token_ids, return_inverse=True)
-        longest = torch.zeros_like(unique).scatter_reduce_(0, places, lengths, "amax")
-        is_free = torch.isin(unique, self._lonely_breakers, invert=True)
-        return unique[is_free], longest[is_free]
+        if not len(token_ids):
+            return token_ids, lengths
+        ranks = (lengths << 32) + torch.arange(len(lengths))  # no two are equal
+        best = torch.zeros(int(token_ids.max()) + 1, dtype=torch.int64).scatter_reduce_(0, token_ids, ranks, "amax")
+        best[self._lonely_breakers[self._lonely_breakers < len(best)]] = 0
+        chosen = torch.nonzero(best[token_ids] == ranks)[:, 0]
+        return token_ids[chosen], lengths[chosen]
 
     def _begin(self, token_ids: Items[int]) -> None:
         """Take all tokens at once; those before the window never matter."""
         begin = self._window_begin(len(token_ids))
         recent = token_ids[begin:][::-1]
-        self._newest_first = torch.tensor(recent, dtype=torch.int64)
+        self._newest_first = torch.tensor(recent, dtype=torch.int32)
         self._lengths = torch.tensor(z_function(recent)[1:], dtype=torch.int32)
         last = len(token_ids) - 1
         ends = (end for end in range(last, begin - 1, -1) if self._ends_breaker(token_ids, end))
@@ -95,7 +100,7 @@ class Repeats:
             earlier = earlier[: max(0, self._params.window - 1)]
         self._make_room(len(earlier))
         lengths = self._lengths[: len(earlier)]
-        lengths.add_(1).mul_(earlier == token_id)
+        lengths.add_(1).mul_(torch.eq(earlier, token_id, out=torch.empty_like(earlier)))  # numbers cost less than bools
         self._head -= 1
         self._newest_first[self._head] = token_id
         if self._ends_breaker(token_ids, position):
@@ -106,7 +111,7 @@ class Repeats:
         if self._head == 0:
             known = self._newest_first[:num_earlier]
             self._head = max(len(known), LEAST_ROOM)
-            self._newest_first = torch.cat((torch.zeros(self._head, dtype=torch.int64), known))
+            self._newest_first = torch.cat((torch.zeros(self._head, dtype=torch.int32), known))
         if len(self._lengths) < num_earlier:
             more = torch.zeros(max(num_earlier, LEAST_ROOM), dtype=torch.int32)
             self._lengths = torch.cat((self._lengths, more))
