@@ -5,6 +5,8 @@
 Every row has another mix of options. Prints JSON: best and median milliseconds per step of both, and their ratio; the
 same for rows that are all greedy, all plain (temperature alone) and all truncated by top-k and top-p.
 
+Then, ours alone, one setting after the other on logits of every shape: `--shapes 0` leaves that table out.
+
 Logits are normal with a standard deviation of `--spread`; the entropy of their softmax is about
 ln(vocab) - spread**2 / 2 nats: 3.1 for 4.2, as a language model's on ordinary text, and 7.4 for 3, far flatter.
 """
@@ -62,6 +64,43 @@ WORKLOADS: dict[str, Callable[[int], SamplingParams]] = {
 }
 
 
+SETTINGS: dict[str, SamplingParams] = {
+    "greedy": SamplingParams(temperature=0.0),
+    "plain": SamplingParams(),
+    "top_p": SamplingParams(top_p=0.9),
+    "top_k and top_p": SamplingParams(temperature=0.8, top_k=50, top_p=0.9),
+    "top_k 5000": SamplingParams(top_k=5000),
+    "min_p": SamplingParams(min_p=0.05),
+    "typical_p": SamplingParams(typical_p=0.9),
+    "top_n_sigma": SamplingParams(top_n_sigma=1.0),
+    "xtc": SamplingParams(xtc_probability=1.0, xtc_threshold=0.0),
+    "dynamic temperature": SamplingParams(dynamic_temperature_range=0.3),
+    "mirostat 1": SamplingParams(mirostat=1),
+    "mirostat 2": SamplingParams(mirostat=2, mirostat_tau=9.0),
+}
+SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "peaked": lambda noise: noise * 4.2,
+    "flat": lambda noise: noise * 0.05,
+    "equal": lambda noise: noise * 0.0,
+    "of few values": lambda noise: (noise * 4).round() / 2,
+    "one spike": lambda noise: (noise * 0.05).index_fill(1, torch.tensor([7]), 9.0),
+}
+
+
+def table_of_shapes(num_rows: int, vocab: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Best milliseconds per step of each setting on each shape of logits, all settings in turn."""
+    noise = torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(1))
+    table: dict[str, dict[str, float]] = {name: {} for name in SETTINGS}
+    sampler = Sampler()
+    for shape, logits in ((name, shape(noise)) for name, shape in SHAPES.items()):
+        for _ in range(rounds):
+            for name, params in SETTINGS.items():
+                rows = [row(params) for _ in range(num_rows)]
+                spent = milliseconds(lambda: sampler.choose(logits, rows))  # noqa: B023
+                table[name][shape] = round(min(spent, table[name].get(shape, spent)), 2)
+    return table
+
+
 def sort_based(logits: Tensor, rows: list[Sequence], seen: Tensor, counts: Tensor) -> Tensor:
     """What is commonly done: dense counts, one sort for top-k and min-p, one for top-p, softmax, multinomial."""
     params = [sequence.request.sampling for sequence in rows]
@@ -102,6 +141,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=600, help="tokens that penalties see")
     parser.add_argument("--spread", type=float, default=4.2)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--shapes", type=int, default=3, help="rounds of the table of shapes")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     generator = torch.Generator().manual_seed(0)
@@ -130,6 +170,8 @@ def main() -> None:
             "sorting_ms": {"best": round(min(theirs), 2), "median": round(statistics.median(theirs), 2)},
             "sorting/ours": round(statistics.median(theirs) / statistics.median(ours), 1),
         }
+    if args.shapes:
+        report["best_ms_by_shape"] = table_of_shapes(args.rows, args.vocab, args.shapes)
     print(json.dumps(report, indent=1))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,13 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from serve_app.core.request import TEMPERATURE_FIRST, TEMPERATURE_LAST, LogprobParams, SamplerName, SamplingParams
 from serve_app.engine.sampling.candidates import Rest, choose_candidates
-from serve_app.engine.sampling.chain import STAGES, order_of, run_chain, stages_of
+from serve_app.engine.sampling.chain import STAGES, order_of, run_chain, run_full_chain, stages_of
 from serve_app.engine.sampling.drawing import draw_tokens
+from serve_app.engine.sampling.full import FullRows
 from serve_app.engine.sampling.parameters import Parameters
-from serve_app.engine.sampling.whole import Whole
+from serve_app.engine.sampling.selection import MAX_SORTED
+from serve_app.engine.sampling.whole import weights_without
 from tests.engine.sampling_reference import distribution, row
 
 DISPENSABLE = ("temperature", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc")
@@ -37,11 +41,24 @@ def outcome(logits: Tensor, params: SamplingParams, count: int, *, mu: float = 0
         ids = found.token_ids[0]
     else:
         dropped = found.token_ids[0][(found.logits[0] > found.edge[0]) & ~found.kept[0]]
-        weights = Whole.of(logits, found.divisor[0], dropped).weights
+        weights = weights_without(logits[None], found.divisor, [dropped])[0]
         ids = torch.arange(len(logits))
         assert not weights[dropped].any()
     is_kept = (weights > 0) if found.rest[0] != Rest.GONE else found.kept[0]
     return dict(zip(ids[is_kept].tolist(), (weights / weights.sum())[is_kept].tolist(), strict=True))
+
+
+def full_outcome(logits: Tensor, params: SamplingParams, *, mu: float) -> dict[int, float]:
+    """What the chain leaves of one row [vocab] with every token in view."""
+    sequence = row(params)
+    sequence.sampling_state.mu = mu
+    parameters = Parameters.of_sequences([sequence], logits.device)
+    full = FullRows(logits[None])
+    run_full_chain(full, stages_of(order_of(params)), parameters)
+    weights, is_kept = full.weights[0], full.kept[0] > 0
+    assert not weights[~is_kept].any()
+    ids = torch.nonzero(is_kept)[:, 0]
+    return dict(zip(ids.tolist(), (weights / weights.sum())[ids].tolist(), strict=True))
 
 
 def random_params(generator: random.Random) -> SamplingParams:
@@ -94,6 +111,68 @@ def test_the_chain_leaves_what_the_definitions_leave(seed: int, vocab: int, scal
         if got is not None:
             assert set(got) == {token for token in expected if expected[token] > 0 or token in got}, params
             assert all(got[token] == pytest.approx(expected[token], abs=1e-9) for token in got), params
+    full = full_outcome(logits, params, mu=mu)
+    assert set(full) == {token for token in expected if expected[token] > 0 or token in full}, params
+    assert all(full[token] == pytest.approx(expected[token], abs=1e-9) for token in full), params
+
+
+LARGE = 12_000  # of which most stay: far more than are ever sorted
+SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "flat": lambda noise: noise * 0.05,
+    "high and flat": lambda noise: 20.0 + noise * 0.001,
+    "equal": lambda noise: noise * 0.0,
+    "of few values": lambda noise: (noise * 2).round() / 4,
+    "one spike": lambda noise: torch.where(torch.arange(len(noise)) == 7, 4.0, noise * 0.01),
+    "tiny": lambda noise: noise * 1e-20,
+    "heavy tail": lambda noise: noise / noise.flip(0).abs().clamp(min=0.3) * 0.2,
+}
+EXTREMES = {
+    "top_p": SamplingParams(top_p=0.9),
+    "top_k": SamplingParams(top_k=9000),
+    "typ_p": SamplingParams(typical_p=0.8),
+    "min_p": SamplingParams(min_p=0.1),
+    "sigma": SamplingParams(top_n_sigma=2.0),
+    "xtc": SamplingParams(xtc_probability=1.0, xtc_threshold=7e-5),
+    "mirostat 1": SamplingParams(mirostat=1),
+    "mirostat 2": SamplingParams(mirostat=2),
+    "temperature last": SamplingParams(temperature=0.6, top_p=0.95, typical_p=0.9, samplers=TEMPERATURE_LAST),
+    "min_keep": SamplingParams(top_p=0.1, min_p=0.999, typical_p=0.1, min_keep=8000),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", EXTREMES)
+def test_flat_rows_of_a_large_vocabulary_are_settled_without_sorting_it(name: str, shape: str) -> None:
+    noise = torch.randn(LARGE, generator=torch.Generator().manual_seed(len(name + shape)))
+    logits, params = SHAPES[shape](noise), EXTREMES[name]
+    if params.mirostat == 1 and shape == "equal":
+        logits = noise * 0.01  # its fit divides by zero
+    wanted = LogprobParams(top=LARGE, post_sampling=True)
+    sequence = row(params, logprobs=wanted)
+    sequence.sampling_state.mu = 14.0
+    expected = distribution(logits.double().tolist(), params, mu=14.0, xtc_applies=name == "xtc")
+    sorted_sizes: list[int] = []
+    with SortedSizes(sorted_sizes):
+        (drawn,) = draw_tokens(logits[None], [row(params)])
+    assert max(sorted_sizes, default=0) <= MAX_SORTED
+    (drawn,) = draw_tokens(logits[None], [sequence])
+    assert drawn.probability == pytest.approx(expected[drawn.token_id], rel=1e-6)
+    got = {token: math.exp(logprob) for token, logprob in drawn.top}
+    assert set(got) == {token for token, probability in expected.items() if probability > 0}
+    assert all(got[token] == pytest.approx(expected[token], rel=1e-6) for token in got)
+
+
+class SortedSizes(TorchDispatchMode):
+    """Writes down how many columns each sort sorts."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__()
+        self._sizes = sizes
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func.overloadpacket is torch.ops.aten.sort:
+            self._sizes.append(args[0].shape[-1])
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,13 @@ A, B, C, X = range(4)
 def penalties(tokens: list[int], params: DryParams) -> dict[int, float]:
     repeats = Repeats(params)
     repeats.catch_up(tokens)
-    return repeats.penalties(tokens)
+    return charged(repeats)
+
+
+def charged(repeats: Repeats) -> dict[int, float]:
+    token_ids, values = repeats.penalties()
+    assert len(set(token_ids.tolist())) == len(token_ids)
+    return dict(zip(token_ids.tolist(), values.tolist(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -61,13 +67,13 @@ def test_runs_followed_token_by_token_are_those_of_walking_back(
     repeats = Repeats(params)
     for end in range(min(first, len(tokens)), len(tokens) + 1):
         repeats.catch_up(tokens[:end])
-        assert repeats.penalties(tokens[:end]) == pytest.approx(dry_penalties(tokens[:end], params)), tokens[:end]
+        assert charged(repeats) == pytest.approx(dry_penalties(tokens[:end], params)), tokens[:end]
 
 
 def test_the_penalty_of_a_very_long_run_is_still_a_number() -> None:
     tokens = [A] * 2000
-    charged = penalties(tokens, DryParams(multiplier=5.0, base=4.0))
-    assert 1e30 < charged[A] <= 3e38
+    costly = penalties(tokens, DryParams(multiplier=5.0, base=4.0))
+    assert 1e30 < costly[A] <= 3e38
     flat = penalties(tokens, DryParams(multiplier=5.0, base=1.0))
     assert flat == {A: 5.0}
 
@@ -87,3 +93,19 @@ def test_finding_all_runs_takes_linear_work(tokens: list[int]) -> None:
     counted = CountedLookups(tokens)
     z_function(counted)
     assert 0 < counted.lookups <= 4 * len(tokens)
+
+
+@pytest.mark.parametrize("window", [None, 500])
+@pytest.mark.parametrize("tokens", [[A] * 3000, [A, B] * 1500, [A, *range(3000)]])
+def test_a_step_looks_at_few_tokens_however_repetitive_the_text_is(tokens: list[int], window: int | None) -> None:
+    counted = CountedLookups(tokens)
+    params = DryParams(multiplier=0.8, allowed_length=1, window=window, breakers=((A, A, B), (C, X)))
+    repeats = Repeats(params)
+    repeats.catch_up(counted)
+    for token in (A, B, A, A):
+        counted.append(token)
+        counted.lookups = 0
+        repeats.catch_up(counted)
+        repeats.penalties()
+        assert 0 < counted.lookups <= 8
+    assert charged(repeats) == pytest.approx(dry_penalties(list(counted), params))

@@ -87,6 +87,11 @@ def choose_candidates(logits: Tensor, count: int) -> Candidates:
     )
 
 
+def largest(logits: Tensor, count: int) -> Tensor:
+    """The `count` largest logits of each row by falling value; [rows, vocab] -> [rows, count]"""
+    return torch.sort(_largest(logits, count)[0], dim=-1, descending=True).values
+
+
 def _sorted_largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest logits of each row and their ids, by falling logit, ties by rising id."""
     if count == logits.shape[-1]:

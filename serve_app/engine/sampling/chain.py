@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from serve_app.core.request import SamplingParams
-from serve_app.engine.sampling import mirostat, stages
+from serve_app.engine.sampling import full_stages, mirostat, stages
 from serve_app.engine.sampling.candidates import Candidates, Rest
+from serve_app.engine.sampling.full import FullRows
 from serve_app.engine.sampling.moments import Need, moments
 from serve_app.engine.sampling.parameters import Parameters
 from serve_app.engine.sampling.stages import Stage
@@ -20,22 +21,36 @@ from serve_app.engine.sampling.stages import Stage
 STAGES: Mapping[str, tuple[Stage, ...]] = MappingProxyType(
     {
         "temperature": (
-            Stage(stages.divide_by_temperature, lambda p: p.dynamic_temperature_range == 0.0, drops=False),
+            Stage(
+                stages.divide_by_temperature,
+                full_stages.divide_by_temperature,
+                lambda p: p.dynamic_temperature_range == 0.0,
+                drops=False,
+            ),
             Stage(
                 stages.divide_by_dynamic_temperature,
+                full_stages.divide_by_dynamic_temperature,
                 lambda p: p.dynamic_temperature_range > 0.0,
                 need=Need.ENTROPY,
                 drops=False,
             ),
         ),
-        "top_n_sigma": (Stage(stages.keep_top_n_sigma, lambda p: p.top_n_sigma > 0.0, Need.DEVIATION),),
-        "top_k": (Stage(stages.keep_top_k, lambda p: p.top_k > 0),),
-        "typ_p": (Stage(stages.keep_typical, lambda p: p.typical_p < 1.0, Need.ENTROPY),),
-        "top_p": (Stage(stages.keep_top_p, lambda p: p.top_p < 1.0, Need.TOTAL),),
-        "min_p": (Stage(stages.keep_min_p, lambda p: p.min_p > 0.0),),
-        "xtc": (Stage(stages.exclude_top_choices, lambda p: p.xtc_applies, Need.TOTAL),),
-        "mirostat_1": (Stage(mirostat.keep_by_zipf, lambda p: torch.isfinite(p.mu), Need.TOTAL),),
-        "mirostat_2": (Stage(mirostat.keep_by_surprise, lambda p: torch.isfinite(p.mu), Need.TOTAL),),
+        "top_n_sigma": (
+            Stage(stages.keep_top_n_sigma, full_stages.keep_top_n_sigma, lambda p: p.top_n_sigma > 0.0, Need.DEVIATION),
+        ),
+        "top_k": (Stage(stages.keep_top_k, full_stages.keep_top_k, lambda p: p.top_k > 0),),
+        "typ_p": (Stage(stages.keep_typical, full_stages.keep_typical, lambda p: p.typical_p < 1.0, Need.ENTROPY),),
+        "top_p": (Stage(stages.keep_top_p, full_stages.keep_top_p, lambda p: p.top_p < 1.0, Need.TOTAL),),
+        "min_p": (Stage(stages.keep_min_p, full_stages.keep_min_p, lambda p: p.min_p > 0.0),),
+        "xtc": (
+            Stage(stages.exclude_top_choices, full_stages.exclude_top_choices, lambda p: p.xtc_applies, Need.TOTAL),
+        ),
+        "mirostat_1": (
+            Stage(mirostat.keep_by_zipf, full_stages.keep_by_zipf, lambda p: torch.isfinite(p.mu), Need.COUNT),
+        ),
+        "mirostat_2": (
+            Stage(mirostat.keep_by_surprise, full_stages.keep_by_surprise, lambda p: torch.isfinite(p.mu), Need.TOTAL),
+        ),
     }
 )
 
@@ -66,6 +81,19 @@ def run_chain(candidates: Candidates, chain: Items[Stage], parameters: Parameter
             sums = moments(candidates, logits, runs, stage.need)
             candidates = candidates.merged(runs, stage.apply(candidates, parameters, sums))
     return candidates
+
+
+def run_full_chain(rows: FullRows, chain: Items[Stage], parameters: Parameters) -> None:
+    """Apply the stages one after the other to rows that have the same active ones."""
+    for stage in chain:
+        if bool(stage.is_active(parameters)[0]):
+            stage.on_full(rows, parameters)
+
+
+def activity(chain: Items[Stage], parameters: Parameters) -> list[tuple[bool, ...]]:
+    """For each row, which of the stages are active."""
+    columns = [stage.is_active(parameters).tolist() for stage in chain]
+    return list(zip(*columns, strict=True)) if columns else [()] * len(parameters.keys)
 
 
 def can_drop(chain: Items[Stage], parameters: Parameters) -> Tensor:

@@ -1,7 +1,7 @@
 """Draws one token per row: the chain on a few candidates, exactly, and with more of them where few do not tell.
 
-A row is settled when it is certain what happens to all tokens that are no candidates: all dropped, or none. The
-others are tried again with more candidates, in the end with the whole vocabulary.
+A row is settled when it is certain what happens to all tokens that are no candidates: all dropped, or none. For the
+others the chain runs again: on more candidates where the row is steep, else with every token in view, unsorted.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from math import log
 import torch
 from torch import Tensor
 
-from serve_app.engine.sampling.candidates import Candidates, Rest, choose_candidates
-from serve_app.engine.sampling.chain import can_drop, order_of, run_chain, stages_of
+from serve_app.engine.sampling.candidates import Candidates, Rest, choose_candidates, largest
+from serve_app.engine.sampling.chain import activity, can_drop, order_of, run_chain, run_full_chain, stages_of
 from serve_app.engine.sampling.draw import pick
+from serve_app.engine.sampling.full import FullRows
 from serve_app.engine.sampling.parameters import Parameters
+from serve_app.engine.sampling.selection import MAX_SORTED
 from serve_app.engine.sampling.stages import Stage
-from serve_app.engine.sampling.whole import Whole
+from serve_app.engine.sampling.whole import draw, row_sums, slabs, weights_without
 from serve_app.engine.sequence import Sequence
 
-NUM_CANDIDATES = (256, 4096)  # first try, second try; then the whole vocabulary
+NUM_CANDIDATES = 256
+STEEP = 4.0  # nats from the likeliest candidate to the last; a matter of speed alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +62,19 @@ def draw_tokens(logits: Tensor, sequences: Items[Sequence]) -> list[Drawn]:
     """
     parameters = Parameters.of_sequences(sequences, logits.device)
     task = _Task(logits, parameters, [_num_top(sequence) for sequence in sequences])
+    vocab = logits.shape[-1]
     drawn: dict[int, Drawn] = {}
     for order, rows in _rows_by_order(sequences).items():
         chain = stages_of(order)
         drops = can_drop(chain, parameters).tolist()
         drawn |= _draw_rows(task, [row for row in rows if not drops[row]], chain, num_candidates=0)
-        for num_candidates in NUM_CANDIDATES:
-            if num_candidates < logits.shape[-1]:
-                drawn |= _draw_rows(
-                    task, [row for row in rows if row not in drawn], chain, num_candidates=num_candidates
-                )
-        for row in [row for row in rows if row not in drawn]:  # one by one: everything about them is large
-            drawn |= _draw_rows(task, [row], chain, num_candidates=logits.shape[-1])
+        if vocab > NUM_CANDIDATES:
+            unsettled = [row for row in rows if row not in drawn]
+            drawn |= _draw_rows(task, unsettled, chain, num_candidates=NUM_CANDIDATES)
+        unsettled = [row for row in rows if row not in drawn]
+        more = unsettled if vocab <= MAX_SORTED else _steep(logits, unsettled)
+        drawn |= _draw_rows(task, more, chain, num_candidates=min(MAX_SORTED, vocab))
+        drawn |= _draw_full(task, [row for row in rows if row not in drawn], chain)
     return [drawn[row] for row in range(len(sequences))]
 
 
@@ -85,9 +89,19 @@ def _draw_rows(task: _Task, rows: list[int], chain: Items[Stage], *, num_candida
     if len(inside):
         drawn = _draw_candidates(found, inside, own)
     is_open = (found.rest == Rest.WHOLE) | (found.rest == Rest.PIERCED)
-    for place in torch.nonzero(is_open)[:, 0].tolist():
-        drawn[place] = _draw_whole(found, place, own)
+    open_rows = torch.nonzero(is_open)[:, 0]
+    for rows_at_once in slabs(len(open_rows)):
+        drawn |= _draw_whole(found, open_rows[rows_at_once], own)
     return {rows[place]: result for place, result in drawn.items()}
+
+
+def _steep(logits: Tensor, rows: list[int]) -> list[int]:
+    """Those of the rows whose likeliest tokens stand out, so that a few thousand are likely to settle them."""
+    if not rows:
+        return []
+    values = largest(logits[torch.tensor(rows, device=logits.device)], NUM_CANDIDATES)
+    is_steep = (values[:, 0] - values[:, -1] > STEEP).tolist()
+    return [row for row, steep in zip(rows, is_steep, strict=True) if steep]
 
 
 def _draw_candidates(found: Candidates, places: Tensor, task: _Task) -> dict[int, Drawn]:
@@ -105,17 +119,58 @@ def _draw_candidates(found: Candidates, places: Tensor, task: _Task) -> dict[int
     return drawn
 
 
-def _draw_whole(found: Candidates, place: int, task: _Task) -> Drawn:
-    """Draw for a row of which more than candidates is left."""
-    is_dropped = (found.logits[place] > found.edge[place]) & ~found.kept[place]
-    everything = Whole.of(task.logits[place], found.divisor[place], found.token_ids[place][is_dropped])
-    token_id = everything.draw(task.parameters.keys[place])
-    total = everything.weights.sum()
-    top: tuple[tuple[int, float], ...] = ()
-    if num_top := task.num_top[place]:
-        ids = torch.arange(task.logits.shape[-1], device=task.logits.device)
-        top = _top(everything.weights / total, ids, num_top)
-    return Drawn(token_id, float(everything.weights[token_id] / total), top)
+def _draw_whole(found: Candidates, places: Tensor, task: _Task) -> dict[int, Drawn]:
+    """Draw for a few rows of which more than candidates is left; places: [n]"""
+    is_dropped = (found.logits[places] > found.edge[places, None]) & ~found.kept[places]
+    dropped = [ids[gone] for ids, gone in zip(found.token_ids[places], is_dropped, strict=True)]
+    weights = weights_without(task.logits[places], found.divisor[places], dropped)
+    return _drawn_by_weight(weights, places, task)
+
+
+def _draw_full(task: _Task, rows: list[int], chain: Items[Stage]) -> dict[int, Drawn]:
+    """Draw for rows that candidates do not settle, a few of the same active stages at a time."""
+    alike: dict[tuple[bool, ...], list[int]] = {}
+    active = activity(chain, task.parameters)
+    for row in rows:
+        alike.setdefault(active[row], []).append(row)
+    drawn: dict[int, Drawn] = {}
+    for group in alike.values():
+        for rows_at_once in slabs(len(group)):
+            few = group[rows_at_once]
+            own = task.of(few)
+            full = FullRows(own.logits)
+            run_full_chain(full, chain, own.parameters)
+            drawn |= {few[place]: result for place, result in _draw_kept(full, own).items()}
+    return drawn
+
+
+def _draw_kept(full: FullRows, task: _Task) -> dict[int, Drawn]:
+    """Draw for rows that are at the end of the chain: in one race where few tokens are left, else in two."""
+    is_few = full.num_kept <= MAX_SORTED
+    many = torch.nonzero(~is_few)[:, 0]
+    drawn = _drawn_by_weight(full.weights[many], many, task) if len(many) else {}
+    for place in torch.nonzero(is_few)[:, 0].tolist():
+        token_ids = torch.nonzero(full.kept[place])[:, 0]
+        scaled = full.scaled[place, token_ids]
+        weights = torch.exp(scaled - scaled.amax())
+        column = int(pick(weights[None], token_ids, task.parameters.keys[place, None]))
+        probabilities = weights / torch.cumsum(weights, dim=-1)[-1]
+        top = _top(probabilities, token_ids, task.num_top[place])
+        drawn[place] = Drawn(int(token_ids[column]), float(probabilities[column]), top)
+    return drawn
+
+
+def _drawn_by_weight(weights: Tensor, places: Tensor, task: _Task) -> dict[int, Drawn]:
+    """Draw from weights [n, vocab] of the rows at `places` [n]."""
+    token_ids, probabilities = draw(weights, task.parameters.keys[places])
+    drawn = {}
+    for index, place in enumerate(places.tolist()):
+        top: tuple[tuple[int, float], ...] = ()
+        if num_top := task.num_top[place]:
+            every_id = torch.arange(weights.shape[-1], device=weights.device)
+            top = _top(weights[index] / row_sums(weights[index, None]), every_id, num_top)
+        drawn[place] = Drawn(int(token_ids[index]), float(probabilities[index]), top)
+    return drawn
 
 
 def _top(probabilities: Tensor, token_ids: Tensor, num_top: int) -> tuple[tuple[int, float], ...]:

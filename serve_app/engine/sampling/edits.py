@@ -5,8 +5,8 @@ The order is llama.cpp's: bias, repetition, frequency and presence, DRY, then ba
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
+from collections.abc import Set
 from dataclasses import dataclass, field
 from math import inf
 
@@ -29,11 +29,10 @@ class SparseValues:
             self.places.append(token_ids + row * self.vocab)
             self.values.append(values)
 
-    def put_items(self, row: int, values: Mapping[int, float]) -> None:
+    def put_known(self, row: int, token_ids: Tensor, values: Tensor) -> None:
         """Ids that are no tokens of the model are left out: they would be another row's."""
-        known = {token_id: value for token_id, value in values.items() if 0 <= token_id < self.vocab}
-        if known:
-            self.put(row, torch.tensor(list(known)), torch.tensor(list(known.values()), dtype=torch.float32))
+        is_known = (token_ids >= 0) & (token_ids < self.vocab)
+        self.put(row, token_ids[is_known], values[is_known])
 
     def joined(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Places and values, [n] each."""
@@ -52,16 +51,17 @@ def edit_logits(logits: Tensor, sequences: Items[Sequence], eos_token_ids: froze
     for row, sequence in enumerate(sequences):
         params, state = sequence.request.sampling, sequence.sampling_state
         state.catch_up(sequence.token_ids)
-        if state.bias:
-            bias.put_items(row, state.bias)
+        if len(state.bias_ids):
+            bias.put_known(row, state.bias_ids, state.bias)
         if (seen := state.repetition) is not None:
             scale.put(row, seen.token_ids, torch.full((len(seen),), params.repetition_penalty))
         if (seen := state.occurrence) is not None:
             minus.put(row, seen.token_ids, -(params.frequency_penalty * seen.counts + params.presence_penalty))
         if state.repeats is not None:
-            penalties = state.repeats.penalties(sequence.token_ids)
-            dry.put_items(row, {token_id: -penalty for token_id, penalty in penalties.items()})
-        ban.put_items(row, dict.fromkeys(_banned(sequence, eos_token_ids), -inf))
+            token_ids, penalties = state.repeats.penalties()
+            dry.put(row, token_ids, -penalties.float())
+        if banned := _banned(sequence, eos_token_ids):
+            ban.put_known(row, torch.tensor(list(banned)), torch.full((len(banned),), -inf))
     if not any(part.places for part in (bias, scale, minus, dry, ban)):
         return logits
     edited = logits.clone(memory_format=torch.contiguous_format)
@@ -72,11 +72,11 @@ def edit_logits(logits: Tensor, sequences: Items[Sequence], eos_token_ids: froze
     return edited
 
 
-def _banned(sequence: Sequence, eos_token_ids: frozenset[int]) -> Iterable[int]:
+def _banned(sequence: Sequence, eos_token_ids: frozenset[int]) -> Set[int]:
     """Tokens that would end the sequence before its least number of tokens."""
     stop = sequence.request.stop
     if sequence.num_generated >= stop.min_tokens:
-        return ()
+        return frozenset()
     return set(stop.token_ids) if stop.ignore_eos else eos_token_ids.union(stop.token_ids)
 
 

@@ -23,7 +23,7 @@ NUM_ESTIMATED = 100  # so many likeliest tokens give the estimate of the distrib
 def keep_by_zipf(candidates: Candidates, parameters: Parameters, moments: Moments) -> Candidates:
     """Version 1: estimate the exponent of Zipf's law and keep as many tokens as give the wanted surprise."""
     vocab = moments.count
-    exponent = zipf_exponent(candidates)
+    exponent = zipf_exponent(candidates.logits[:, :NUM_ESTIMATED], candidates.kept[:, :NUM_ESTIMATED])
     counts = torch.minimum(zipf_count(exponent, parameters.mu, vocab), vocab)
     result = keep_first(candidates, counts)
     needed = torch.minimum(vocab, torch.full_like(vocab, NUM_ESTIMATED))
@@ -37,10 +37,12 @@ def keep_by_surprise(candidates: Candidates, parameters: Parameters, moments: Mo
     return keep_from(candidates, moments.log_total - parameters.mu * log(2.0))
 
 
-def zipf_exponent(candidates: Candidates) -> Tensor:
-    """Least-squares fit of ln(p_i / p_{i+1}) = s * ln((i+2) / (i+1)); [rows], nan where there is one token."""
-    logits = candidates.logits[:, :NUM_ESTIMATED]
-    is_pair = candidates.kept[:, : logits.shape[-1]][:, 1:]
+def zipf_exponent(logits: Tensor, kept: Tensor) -> Tensor:
+    """Least-squares fit of ln(p_i / p_{i+1}) = s * ln((i+2) / (i+1)); [rows], nan where there is one token.
+
+    logits: [rows, n] float64, the highest ones by falling value; kept: [rows, n] bool, whether in play
+    """
+    is_pair = kept[:, 1:]
     ranks = torch.arange(1, logits.shape[-1], dtype=torch.float64, device=logits.device)
     steps = torch.log((ranks + 1) / ranks).expand_as(is_pair)
     falls = (logits[:, :-1] - logits[:, 1:]).masked_fill(~is_pair, 0.0)

@@ -17,9 +17,10 @@ class Need(IntEnum):
     """Which sums a stage asks for."""
 
     NOTHING = 0
-    TOTAL = 1
-    ENTROPY = 2
-    DEVIATION = 3
+    COUNT = 1
+    TOTAL = 2
+    ENTROPY = 3
+    DEVIATION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +54,26 @@ def moments(candidates: Candidates, logits: Tensor, needed: Tensor, need: Need) 
         masked = candidates.masked_logits
         log_total = _log_total(masked)
         if need is Need.ENTROPY:
-            entropy = whole.entropy_of(masked - log_total[:, None])
+            entropy = _entropy(masked - log_total[:, None])
         if need is Need.DEVIATION:
             deviation = _deviation(candidates)
         count = candidates.num_kept.double()
-    for row in torch.nonzero(needed & (candidates.rest == Rest.WHOLE))[:, 0].tolist():
-        own, divisor = logits[row], candidates.divisor[row]
-        count[row] = (own > -inf).sum()
+    rows = torch.nonzero(needed & (candidates.rest == Rest.WHOLE))[:, 0]
+    if len(rows):
+        own, divisor = logits if len(rows) == num_rows else logits[rows], candidates.divisor[rows]
+        count[rows] = whole.counts(own)
         if need is Need.DEVIATION:
-            deviation[row] = whole.deviation(own, divisor)
-            continue
-        log_total[row] = whole.log_total(own, divisor)
-        if need is Need.ENTROPY:
-            entropy[row] = whole.entropy(own, divisor, log_total[row])
+            deviation[rows] = whole.deviations(own, divisor)
+        elif need is Need.TOTAL:
+            log_total[rows] = whole.log_totals(own, divisor)
+        elif need is Need.ENTROPY:
+            log_total[rows], entropy[rows] = whole.entropies(own, divisor)
     return Moments(log_total, entropy, deviation, count)
+
+
+def _entropy(logprobs: Tensor) -> Tensor:
+    """[..., n] float64 natural log-probabilities -> [...] nats; -inf counts nothing."""
+    return -torch.cumsum(torch.exp(logprobs) * logprobs.masked_fill(logprobs == -inf, 0.0), dim=-1)[..., -1]
 
 
 def _log_total(masked: Tensor) -> Tensor:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence as Items
+
+import torch
+from torch import Tensor
 
 from serve_app.core.request import DryParams
 
 LARGEST_EXPONENT = 88.7228391  # ln of the largest float32, as llama.cpp bounds its exponent
 LARGEST_PENALTY = 3e38
+LEAST_ROOM = 256
 
 
 class Repeats:
     """Earlier places where what a growing list of tokens ends with occurs, too.
 
-    For each position i that holds the same token as the end, the length of the longest common suffix of
-    `tokens[: i + 1]` and of all tokens is known. Of the next end's matches each is one longer than the match before
-    it, so a step costs one look at each earlier occurrence of the new token: linear in the window at worst. The
-    first call computes the same numbers at once as the Z-function of the reversed window (Gusfield, "Algorithms on
-    Strings, Trees and Sequences", 1997, 1.3), linear as well.
+    For each distance d from the end, the length of the longest common suffix of all tokens and of all but the last d
+    is known. A match keeps its distance while it lasts, so a token makes each of them one longer or ends it: one pass
+    over the window for a whole tensor, the same for any text. The first call computes the same numbers at once as the
+    Z-function of the reversed window (Gusfield, "Algorithms on Strings, Trees and Sequences", 1997, 1.3).
     """
 
     def __init__(self, params: DryParams) -> None:
@@ -28,8 +30,10 @@ class Repeats:
         for breaker in params.breakers:
             if breaker:
                 self._breakers_by_last.setdefault(breaker[-1], []).append(breaker)
-        self._positions: dict[int, list[int]] = {}
-        self._lengths: dict[int, int] = {}  # match length by the position that it ends at
+        self._lonely_breakers = torch.tensor([breaker[0] for breaker in params.breakers if len(breaker) == 1]).long()
+        self._newest_first = torch.empty(0, dtype=torch.int32)  # room before `_head`, then the tokens
+        self._head = 0
+        self._lengths = torch.empty(0, dtype=torch.int32)  # of the match at distance 1, 2, ...
         self._num_taken = 0
         self._free_from = 0  # first position after the last breaker
 
@@ -41,56 +45,76 @@ class Repeats:
             self._take(token_ids, position)
         self._num_taken = len(token_ids)
 
-    def penalties(self, token_ids: Items[int]) -> dict[int, float]:
-        """What to take from the logit of each token that would continue a repetition.
-
-        token_ids: as given to `catch_up` last
-        """
+    def penalties(self) -> tuple[Tensor, Tensor]:
+        """What to take from the logit of each token that would continue a repetition; [n] int64, [n] float64"""
         params = self._params
-        penalties = {}
-        for token_id, length in self._continuations(token_ids).items():
-            exponent = length - params.allowed_length
-            if params.base > 1.000001:
-                exponent = min(exponent, int(LARGEST_EXPONENT / math.log(params.base)))
-            penalties[token_id] = min(params.multiplier * params.base**exponent, LARGEST_PENALTY)
-        return penalties
+        token_ids, lengths = self._continuations()
+        exponents = (lengths - params.allowed_length).double()
+        if params.base > 1.000001:
+            exponents.clamp_(max=int(LARGEST_EXPONENT / math.log(params.base)))
+        charged = params.multiplier * torch.pow(params.base, exponents)
+        return token_ids, charged.clamp_(max=LARGEST_PENALTY)
 
-    def _continuations(self, token_ids: Items[int]) -> dict[int, int]:
-        """The longest repeated run that each token would continue; only runs that are penalised."""
-        begin = self._window_begin(len(token_ids))
-        limit = len(token_ids) - max(begin, self._free_from)
+    def _continuations(self) -> tuple[Tensor, Tensor]:
+        """Tokens that would continue repeated runs, and the longest run of each; only runs that are penalised."""
+        begin = self._window_begin(self._num_taken)
+        size = self._num_taken - begin
+        limit = self._num_taken - max(begin, self._free_from)
         shortest = max(self._params.allowed_length, 1)
-        longest: dict[int, int] = {}
-        if limit < shortest:
-            return longest
-        for position, length in self._lengths.items():
-            length = min(length, position - begin + 1, limit)
-            candidate = token_ids[position + 1]
-            if length >= max(shortest, longest.get(candidate, 0)) and not self._is_breaker(candidate):
-                longest[candidate] = length
-        return longest
+        if limit < shortest or size < 2:
+            return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
+        matched = self._lengths[: size - 1]
+        if int(matched.amax()) < shortest:  # as in ordinary text
+            return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
+        distances = torch.nonzero(matched >= shortest)[:, 0] + 1
+        lengths = torch.minimum(matched[distances - 1].long(), size - distances).clamp_(max=limit)
+        distances, lengths = distances[lengths >= shortest], lengths[lengths >= shortest]
+        token_ids = self._newest_first[self._head + distances - 1].long()
+        return self._longest(token_ids, lengths)
+
+    def _longest(self, token_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Each token once, with its greatest length; those that are breakers left out."""
+        if not len(token_ids):
+            return token_ids, lengths
+        ranks = (lengths << 32) + torch.arange(len(lengths))  # no two are equal
+        best = torch.zeros(int(token_ids.max()) + 1, dtype=torch.int64).scatter_reduce_(0, token_ids, ranks, "amax")
+        best[self._lonely_breakers[self._lonely_breakers < len(best)]] = 0
+        chosen = torch.nonzero(best[token_ids] == ranks)[:, 0]
+        return token_ids[chosen], lengths[chosen]
 
     def _begin(self, token_ids: Items[int]) -> None:
         """Take all tokens at once; those before the window never matter."""
         begin = self._window_begin(len(token_ids))
+        recent = token_ids[begin:][::-1]
+        self._newest_first = torch.tensor(recent, dtype=torch.int32)
+        self._lengths = torch.tensor(z_function(recent)[1:], dtype=torch.int32)
         last = len(token_ids) - 1
-        for position in range(begin, last + 1):
-            self._positions.setdefault(token_ids[position], []).append(position)
-        common = z_function(token_ids[begin:][::-1])
-        self._lengths = {last - shift: length for shift, length in enumerate(common) if shift and length}
         ends = (end for end in range(last, begin - 1, -1) if self._ends_breaker(token_ids, end))
         self._free_from = next(ends, -1) + 1
         self._num_taken = len(token_ids)
 
     def _take(self, token_ids: Items[int], position: int) -> None:
         token_id = token_ids[position]
-        earlier = self._positions.setdefault(token_id, [])
-        first = bisect_left(earlier, self._window_begin(position + 1))
-        before = self._lengths
-        self._lengths = {place: before.get(place - 1, 0) + 1 for place in earlier[first:]}
-        earlier.append(position)
+        earlier = self._newest_first[self._head :]
+        if self._params.window is not None:
+            earlier = earlier[: max(0, self._params.window - 1)]
+        self._make_room(len(earlier))
+        lengths = self._lengths[: len(earlier)]
+        lengths.add_(1).mul_(torch.eq(earlier, token_id, out=torch.empty_like(earlier)))  # numbers cost less than bools
+        self._head -= 1
+        self._newest_first[self._head] = token_id
         if self._ends_breaker(token_ids, position):
             self._free_from = position + 1
+
+    def _make_room(self, num_earlier: int) -> None:
+        """For one more token in front, and a length for each earlier one: twice the memory where there is none."""
+        if self._head == 0:
+            known = self._newest_first[:num_earlier]
+            self._head = max(len(known), LEAST_ROOM)
+            self._newest_first = torch.cat((torch.zeros(self._head, dtype=torch.int32), known))
+        if len(self._lengths) < num_earlier:
+            more = torch.zeros(max(num_earlier, LEAST_ROOM), dtype=torch.int32)
+            self._lengths = torch.cat((self._lengths, more))
 
     def _window_begin(self, end: int) -> int:
         return 0 if self._params.window is None else max(0, end - self._params.window)
@@ -100,9 +124,6 @@ class Repeats:
             position + 1 >= len(breaker) and tuple(token_ids[position + 1 - len(breaker) : position + 1]) == breaker
             for breaker in self._breakers_by_last.get(token_ids[position], ())
         )
-
-    def _is_breaker(self, token_id: int) -> bool:
-        return (token_id,) in self._breakers_by_last.get(token_id, ())
 
 
 def z_function(items: Items[int]) -> list[int]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.sampling.candidates import Candidates, Rest
+from serve_app.engine.sampling.full import FullRows
 from serve_app.engine.sampling.moments import Moments, Need
 from serve_app.engine.sampling.parameters import Parameters
 
@@ -24,12 +25,14 @@ ROUNDING = 1e-12  # a sum of probabilities that misses its bound by so little ha
 class Stage:
     """One step of the chain.
 
+    on_full:   says the same of every token of rows that it is active for, and changes them
     is_active: [rows] bool, which rows it changes at all
     need:      the sums that it asks for
     drops:     whether it can drop tokens
     """
 
     apply: Callable[[Candidates, Parameters, Moments], Candidates]
+    on_full: Callable[[FullRows, Parameters], None]
     is_active: Callable[[Parameters], Tensor]
     need: Need = Need.NOTHING
     drops: bool = True
@@ -45,12 +48,7 @@ def divide_by_dynamic_temperature(candidates: Candidates, parameters: Parameters
     T = low + (high - low) * (H / ln n) ** exponent, with low, high = temperature ∓ range, low at least 0, and H the
     entropy of the n tokens in play (`llama_sampler_temp_ext`, after koboldcpp's). A single token is left alone.
     """
-    spread = parameters.dynamic_temperature_range
-    low = (parameters.temperature - spread).clamp(min=0.0)
-    high = parameters.temperature + spread
-    relative = (moments.entropy / torch.log(moments.count)).clamp(0.0, 1.0)
-    temperature = low + (high - low) * relative**parameters.dynamic_temperature_exponent
-    return _divide(candidates, torch.where(moments.count > 1, temperature.clamp(min=LOWEST_TEMPERATURE), 1.0))
+    return _divide(candidates, dynamic_temperature(parameters, moments.entropy, moments.count))
 
 
 def keep_top_n_sigma(candidates: Candidates, parameters: Parameters, moments: Moments) -> Candidates:
@@ -115,6 +113,16 @@ def exclude_top_choices(candidates: Candidates, parameters: Parameters, moments:
     rest = torch.where(has_rest & (num_dropped > 0), Rest.PIERCED, candidates.rest)
     rest = torch.where(has_rest & (candidates.edge >= lowest), Rest.UNKNOWN, rest)
     return replace(candidates, kept=kept, rest=rest)
+
+
+def dynamic_temperature(parameters: Parameters, entropy: Tensor, count: Tensor) -> Tensor:
+    """The temperature at this entropy of so many tokens in play; [rows] float64 each"""
+    spread = parameters.dynamic_temperature_range
+    low = (parameters.temperature - spread).clamp(min=0.0)
+    high = parameters.temperature + spread
+    relative = (entropy / torch.log(count)).clamp(0.0, 1.0)
+    temperature = low + (high - low) * relative**parameters.dynamic_temperature_exponent
+    return torch.where(count > 1, temperature.clamp(min=LOWEST_TEMPERATURE), 1.0)
 
 
 def keep_first(candidates: Candidates, counts: Tensor) -> Candidates:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
+import torch
+
 from serve_app.core.request import SamplingParams
 from serve_app.engine.sampling.counts import TokenCounts
 from serve_app.engine.sampling.repeats import Repeats
@@ -15,6 +17,7 @@ class SamplingState:
     repetition: tokens that the repetition penalty sees
     occurrence: tokens that the presence and frequency penalties see
     repeats:    what DRY sees
+    bias_ids, bias: tokens and what is added to their logits, [n] each
     mu:         Mirostat's bound on surprise, in bits; twice the target at first
     """
 
@@ -31,7 +34,9 @@ class SamplingState:
             self.occurrence = TokenCounts(begin=begin, window=params.penalty_window)
         if params.dry is not None and params.dry.multiplier and "dry" in params.samplers:
             self.repeats = Repeats(params.dry)
-        self.bias = _added_up(params.logit_bias)
+        bias = _added_up(params.logit_bias)
+        self.bias_ids = torch.tensor(list(bias), dtype=torch.int64)
+        self.bias = torch.tensor(list(bias.values()), dtype=torch.float32)
         self.mu = 2.0 * params.mirostat_tau
 
     def catch_up(self, token_ids: Items[int]) -> None:
