@@ -15,20 +15,19 @@ from serve_app.cli_processes import end_runs
 GRACE_S = 15.0
 
 
-def start_guard(run: str) -> subprocess.Popen[bytes]:
+def start_guard(run: str, *, grace_s: float = GRACE_S) -> subprocess.Popen[bytes]:
     """Start a guard of the run; closing its stdin, or dying, has it look after the rest."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "serve_app.cli_guard", run], stdin=subprocess.PIPE, start_new_session=True
-    )
+    command = [sys.executable, "-m", "serve_app.cli_guard", run, str(grace_s)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
-def main(run: str) -> None:
-    """Wait for the end of stdin, then for the run's processes to end by themselves, then end them."""
+def main(run: str, grace_s: float) -> None:
+    """Wait for the end of stdin, then `grace_s` seconds for the run's processes to end by themselves, then end them."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
-    end_runs(run, grace_s=GRACE_S)
+    end_runs(run, grace_s=grace_s)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], float(sys.argv[2]))

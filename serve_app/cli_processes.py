@@ -44,6 +44,11 @@ def processes_of_runs(prefix: str = "") -> list[Process]:
     return [each for each in found if each.run is not None and each.run.startswith(prefix)]
 
 
+def is_running(process: Process) -> bool:
+    """Whether it has not ended; its id may be another process's by now."""
+    return _run_of(process.pid) == process.run
+
+
 def listener_on(port: int) -> Process | None:
     """Who listens on the TCP port, on whichever address; None where nobody does, or somebody else's process."""
     sockets = {f"socket:[{inode}]" for inode in _listening_sockets(port)}
@@ -59,7 +64,7 @@ def send(process: Process, number: signal.Signals) -> None:
     except OSError:
         return
     try:
-        if _process(process.pid).run == process.run:  # read after the descriptor was opened: it is the same process
+        if is_running(process):  # read after the descriptor was opened: it is the same process
             signal.pidfd_send_signal(descriptor, number)
     except OSError:
         return
@@ -119,7 +124,17 @@ def _listening_sockets(port: int) -> Iterator[str]:
 
 
 def _holds(pid: int, sockets: set[str]) -> bool:
+    """Whether the process has one of the sockets open; false where it is another user's."""
+    folder = PROC / str(pid) / "fd"
     try:
-        return any(os.readlink(entry) in sockets for entry in os.scandir(PROC / str(pid) / "fd"))
+        return any(_link(folder / name) in sockets for name in os.listdir(folder))
     except OSError:
         return False
+
+
+def _link(file: Path) -> str:
+    """Empty where it was closed meanwhile."""
+    try:
+        return os.readlink(file)
+    except OSError:
+        return ""

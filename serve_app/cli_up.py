@@ -16,12 +16,11 @@ from pathlib import Path
 from serve_app.cli_address import Address, address_of, cluster_file
 from serve_app.cli_environment import RUN_VARIABLE, environment, overridden
 from serve_app.cli_guard import start_guard
-from serve_app.cli_processes import end_runs, listener_on, processes_of_runs
+from serve_app.cli_processes import Process, end_runs, is_running, listener_on, processes_of_runs
 
-READY_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 60.0
 LOST_AFTER_S = 30.0  # a proxy that dies is back in a few seconds
-POLL_S = 0.25
+STARTING_POLL_S = 0.25
 WATCH_S = 1.0
 
 CORE_PROGRAMS = frozenset({"gcs_server", "raylet"})
@@ -81,9 +80,7 @@ def _start(file: str, run: str, *, is_fast: bool) -> subprocess.Popen[bytes]:
 
 def _serve(cluster: Cluster, file: Path) -> int:
     try:
-        if _wait_until_ready(cluster):
-            print(_welcome(cluster.address, file), flush=True)
-        loss = _wait_for_a_loss(cluster)
+        loss = _watch(cluster, file)
     except KeyboardInterrupt:
         return _stop(cluster)
     if loss is None:
@@ -93,33 +90,27 @@ def _serve(cluster: Cluster, file: Path) -> int:
     return 1
 
 
-def _wait_until_ready(cluster: Cluster) -> bool:
-    """False where the cluster ended, or did not become ready in time."""
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    while cluster.process.poll() is None and time.monotonic() < deadline:
-        if _is_healthy(cluster.address):
-            return True
-        time.sleep(POLL_S)
-    return False
-
-
-def _wait_for_a_loss(cluster: Cluster) -> str | None:
-    """What made the cluster useless, in words; None where it ended by itself."""
-    core = _core_programs(cluster)
-    heard = time.monotonic()
+def _watch(cluster: Cluster, file: Path) -> str | None:
+    """Say when it is ready, then wait for what makes it useless, told in words; None where it ended by itself."""
+    core: dict[str, Process] = {}
+    heard: float | None = None  # since it was ready
     while cluster.process.poll() is None:
-        if lost := core - _core_programs(cluster):
-            return f"Ray's {' and '.join(sorted(lost))} died"
-        if cluster.address.is_taken():
+        if lost := [program for program, process in core.items() if not is_running(process)]:
+            return f"Ray's {' and '.join(lost)} died"
+        core = core if core.keys() == CORE_PROGRAMS else _core_of(cluster)
+        if heard is None and _is_healthy(cluster.address):
+            print(_welcome(cluster.address, file), flush=True)
             heard = time.monotonic()
-        elif time.monotonic() - heard > LOST_AFTER_S:
+        if heard is not None and cluster.address.is_taken():
+            heard = time.monotonic()
+        if heard is not None and time.monotonic() - heard > LOST_AFTER_S:
             return f"nothing has listened on {cluster.address} for {LOST_AFTER_S:.0f} s"
-        time.sleep(WATCH_S)
+        time.sleep(STARTING_POLL_S if heard is None else WATCH_S)
     return None
 
 
-def _core_programs(cluster: Cluster) -> set[str]:
-    return {each.program for each in processes_of_runs(cluster.run)} & CORE_PROGRAMS
+def _core_of(cluster: Cluster) -> dict[str, Process]:
+    return {each.program: each for each in processes_of_runs(cluster.run) if each.program in CORE_PROGRAMS}
 
 
 def _is_healthy(address: Address) -> bool:
