@@ -48,6 +48,11 @@ SETTINGS = (
         reason="a dead proxy is replaced after three failed checks; the default of 10 s refuses connections for half"
         " a minute",
     ),
+    Setting(
+        name="RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
+        value="serve_app.deployments.header_limits:bound_headers",
+        reason="a client has 20 s and 64 KiB for its headers; Serve itself bounds neither",
+    ),
     Setting(name="OMP_WAIT_POLICY", value="PASSIVE", reason="idle threads of torch sleep, they do not spin"),
     Setting(
         name="SPT_NOENV",

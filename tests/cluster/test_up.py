@@ -84,6 +84,8 @@ def test_it_serves_the_demo_on_loopback_and_a_ctrl_c_leaves_nothing_behind(start
     body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 4}
     response = httpx.post(f"{started.url}/v1/completions", json=body, timeout=30)
     assert response.json()["usage"]["completion_tokens"] == 4, response.text
+    large = httpx.get(f"{started.url}/health", headers={"large": "x" * 1_000_000}, timeout=30)
+    assert (large.status_code, large.json()["error"]["code"]) == (431, "headers_too_large")
     outside = [each.command for each in started.processes() if _listens_outside(each.pid)]
     assert {command.split(":")[2] for command in outside} <= {"ServeReplica"}, "Serve binds those, and wants a token"
     started.process.send_signal(signal.SIGINT)
