@@ -67,6 +67,8 @@ def _check(options: argparse.Namespace) -> int:
 
     report = check_file(options.file)
     print("\n".join(report.lines))
+    if options.command == "check":
+        print("A cluster that you start yourself wants the environment that `serve_app env` prints; `up` sets it.")
     return 0 if report.is_sound else 1
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serve_app.cli_address import Address, address_of, cluster_file
-from serve_app.cli_environment import RUN_VARIABLE, environment, overridden
+from serve_app.cli_environment import RUN_VARIABLE, cluster_settings, environment, overridden
 from serve_app.cli_guard import start_guard
 from serve_app.cli_processes import Process, end_runs, is_running, listener_on, processes_of_runs
 
@@ -42,8 +42,7 @@ def serve_until_interrupted(file: str, *, is_fast: bool) -> int:
     if address.is_taken():
         print(f"serve_app: {taken(address, file)}", file=sys.stderr)
         return 1
-    for line in overridden(os.environ, is_fast=is_fast):
-        print(f"serve_app: {line}", file=sys.stderr)
+    _tell_environment(is_fast=is_fast)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)  # also SIGINT: a shell starts background jobs with it ignored
     run = f"{run_prefix(address)}{uuid.uuid4().hex[:12]}"
@@ -69,6 +68,14 @@ def taken(address: Address, file: str) -> str:
         return f"{holder} listens on {address} already; end it, or set another http_options.port in {file}"
     origin = "started by an earlier `serve_app up`"
     return f"{holder}, {origin}, listens on {address} already; `serve_app down {file}` ends it"
+
+
+def _tell_environment(*, is_fast: bool) -> None:
+    """Say what Ray is started with, and what of it the caller wants otherwise."""
+    names = ", ".join(each.name for each in cluster_settings(is_fast=is_fast) if each.name not in os.environ)
+    print(f"Starting Ray with {names}; `serve_app env` says why", flush=True)
+    for line in overridden(os.environ, is_fast=is_fast):
+        print(f"serve_app: {line}", file=sys.stderr)
 
 
 def _start(file: str, run: str, *, is_fast: bool) -> subprocess.Popen[bytes]:

@@ -84,6 +84,9 @@ def test_it_serves_the_demo_on_loopback_and_a_ctrl_c_leaves_nothing_behind(start
     body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 4}
     response = httpx.post(f"{started.url}/v1/completions", json=body, timeout=30)
     assert response.json()["usage"]["completion_tokens"] == 4, response.text
+    assert "Starting Ray with RAY_memory_monitor_refresh_ms, " in started.said.read_text(errors="replace")
+    eager = [each for each in started.processes() if _oom_score(each.pid) > _oom_score(os.getpid())]
+    assert eager == [], "the kernel would take them before any other process"
     large = httpx.get(f"{started.url}/health", headers={"large": "x" * 1_000_000}, timeout=30)
     assert (large.status_code, large.json()["error"]["code"]) == (431, "headers_too_large")
     outside = [each.command for each in started.processes() if _listens_outside(each.pid)]
@@ -126,6 +129,11 @@ def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def _oom_score(pid: int) -> int:
+    """What the kernel adds to a process's size when it looks for one to kill."""
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 
 def _listens_outside(pid: int) -> bool:

@@ -70,7 +70,8 @@ def _check_host(data: dict[str, Any]) -> Iterator[Finding]:
     if isinstance(host, str) and not _is_loopback(host):
         message = (
             f"{host} is reachable from outside and this version asks clients for no key;"
-            " bind 127.0.0.1, or put something in front that does"
+            " bind 127.0.0.1, or put something in front that does, and that bounds headers: without the environment"
+            " of `serve_app env` they may take any time and any size"
         )
         yield Finding(path=("http_options", "host"), message=message, severity=Severity.WARNING)
 
