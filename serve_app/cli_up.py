@@ -43,8 +43,7 @@ def serve_until_interrupted(file: str, *, is_fast: bool) -> int:
         print(f"serve_app: {taken(address, file)}", file=sys.stderr)
         return 1
     _tell_environment(is_fast=is_fast)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)  # also SIGINT: a shell starts background jobs with it ignored
+    _be_interrupted_by_signals()
     run = f"{run_prefix(address)}{uuid.uuid4().hex[:12]}"
     guard = start_guard(run)
     try:
@@ -137,6 +136,14 @@ def _welcome(address: Address, file: Path) -> str:
         f"  curl {address}/v1/completions -H 'content-type: application/json' \\\n    -d '{body}'\n\n"
         f"  curl {address}/v1/models\n\nCtrl-C ends everything.\n"
     )
+
+
+def _be_interrupted_by_signals() -> None:
+    """Also by SIGINT: a shell starts background jobs with it ignored. Whoever has SIGHUP ignored wants us to stay."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _interrupt)
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -17,6 +17,7 @@ from ray import serve
 from serve_app.core.cards import ReplicaCard
 
 TIMEOUT_S = 60.0
+REPLACED_TIMEOUT_S = 180.0
 MAX_TOKENS = 400
 """So many that all of a dozen requests are still computed when something happens a moment after their first steps."""
 
@@ -83,7 +84,7 @@ def running() -> list[int]:
 
 def until(look: Callable[[], Seen], *, holds: Callable[[Seen], bool]) -> Seen:
     """Look until it holds, and fail with what was seen last where it never does."""
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + REPLACED_TIMEOUT_S
     while not holds(seen := look()):
         assert time.monotonic() < deadline, f"seen last: {seen}"
         time.sleep(0.02)
