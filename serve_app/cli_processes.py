@@ -23,24 +23,25 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A process that was there when it was looked for; `run` is None where `serve_app up` did not start it."""
+    """A process that was there when it was looked for.
+
+    program: file name of what it runs, or the title that it has given itself
+    command: that with its arguments, for a person
+    run:     None where `serve_app up` did not start it
+    """
 
     pid: int
+    program: str
     command: str
     run: str | None
 
     def __str__(self) -> str:
         return f"pid {self.pid} ({self.command[:MAX_COMMAND_CHARS]})"
 
-    @property
-    def program(self) -> str:
-        """The file name of what it runs; a process may have given itself a title instead."""
-        return Path(self.command.split(" ", 1)[0]).name
-
 
 def processes_of_runs(prefix: str = "") -> list[Process]:
     """Every process of this user's runs whose names start so."""
-    found = (_process(pid) for pid in _pids())
+    found = (_process(pid) for pid in _pids() if _is_ours(pid))
     return [each for each in found if each.run is not None and each.run.startswith(prefix)]
 
 
@@ -91,9 +92,17 @@ def _pids() -> Iterator[int]:
         yield from (int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())
 
 
+def _is_ours(pid: int) -> bool:
+    """Root could read everybody's."""
+    try:
+        return (PROC / str(pid)).stat().st_uid == os.getuid()
+    except OSError:
+        return False
+
+
 def _process(pid: int) -> Process:
-    words = _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").split()
-    return Process(pid=pid, command=" ".join(words), run=_run_of(pid))
+    words = _read(pid, "cmdline").decode(errors="replace").split("\0")
+    return Process(pid=pid, program=Path(words[0]).name, command=" ".join(words).strip(), run=_run_of(pid))
 
 
 def _run_of(pid: int) -> str | None:

@@ -62,11 +62,11 @@ def test_a_run_that_ends_by_itself_in_time_is_not_killed() -> None:
 def test_a_process_that_was_given_a_dead_ones_id_is_not_signalled() -> None:
     bystander = start(None, "")
     try:
-        dead = Process(pid=bystander.pid, command="gone", run=new_run())
+        dead = Process(pid=bystander.pid, program="python", command="gone", run=new_run())
         assert not is_running(dead)
         send(dead, signal.SIGKILL)
         assert bystander.poll() is None
-        send(Process(pid=bystander.pid, command="it", run=None), signal.SIGKILL)
+        send(Process(pid=bystander.pid, program="python", command="it", run=None), signal.SIGKILL)
         bystander.wait(20)
     finally:
         end(bystander)
