@@ -6,9 +6,10 @@ import signal
 import sys
 
 from serve_app.cli_address import Address, address_of
-from serve_app.cli_processes import Process, end_runs, processes_of_runs, send
+from serve_app.cli_processes import Process, end_runs, processes_of_runs, send, send_to_parent
 from serve_app.cli_up import STOP_TIMEOUT_S, run_prefix, taken
 
+GRACE_S = STOP_TIMEOUT_S + 10.0  # what `up` allows, and a little more
 SERVING_MODULE = "serve_app.cli_cluster"
 
 
@@ -21,14 +22,17 @@ def end_cluster(file: str) -> int:
     print(f"Ending {len(found)} processes of `serve_app up` on {address}", flush=True)
     serving = [each for each in found if SERVING_MODULE in each.command]
     for each in serving:
-        send(each, signal.SIGINT)
-    end_runs(run_prefix(address), grace_s=_grace_s(serving))
+        _interrupt(each)
+    # who serves the file shuts Serve down; where nobody does, nothing would end by itself
+    end_runs(run_prefix(address), grace_s=GRACE_S if serving else 0.0)
     return 0
 
 
-def _grace_s(serving: list[Process]) -> float:
-    """Who serves the file shuts Serve down; where nobody does, nothing would end by itself."""
-    return STOP_TIMEOUT_S if serving else 0.0
+def _interrupt(serving: Process) -> None:
+    """As a Ctrl-C would: `serve_app up`, whose id is its last argument, or the process itself where that has died."""
+    parent = int(serving.command.rpartition(" ")[2])
+    if not send_to_parent(serving, parent, signal.SIGINT):
+        send(serving, signal.SIGINT)
 
 
 def _nothing_to_end(address: Address, file: str) -> int:

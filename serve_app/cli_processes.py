@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,19 +58,14 @@ def listener_on(port: int) -> Process | None:
     return next((_process(pid) for pid in _pids() if _holds(pid, sockets)), None)
 
 
-def send(process: Process, number: signal.Signals) -> None:
-    """Send the signal, unless the process has ended and its id is another one's by now."""
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except OSError:
-        return
-    try:
-        if is_running(process):  # read after the descriptor was opened: it is the same process
-            signal.pidfd_send_signal(descriptor, number)
-    except OSError:
-        return
-    finally:
-        os.close(descriptor)
+def send(process: Process, number: signal.Signals) -> bool:
+    """Send the signal, unless the process has ended and its id is another one's by now; returns whether it was sent."""
+    return _signal(process.pid, number, is_meant=lambda: is_running(process))
+
+
+def send_to_parent(process: Process, parent: int, number: signal.Signals) -> bool:
+    """Send the signal to the process of the id `parent`, unless it is the other one's parent no more."""
+    return _signal(parent, number, is_meant=lambda: _parent_of(process.pid) == parent)
 
 
 def end_runs(prefix: str, *, grace_s: float = 0.0) -> int:
@@ -85,6 +80,22 @@ def end_runs(prefix: str, *, grace_s: float = 0.0) -> int:
         killed |= {each.pid for each in left}
         time.sleep(POLL_S)
     return len(killed)
+
+
+def _signal(pid: int, number: signal.Signals, *, is_meant: Callable[[], bool]) -> bool:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not is_meant():  # asked after the descriptor was opened: from here on it is the same process
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def _pids() -> Iterator[int]:
@@ -109,6 +120,12 @@ def _run_of(pid: int) -> str | None:
     marker = f"{RUN_VARIABLE}=".encode()
     entries = _read(pid, "environ").split(b"\0")
     return next((each[len(marker) :].decode() for each in entries if each.startswith(marker)), None)
+
+
+def _parent_of(pid: int) -> int | None:
+    """None where the process has ended."""
+    fields = _read(pid, "stat").rpartition(b")")[2].split()  # after the name, which may hold anything: state, parent
+    return int(fields[1]) if fields else None
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -20,7 +20,6 @@ from serve_app.cli_processes import Process, end_runs, is_running, listener_on, 
 
 STOP_TIMEOUT_S = 60.0
 LOST_AFTER_S = 30.0  # a proxy that dies is back in a few seconds
-ENDING_S = 5.0
 STARTING_POLL_S = 0.25
 WATCH_S = 1.0
 
@@ -103,7 +102,7 @@ def _watch(cluster: Cluster, file: Path) -> str | None:
     heard: float | None = None  # since it was ready
     while cluster.process.poll() is None:
         if lost := [program for program, process in core.items() if not is_running(process)]:
-            return None if _ends_well(cluster) else f"Ray's {' and '.join(lost)} died"
+            return f"Ray's {' and '.join(lost)} died"
         core = core if core.keys() == CORE_PROGRAMS else _core_of(cluster)
         if heard is None and _is_healthy(cluster.address):
             print(_welcome(cluster.address, file), flush=True)
@@ -114,14 +113,6 @@ def _watch(cluster: Cluster, file: Path) -> str | None:
             return f"nothing has listened on {cluster.address} for {LOST_AFTER_S:.0f} s"
         time.sleep(STARTING_POLL_S if heard is None else WATCH_S)
     return None
-
-
-def _ends_well(cluster: Cluster) -> bool:
-    """Whether it was asked to end, by `serve_app down`: then Ray's processes go a moment before ours."""
-    try:
-        return cluster.process.wait(ENDING_S) == 0
-    except subprocess.TimeoutExpired:
-        return False
 
 
 def _core_of(cluster: Cluster) -> dict[str, Process]:

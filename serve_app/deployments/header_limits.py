@@ -15,6 +15,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 HEADERS_TIMEOUT_S = 20.0
 MAX_HEADER_BYTES = 64 * 1024
+LINGER_S = 1.0
+"""For what a refused client still sends: closed with unread bytes, a socket takes the answer back."""
 
 
 class HeadersTooLarge(Exception):
@@ -37,6 +39,7 @@ class BoundedHeaders(HttpToolsProtocol):
         self._num_received = 0  # bytes since then, that of the chunk left out in which a later request begins
         self._num_parsed = 0  # bytes of the URL, names and values that have ended
         self._has_begun = False
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -47,9 +50,11 @@ class BoundedHeaders(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         deadline = self._deadline
         super().data_received(data)
-        if deadline is None or deadline is not self._deadline or self.transport.is_closing():
+        if deadline is None or deadline is not self._deadline or self._is_refused:
             return
         self._num_received += len(data)
         if self._num_received > self.max_header_bytes:
@@ -110,7 +115,9 @@ class BoundedHeaders(HttpToolsProtocol):
         body = json.dumps({"error": error}).encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + head + body)
-        self.transport.close()
+        self._await_nothing()
+        self._is_refused = True
+        self.loop.call_later(LINGER_S, self.transport.close)
 
 
 def bound_headers() -> list[Any]:

@@ -7,11 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from serve_app.cli_guard import start_guard
-from serve_app.cli_processes import Process, end_runs, is_running, listener_on, processes_of_runs, send
+from serve_app.cli_processes import Process, end_runs, is_running, listener_on, processes_of_runs, send, send_to_parent
 from tests.cli.runs import end, needs_proc, new_run, start, until, until_gone
 
 pytestmark = needs_proc
@@ -72,6 +73,21 @@ def test_a_process_that_was_given_a_dead_ones_id_is_not_signalled() -> None:
         end(bystander)
 
 
+def test_only_the_parent_that_is_meant_is_signalled() -> None:
+    parent, bystander = start(None, STRAY), start(None, "")
+    try:
+        (child,) = map(_only_id, _children(parent.pid))
+        assert not send_to_parent(child, bystander.pid, signal.SIGKILL)
+        assert bystander.poll() is None
+        assert send_to_parent(child, parent.pid, signal.SIGKILL)
+        parent.wait(20)
+        assert not send_to_parent(child, parent.pid, signal.SIGKILL), "it has another parent now"
+        os.kill(child.pid, signal.SIGKILL)
+    finally:
+        end(parent)
+        end(bystander)
+
+
 def test_what_a_killed_parent_leaves_behind_is_ended_by_its_guard() -> None:
     run = new_run()
     command = [sys.executable, "-c", GUARDED, run]
@@ -100,6 +116,14 @@ def test_who_listens_on_a_port_is_found(family: socket.AddressFamily, host: str)
         found = listener_on(port)
     assert found is not None
     assert (found.pid, found.run) == (os.getpid(), None)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _only_id(pid: int) -> Process:
+    return Process(pid=pid, program="python", command="python", run=None)
 
 
 def _command(pid: int) -> bytes:
