@@ -1,4 +1,4 @@
-# The two commands: `make serve` and `make test`. Both build .venv first, pinned by constraints.txt.
+# The two commands: `make serve` and `make test`. Both build .venv first, pinned by constraints.txt. `make help` has more.
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +6,11 @@ BIN := $(VENV)/bin
 CLUSTER ?= cluster.yaml
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: serve serve-fast test check lint clean
+.DEFAULT_GOAL := serve
+.PHONY: help serve serve-fast down test test-fast check lint clean
+
+help: ## What there is
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
 serve: $(VENV)/.installed ## Serve cluster.yaml on 127.0.0.1:8000; Ctrl-C ends everything
 	@$(BIN)/serve_app up $(CLUSTER)
@@ -14,12 +18,18 @@ serve: $(VENV)/.installed ## Serve cluster.yaml on 127.0.0.1:8000; Ctrl-C ends e
 serve-fast: $(VENV)/.installed ## The same with HAProxy and gRPC in front: more requests per CPU
 	@$(BIN)/serve_app up --fast $(CLUSTER)
 
+down: $(VENV)/.installed ## End the cluster that an earlier `make serve` left behind
+	@$(BIN)/serve_app down $(CLUSTER)
+
 test: $(VENV)/.installed-dev ## Lint, types and the whole test suite
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest
 
-lint: $(VENV)/.installed-dev
+test-fast: $(VENV)/.installed-dev ## Every test that starts no Ray cluster
+	$(BIN)/pytest -m 'not cluster'
+
+lint: $(VENV)/.installed-dev ## Lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 

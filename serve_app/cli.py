@@ -1,4 +1,4 @@
-"""The command line: `serve_app up | check | models | complete`."""
+"""The command line: `serve_app up | down | check | env | models | complete`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         match options.command:
             case "up":
                 return _up(options)
+            case "down":
+                return _down(options)
             case "check":
                 return _check(options)
+            case "env":
+                return _env(options)
             case "models":
                 return _models(options)
             case _:
@@ -35,6 +39,12 @@ def _parser() -> argparse.ArgumentParser:
     up = commands.add_parser("up", help="start a local cluster and serve a cluster file until Ctrl-C")
     up.add_argument("file", nargs="?", default="cluster.yaml")
     up.add_argument("--fast", action="store_true", help="throughput mode: HAProxy in front, gRPC inside")
+
+    down = commands.add_parser("down", help="end the cluster that an earlier `up` of that file left behind")
+    down.add_argument("file", nargs="?", default="cluster.yaml")
+
+    env = commands.add_parser("env", help="print the environment that a cluster of your own wants, as shell lines")
+    env.add_argument("--fast", action="store_true", help="with throughput mode")
 
     check = commands.add_parser("check", help="validate a cluster file; starts nothing")
     check.add_argument("file", nargs="?", default="cluster.yaml")
@@ -57,6 +67,8 @@ def _check(options: argparse.Namespace) -> int:
 
     report = check_file(options.file)
     print("\n".join(report.lines))
+    if options.command == "check":
+        print("A cluster that you start yourself wants the environment that `serve_app env` prints; `up` sets it.")
     return 0 if report.is_sound else 1
 
 
@@ -64,6 +76,19 @@ def _up(options: argparse.Namespace) -> int:
     from serve_app.cli_up import serve_until_interrupted
 
     return 1 if _check(options) else serve_until_interrupted(options.file, is_fast=options.fast)
+
+
+def _down(options: argparse.Namespace) -> int:
+    from serve_app.cli_down import end_cluster
+
+    return end_cluster(options.file)
+
+
+def _env(options: argparse.Namespace) -> int:
+    from serve_app.cli_environment import shell_lines
+
+    print("\n".join(shell_lines(is_fast=options.fast)))
+    return 0
 
 
 def _models(options: argparse.Namespace) -> int:

@@ -1,98 +1,125 @@
-"""Starts a local cluster that serves a file, says when it is ready, and ends it on Ctrl-C."""
+"""Starts a local cluster that serves a file, says when it is ready, watches it, and ends it on Ctrl-C."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+import uuid
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
+from serve_app.cli_address import Address, address_of, cluster_file
+from serve_app.cli_environment import RUN_VARIABLE, cluster_settings, environment, overridden
+from serve_app.cli_guard import start_guard
+from serve_app.cli_processes import Process, end_runs, is_running, listener_on, processes_of_runs
 
-READY_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 60.0
-POLL_S = 0.25
+LOST_AFTER_S = 30.0  # a proxy that dies is back in a few seconds
+STARTING_POLL_S = 0.25
+WATCH_S = 1.0
 
-ENVIRONMENT = {
-    "RAY_AUTH_MODE": "token",  # Ray's own ports; the token is made on first use and kept in the home folder
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # Ray's default is 15, which leaves the service whatever other processes do not want
-    "OMP_WAIT_POLICY": "PASSIVE",
-}
-FAST_ENVIRONMENT = {
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",  # the default of 30 s is for load balancers far away
-    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "900",  # the default cuts streams two minutes after a change of replicas
-}
+CORE_PROGRAMS = frozenset({"gcs_server", "raylet"})
+"""Ray replaces every other process by itself; without these nothing works, and it may not notice for minutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A started one: the process that serves the file, and the run that all its processes belong to."""
+
+    process: subprocess.Popen[bytes]
+    run: str
+    address: Address
 
 
 def serve_until_interrupted(file: str, *, is_fast: bool) -> int:
-    """Run `serve run` on the file, with its output; the exit code is its own."""
+    """Serve the file in a new local cluster, with its output; the exit code is 0 where it was ended by a person."""
     address = address_of(file)
-    if _is_taken(address):
-        print(f"serve_app: something listens on {address} already", file=sys.stderr)
+    if address.is_taken():
+        print(f"serve_app: {taken(address, file)}", file=sys.stderr)
         return 1
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)  # also SIGINT: a shell starts background jobs with it ignored
-    cluster = _start(file, is_fast=is_fast)
+    _tell_environment(is_fast=is_fast)
+    _be_interrupted_by_signals()
+    run = f"{run_prefix(address)}{uuid.uuid4().hex[:12]}"
+    guard = start_guard(run)
     try:
-        if _wait_until_ready(cluster, address):
-            print(_welcome(address, Path(file)), flush=True)
-        return cluster.wait()
+        return _serve(Cluster(process=_start(file, run, is_fast=is_fast), run=run, address=address), Path(file))
+    finally:
+        end_runs(run)
+        guard.communicate()  # closes its stdin
+
+
+def run_prefix(address: Address) -> str:
+    """What the names of all runs on that port start with."""
+    return f"{address.port}-"
+
+
+def taken(address: Address, file: str) -> str:
+    """Who listens there already, and how to end it."""
+    holder = listener_on(address.port)
+    if holder is None:
+        return f"a process of another user listens on {address} already; set another http_options.port in {file}"
+    if holder.run is None:
+        return f"{holder} listens on {address} already; end it, or set another http_options.port in {file}"
+    origin = "started by an earlier `serve_app up`"
+    return f"{holder}, {origin}, listens on {address} already; `serve_app down {file}` ends it"
+
+
+def _tell_environment(*, is_fast: bool) -> None:
+    """Say what Ray is started with, and what of it the caller wants otherwise."""
+    names = ", ".join(each.name for each in cluster_settings(is_fast=is_fast) if each.name not in os.environ)
+    print(f"Starting Ray with {names}; `serve_app env` says why", flush=True)
+    for line in overridden(os.environ, is_fast=is_fast):
+        print(f"serve_app: {line}", file=sys.stderr)
+
+
+def _start(file: str, run: str, *, is_fast: bool) -> subprocess.Popen[bytes]:
+    """In a session of its own: a Ctrl-C in the terminal reaches us alone, and we pass it on once."""
+    command = [sys.executable, "-m", "serve_app.cli_cluster", file, str(os.getpid())]
+    variables = environment(os.environ, is_fast=is_fast) | {RUN_VARIABLE: run}
+    return subprocess.Popen(command, env=variables, start_new_session=True)
+
+
+def _serve(cluster: Cluster, file: Path) -> int:
+    try:
+        loss = _watch(cluster, file)
     except KeyboardInterrupt:
         return _stop(cluster)
+    if loss is None:
+        return cluster.process.wait()
+    print(f"serve_app: {loss}; ending what is left of the cluster", file=sys.stderr)
+    _kill(cluster)
+    return 1
 
 
-def environment(base: Mapping[str, str], *, is_fast: bool) -> dict[str, str]:
-    """What Ray's processes are started with; what the caller has set already stays."""
-    defaults = ENVIRONMENT | (FAST_ENVIRONMENT if is_fast else {})
-    return {**defaults, **base}
+def _watch(cluster: Cluster, file: Path) -> str | None:
+    """Say when it is ready, then wait for what makes it useless, told in words; None where it ended by itself."""
+    core: dict[str, Process] = {}
+    heard: float | None = None  # since it was ready
+    while cluster.process.poll() is None:
+        if lost := [program for program, process in core.items() if not is_running(process)]:
+            return f"Ray's {' and '.join(lost)} died"
+        core = core if core.keys() == CORE_PROGRAMS else _core_of(cluster)
+        if heard is None and _is_healthy(cluster.address):
+            print(_welcome(cluster.address, file), flush=True)
+            heard = time.monotonic()
+        if heard is not None and cluster.address.is_taken():
+            heard = time.monotonic()
+        if heard is not None and time.monotonic() - heard > LOST_AFTER_S:
+            return f"nothing has listened on {cluster.address} for {LOST_AFTER_S:.0f} s"
+        time.sleep(STARTING_POLL_S if heard is None else WATCH_S)
+    return None
 
 
-def address_of(file: str) -> str:
-    """The URL that the file's service is reached under from this machine."""
-    options = (_content(Path(file)).get("http_options") or {}) if Path(file).exists() else {}
-    host = options.get("host", "127.0.0.1")
-    return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{options.get('port', 8000)}"
+def _core_of(cluster: Cluster) -> dict[str, Process]:
+    return {each.program: each for each in processes_of_runs(cluster.run) if each.program in CORE_PROGRAMS}
 
 
-def _is_taken(address: str) -> bool:
-    url = urllib.parse.urlsplit(address)
-    try:
-        with socket.create_connection((str(url.hostname), url.port or 80), timeout=1):
-            return True
-    except OSError:
-        return False
-
-
-def _start(file: str, *, is_fast: bool) -> subprocess.Popen[bytes]:
-    """In a session of its own: a Ctrl-C in the terminal reaches us alone, and we pass it on once."""
-    serve = Path(sys.executable).with_name("serve")
-    return subprocess.Popen(
-        [str(serve), "run", file], env=environment(os.environ, is_fast=is_fast), start_new_session=True
-    )
-
-
-def _wait_until_ready(cluster: subprocess.Popen[bytes], address: str) -> bool:
-    """False where the cluster ended, or did not become ready in time."""
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    while cluster.poll() is None and time.monotonic() < deadline:
-        if _is_healthy(address):
-            return True
-        time.sleep(POLL_S)
-    return False
-
-
-def _is_healthy(address: str) -> bool:
+def _is_healthy(address: Address) -> bool:
     try:
         with urllib.request.urlopen(f"{address}/health", timeout=2) as response:
             return bool(response.status == 200)
@@ -100,10 +127,9 @@ def _is_healthy(address: str) -> bool:
         return False
 
 
-def _welcome(address: str, file: Path) -> str:
-    name = next(
-        (each["args"]["name"] for each in _content(file)["applications"] if "name" in (each.get("args") or {})), "demo"
-    )
+def _welcome(address: Address, file: Path) -> str:
+    applications = cluster_file(file)["applications"]
+    name = next((each["args"]["name"] for each in applications if "name" in (each.get("args") or {})), "demo")
     body = f'{{"model": "{name}", "prompt": "Once upon a time", "max_tokens": 48}}'
     return (
         f"\nReady on {address}. Try:\n\n"
@@ -112,23 +138,31 @@ def _welcome(address: str, file: Path) -> str:
     )
 
 
-def _content(file: Path) -> dict[str, Any]:
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return content if isinstance(content, dict) else {}
+def _be_interrupted_by_signals() -> None:
+    """Also by SIGINT: a shell starts background jobs with it ignored. Whoever has SIGHUP ignored wants us to stay."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _interrupt)
 
 
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _stop(cluster: subprocess.Popen[bytes]) -> int:
+def _stop(cluster: Cluster) -> int:
     """Let Serve shut down by itself; a second Ctrl-C, or too long a wait, ends it at once."""
     print("\nStopping…", flush=True)
-    cluster.send_signal(signal.SIGINT)
+    cluster.process.send_signal(signal.SIGINT)
     try:
-        cluster.wait(STOP_TIMEOUT_S)
+        cluster.process.wait(STOP_TIMEOUT_S)
         return 0
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        os.killpg(cluster.pid, signal.SIGKILL)  # its session: the cluster it started, nothing else
-        cluster.wait()
+        _kill(cluster)
         return 1
+
+
+def _kill(cluster: Cluster) -> None:
+    """Our child, and with it Ray's own processes, which die with theirs; `end_runs` sees to the rest."""
+    cluster.process.kill()
+    cluster.process.wait()

@@ -20,6 +20,8 @@ from ray.serve.schema import ServeDeploySchema
 
 REPOSITORY = Path(__file__).parents[2]
 READY_TIMEOUT_S = 180.0
+LEASE_S = 4.0
+"""How long a replica keeps the requests of a router that it does not hear of; shorter than in the cluster file."""
 
 CHANGES = {
     "Router": {"graceful_shutdown_timeout_s": 2, "graceful_shutdown_wait_loop_s": 0.1},
@@ -57,6 +59,8 @@ def base_url() -> Iterator[str]:
 def _deploy(port: int) -> None:
     content: dict[str, Any] = yaml.safe_load((REPOSITORY / "cluster.yaml").read_text(encoding="utf-8"))
     for application in content["applications"]:
+        if application["name"] != "router":
+            application["args"]["lease_s"] = LEASE_S
         for deployment in application["deployments"]:
             deployment |= CHANGES[deployment["name"]]
     config = ServeDeploySchema.model_validate(content)

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import time
-from collections.abc import Callable
-from typing import TypeVar
 
 import httpx
 import openai
 import pytest
-from ray import serve
 
 from serve_app.core.cards import ReplicaCard
+from tests.cluster.faults import TIMEOUT_S, cards, signal_a_replica, until
 
 pytestmark = pytest.mark.cluster
-
-TIMEOUT_S = 30.0
-Seen = TypeVar("Seen")
 
 
 @pytest.fixture
 def client(base_url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S)
-
-
-def cards() -> list[ReplicaCard]:
-    """What the replicas of `demo` say of themselves now."""
-    handle = serve.get_deployment_handle("Model", "demo")
-    answers = handle.broadcast("hello", "test").results(timeout_s=10, return_exceptions=True)
-    return [answer for answer in answers if isinstance(answer, ReplicaCard)]
 
 
 def work() -> list[int]:
@@ -42,15 +28,6 @@ def work() -> list[int]:
 def steps() -> dict[str, int]:
     """Engine steps so far, per replica."""
     return {card.replica_id: card.load.num_steps for card in cards()}
-
-
-def until(look: Callable[[], Seen], *, holds: Callable[[Seen], bool]) -> Seen:
-    """Look until it holds, and fail with what was seen last where it never does."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not holds(seen := look()):
-        assert time.monotonic() < deadline, f"seen last: {seen}"
-        time.sleep(0.05)
-    return seen
 
 
 def test_a_prompt_is_completed(client: openai.OpenAI) -> None:
@@ -156,8 +133,7 @@ def test_a_client_that_leaves_frees_the_engine(base_url: str) -> None:
 
 async def test_a_killed_replica_is_not_noticed_by_clients_and_is_replaced(base_url: str) -> None:
     before = {card.replica_id for card in await asyncio.to_thread(cards)}
-    victim = await asyncio.to_thread(_pid_of_a_replica)
-    os.kill(victim, signal.SIGKILL)
+    await asyncio.to_thread(signal_a_replica, signal.SIGKILL)
     async with httpx.AsyncClient(base_url=base_url, timeout=TIMEOUT_S) as client:
         for _ in range(20):
             body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 4}
@@ -169,11 +145,3 @@ async def test_a_killed_replica_is_not_noticed_by_clients_and_is_replaced(base_u
 
 def _are_new(found: list[ReplicaCard], before: set[str]) -> bool:
     return {card.replica_id for card in found} != before
-
-
-def _pid_of_a_replica() -> int:
-    from ray.serve.context import _get_global_client  # `serve.status` leaves the processes out
-
-    details = _get_global_client().get_serve_details()
-    replicas = details["applications"]["demo"]["deployments"]["Model"]["replicas"]
-    return int(replicas[0]["pid"])

@@ -110,6 +110,7 @@ def test_a_host_that_others_can_reach_is_warned_of_and_allowed(report_of) -> Non
     is_sound, text = report_of(SOUND.replace("127.0.0.1", "0.0.0.0"))
     assert is_sound
     assert "cluster.yaml:2: warning: http_options.host: 0.0.0.0 is reachable from outside" in text
+    assert "without the environment of `serve_app env` they may take any time and any size" in text
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,7 @@ def test_the_command_exits_by_what_it_found(tmp_path: Path, capsys: pytest.Captu
     file = tmp_path / "cluster.yaml"
     file.write_text(SOUND, encoding="utf-8")
     assert main(["check", str(file)]) == 0
+    assert "wants the environment that `serve_app env` prints" in capsys.readouterr().out
     file.write_text("nothing: here", encoding="utf-8")
     assert main(["check", str(file)]) == 1
     assert "unknown key 'nothing'" in capsys.readouterr().out

@@ -36,7 +36,7 @@ WALLS = {
     "constraints": wall("core", "llguidance"),
     "engine": wall("core text constraints", "torch transformers peft safetensors"),
     "router": wall("core api catalog tenants"),
-    "deployments": wall(EVERY_ROOM, "ray starlette pydantic yaml prometheus_client"),
+    "deployments": wall(EVERY_ROOM, "ray starlette uvicorn pydantic yaml prometheus_client"),
     "cli": wall(EVERY_ROOM, "ray starlette pydantic yaml"),
     "demo": wall("core text engine catalog", "torch transformers tokenizers peft safetensors numpy"),
 }

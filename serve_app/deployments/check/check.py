@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
@@ -15,6 +15,7 @@ from serve_app.deployments.check.blueprint import Blueprint, BuilderUnusable, re
 from serve_app.deployments.check.document import Document, UnreadableYaml, read_document
 from serve_app.deployments.check.findings import Finding, Path, Severity, spelled
 from serve_app.deployments.check.keys import nearest, refused_open_values, refused_values, unknown_keys
+from serve_app.deployments.check.memory import check_memory, reservation
 from serve_app.deployments.check.models import check_model
 
 
@@ -54,9 +55,13 @@ def check_document(document: Document) -> Iterator[Finding]:
     if not isinstance(applications, list):
         return  # the schema has said so
     yield from _check_clashes(applications)
+    reservations = []
     for index, application in enumerate(applications):
         if isinstance(application, dict):
-            yield from _check_application(application, ("applications", index))
+            args = yield from _check_application(application, ("applications", index))
+            if args is not None:
+                reservations.append(reservation(application, args, ("applications", index, "args")))
+    yield from check_memory([each for each in reservations if each is not None])
 
 
 def _check_host(data: dict[str, Any]) -> Iterator[Finding]:
@@ -65,7 +70,8 @@ def _check_host(data: dict[str, Any]) -> Iterator[Finding]:
     if isinstance(host, str) and not _is_loopback(host):
         message = (
             f"{host} is reachable from outside and this version asks clients for no key;"
-            " bind 127.0.0.1, or put something in front that does"
+            " bind 127.0.0.1, or put something in front that does, and that bounds headers: without the environment"
+            " of `serve_app env` they may take any time and any size"
         )
         yield Finding(path=("http_options", "host"), message=message, severity=Severity.WARNING)
 
@@ -90,23 +96,26 @@ def _check_clashes(applications: list[Any]) -> Iterator[Finding]:
                 first.setdefault(value, index)
 
 
-def _check_application(application: dict[str, Any], path: Path) -> Iterator[Finding]:
+def _check_application(application: dict[str, Any], path: Path) -> Generator[Finding, None, ModelArgs | None]:
+    """Returns the arguments of an application that is a model."""
     import_path, arguments = application.get("import_path"), application.get("args", {})
     if not isinstance(import_path, str):
-        return
+        return None
     try:
         blueprint = read_blueprint(import_path, arguments, application=str(application.get("name")))
     except BuilderUnusable as error:
         yield Finding(path=(*path, "import_path"), message=str(error))
-        return
+        return None
     if blueprint.schema is not None:
         yield from unknown_keys(arguments, blueprint.schema, (*path, "args"))
         yield from refused_values(arguments, blueprint.schema, (*path, "args"))
     if blueprint.user_configs is not None:
         yield from _check_deployments(application, blueprint, path)
-    if isinstance(blueprint.arguments, ModelArgs):
-        yield from _check_model_application(application, blueprint.arguments, path)
-        yield from check_model(blueprint.arguments, (*path, "args"))
+    if not isinstance(blueprint.arguments, ModelArgs):
+        return None
+    yield from _check_model_application(application, blueprint.arguments, path)
+    yield from check_model(blueprint.arguments, (*path, "args"))
+    return blueprint.arguments
 
 
 def _check_deployments(application: dict[str, Any], blueprint: Blueprint, path: Path) -> Iterator[Finding]:

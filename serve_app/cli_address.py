@@ -1,0 +1,58 @@
+"""Where a cluster file's service is reached from the machine it runs on."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+CONNECT_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """A host and its port; as text, the URL."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"http://{f'[{self.host}]' if _is_ipv6(self.host) else self.host}:{self.port}"
+
+    def is_taken(self) -> bool:
+        """Whether anything listens there."""
+        try:
+            with socket.create_connection((self.host, self.port), timeout=CONNECT_TIMEOUT_S):
+                return True
+        except TimeoutError:
+            return True  # too busy to be accepted, which takes a listener
+        except OSError:
+            return False
+
+
+def address_of(file: str) -> Address:
+    """What the file does not say is Serve's default."""
+    options = cluster_file(Path(file)).get("http_options") or {}
+    host = str(options.get("host", "127.0.0.1"))
+    return Address(host=EVERY_INTERFACE.get(host, host), port=int(options.get("port", 8000)))
+
+
+def cluster_file(file: Path) -> dict[str, Any]:
+    """Its content; empty where it cannot be read or is no mapping."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False

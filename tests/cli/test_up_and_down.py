@@ -1,0 +1,93 @@
+"""`serve_app up` says who is in its way, and `serve_app down` ends what an earlier one left behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from serve_app.cli import main
+from serve_app.cli_address import Address, address_of
+from serve_app.cli_processes import processes_of_runs
+from tests.cli.runs import end, needs_proc, new_run, start
+
+LISTEN = """
+import socket
+listener = socket.create_server(("127.0.0.1", {port}))
+"""
+
+
+@pytest.fixture
+def port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        return int(holder.getsockname()[1])
+
+
+@pytest.fixture
+def file(tmp_path: Path, port: int) -> str:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        f"http_options: {{host: 127.0.0.1, port: {port}}}\n"
+        "applications:\n- name: router\n  import_path: serve_app.deployments.apps:router\n  args: {}\n"
+    )
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "url"),
+    [
+        ("{}", "http://127.0.0.1:8000"),
+        ("{host: 0.0.0.0, port: 80}", "http://127.0.0.1:80"),
+        ("{host: '::'}", "http://[::1]:8000"),
+        ("{host: '2001:db8::1', port: 9000}", "http://[2001:db8::1]:9000"),
+        ("{host: localhost}", "http://localhost:8000"),
+        ("[not, a, mapping", "http://127.0.0.1:8000"),
+    ],
+)
+def test_the_address_is_one_that_can_be_opened_from_here(tmp_path: Path, options: str, url: str) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"http_options: {options}\n")
+    assert str(address_of(str(file))) == url
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_an_address_is_taken_while_something_listens(family: socket.AddressFamily, host: str) -> None:
+    with socket.create_server((host, 0), family=family) as listener:
+        address = Address(host=host, port=int(listener.getsockname()[1]))
+        assert address.is_taken()
+    assert not address.is_taken()
+
+
+@needs_proc
+def test_up_names_the_process_that_holds_its_port(file: str, port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", port)):
+        assert main(["up", file]) == 1
+        assert main(["down", file]) == 1, "it is not ours to end"
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    for line in said:
+        assert f"pid {os.getpid()} (" in line
+        assert f"listens on http://127.0.0.1:{port} already; end it, or set another http_options.port in {file}" in line
+
+
+@needs_proc
+def test_down_ends_what_an_earlier_up_left_on_the_port_and_nothing_else(
+    file: str, port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left, other = start(new_run(port), LISTEN.format(port=port)), start(new_run(port * 10), "")
+    try:
+        assert main(["up", file]) == 1
+        assert f"pid {left.pid} (" in (said := capsys.readouterr().err)
+        assert f"`serve_app down {file}` ends it" in said
+        assert main(["down", file]) == 0
+        assert left.wait(20) != 0
+        assert [each.pid for each in processes_of_runs(f"{port}0-")] == [other.pid]
+        assert main(["down", file]) == 0
+        assert "Nothing of `serve_app up` is left" in capsys.readouterr().out
+    finally:
+        end(left)
+        end(other)

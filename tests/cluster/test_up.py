@@ -1,0 +1,145 @@
+"""`serve_app up` from its start to its end: what it answers, where it listens, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from serve_app.cli_processes import Process, listener_on, processes_of_runs
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(sys.platform != "linux", reason="what a process belongs to is told by /proc"),
+]
+
+REPOSITORY = Path(__file__).parents[2]
+TIMEOUT_S = 180.0
+LISTENING = "0A"
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+"""127.0.0.1, ::1 and ::ffff:127.0.0.1 as the kernel writes them."""
+
+
+class Started:
+    """`serve_app up` in a folder of its own; what it says goes to a file there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = _free_port()
+        self.said = folder / "said.txt"
+        (folder / "cluster.yaml").write_text(yaml.safe_dump(_content(self.port)), encoding="utf-8")
+        with self.said.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "serve_app", "up"],
+                cwd=folder,
+                env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def processes(self) -> list[Process]:
+        return processes_of_runs(f"{self.port}-")
+
+    def until(self, holds: Callable[[], object]) -> None:
+        """Fail with what it said where it never does."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not holds():
+            assert time.monotonic() < deadline, self.said.read_text(errors="replace")[-3000:]
+            time.sleep(0.1)
+
+    def until_a_worker_runs(self) -> None:
+        """From then on Ray has started all of its own processes."""
+        self.until(lambda: any(each.command.startswith("ray::Serve") for each in self.processes()))
+
+    def end(self) -> None:
+        """Whatever is left of it after a test that failed."""
+        self.process.terminate()
+        self.process.wait(TIMEOUT_S)
+        self.until(lambda: not self.processes())
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Started]:
+    run = Started(tmp_path)
+    yield run
+    run.end()
+
+
+def test_it_serves_the_demo_on_loopback_and_a_ctrl_c_leaves_nothing_behind(started: Started) -> None:
+    started.until(lambda: started.process.poll() is not None or "Ready on" in started.said.read_text(errors="replace"))
+    body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 4}
+    response = httpx.post(f"{started.url}/v1/completions", json=body, timeout=30)
+    assert response.json()["usage"]["completion_tokens"] == 4, response.text
+    assert "Starting Ray with RAY_memory_monitor_refresh_ms, " in started.said.read_text(errors="replace")
+    eager = [each for each in started.processes() if _oom_score(each.pid) > _oom_score(os.getpid())]
+    assert eager == [], "the kernel would take them before any other process"
+    large = httpx.get(f"{started.url}/health", headers={"large": "x" * 1_000_000}, timeout=30)
+    assert (large.status_code, large.json()["error"]["code"]) == (431, "headers_too_large")
+    outside = [each.command for each in started.processes() if _listens_outside(each.pid)]
+    assert {command.split(":")[2] for command in outside} <= {"ServeReplica"}, "Serve binds those, and wants a token"
+    started.process.send_signal(signal.SIGINT)
+    assert started.process.wait(TIMEOUT_S) == 0
+    assert started.processes() == []
+    assert listener_on(started.port) is None
+
+
+def test_a_cluster_ends_with_the_process_that_started_it_however_that_ends(started: Started) -> None:
+    started.until_a_worker_runs()
+    started.process.kill()
+    started.until(lambda: not started.processes())
+    assert listener_on(started.port) is None
+
+
+def test_a_cluster_whose_raylet_died_is_given_up_and_nothing_of_it_is_left(started: Started) -> None:
+    started.until_a_worker_runs()
+    (raylet,) = (each for each in started.processes() if each.program == "raylet")
+    os.kill(raylet.pid, signal.SIGKILL)
+    assert started.process.wait(TIMEOUT_S) == 1
+    assert "raylet died; ending what is left of the cluster" in started.said.read_text(errors="replace")
+    assert started.processes() == []
+    assert listener_on(started.port) is None
+
+
+def _content(port: int) -> dict[str, Any]:
+    """The cluster file of this repository with one small replica, and nothing beside it that it would need."""
+    content: dict[str, Any] = yaml.safe_load((REPOSITORY / "cluster.yaml").read_text(encoding="utf-8"))
+    content["http_options"]["port"] = port
+    for application in content["applications"]:
+        application["args"].pop("adapters", None)
+        for deployment in application["deployments"]:
+            deployment |= {"num_replicas": 1, "graceful_shutdown_timeout_s": 2}
+    return content
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _oom_score(pid: int) -> int:
+    """What the kernel adds to a process's size when it looks for one to kill."""
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+def _listens_outside(pid: int) -> bool:
+    """Whether the process has a TCP socket that listens on more than loopback."""
+    rows = [row.split() for table in ("tcp", "tcp6") for row in Path("/proc/net", table).read_text().splitlines()[1:]]
+    outside = {
+        f"socket:[{row[9]}]" for row in rows if row[3] == LISTENING and row[1].rpartition(":")[0] not in LOOPBACK
+    }
+    return bool(outside & {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()})
