@@ -37,6 +37,14 @@ class Backend(Protocol):
         """End these requests; those unknown or finished are left alone. No delta follows for them."""
         ...
 
+    async def pause(self, router_id: str, request_ids: Sequence[str]) -> None:
+        """Compute nothing more of these requests until they are resumed; those unknown or finished are left alone."""
+        ...
+
+    async def resume(self, router_id: str, request_ids: Sequence[str]) -> None:
+        """Go on with requests that were paused; the others are left alone."""
+        ...
+
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
         """Cut a text into tokens, for its own sake. Raises Overloaded."""
         ...

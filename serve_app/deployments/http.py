@@ -211,7 +211,7 @@ class Completions:
                 story.run = run
                 head = ResponseHead(id=run.response_id, created=int(time.time()), model=request.model)
                 if request.stream:
-                    renderer = self._style.renderer(request, head)
+                    renderer = self._style.renderer(run, request, head)
                     keep_alive_s = self._settings.keep_alive_s
                     await stream(run, renderer, exchange, story=story, keep_alive_s=keep_alive_s)
                 else:

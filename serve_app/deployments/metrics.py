@@ -65,6 +65,9 @@ class Metrics:
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.", "model")
         self._cached_tokens = self._counter("cached_tokens", "Tokens of prompts that were cached.", "model")
         self._completion_tokens = self._counter("completion_tokens", "Tokens generated.", "model")
+        self._moves = self._counter(
+            "moved_prompts", "Prompts given to another replica, unnoticed by their clients.", "model"
+        )
         self._request_s = self._histogram("request_seconds", "From the request to its last byte.", LONG_S, "route")
         self._queue_s = self._histogram("queue_seconds", "A prompt's wait for its first step.", LONG_S, "model")
         self._first_s = self._histogram(
@@ -89,21 +92,23 @@ class Metrics:
             self._note_run(served.run, model)
 
     def _note_run(self, run: Run, model: str) -> None:
-        labels = (self._router_id, model)
-        self._prompt_tokens.labels(*labels).inc(run.usage.prompt_tokens)
-        self._cached_tokens.labels(*labels).inc(run.usage.cached_tokens)
-        self._completion_tokens.labels(*labels).inc(run.num_generated)
-        for queue_s in run.queue_s:
+        labels, tally = (self._router_id, model), run.tally
+        usage = tally.usage
+        self._prompt_tokens.labels(*labels).inc(usage.prompt_tokens)
+        self._cached_tokens.labels(*labels).inc(usage.cached_tokens)
+        self._completion_tokens.labels(*labels).inc(tally.num_generated)
+        self._moves.labels(*labels).inc(tally.num_moves)
+        for queue_s in tally.queue_s:
             self._queue_s.labels(*labels).observe(queue_s)
-        if run.first_event_at is None or run.last_event_at is None:
+        if tally.first_event_at is None or tally.last_event_at is None:
             return
-        decode_s = run.last_event_at - run.first_event_at
-        self._first_s.labels(*labels).observe(run.first_event_at - run.entered_at)
+        decode_s = tally.last_event_at - tally.first_event_at
+        self._first_s.labels(*labels).observe(tally.first_event_at - tally.entered_at)
         self._decode_s.labels(*labels).observe(decode_s)
         num_sequences = sum(request.n for request in run.requests)
-        if run.usage.completion_tokens > num_sequences:
+        if usage.completion_tokens > num_sequences:
             self._inter_token_s.labels(*labels).observe(
-                decode_s * num_sequences / (run.usage.completion_tokens - num_sequences)
+                decode_s * num_sequences / (usage.completion_tokens - num_sequences)
             )
 
     def _model_of(self, run: Run) -> str:

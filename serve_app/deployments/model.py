@@ -79,6 +79,14 @@ class Model:
         self._refuse_strays(replica_id)
         await self._service.abort(router_id, request_ids)
 
+    async def pause(self, replica_id: str, router_id: str, request_ids: Sequence[str]) -> None:
+        self._refuse_strays(replica_id)
+        await self._service.pause(router_id, request_ids)
+
+    async def resume(self, replica_id: str, router_id: str, request_ids: Sequence[str]) -> None:
+        self._refuse_strays(replica_id)
+        await self._service.resume(router_id, request_ids)
+
     async def tokenize(self, replica_id: str, request: TokenizeRequest) -> Tokenization | ServeError:
         self._refuse_strays(replica_id)
         return await told(self._service.tokenize(request))

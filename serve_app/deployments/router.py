@@ -22,6 +22,7 @@ from serve_app.deployments.serve_cluster import ServeCluster
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router as RequestRouter
 from serve_app.router.router import RouterConfig
+from serve_app.router.run import RunSettings
 
 
 class HotApp:
@@ -72,7 +73,7 @@ class Router:
 
     def _app_for(self, settings: RouterSettings) -> ASGIApp:
         router = RequestRouter(
-            self._fleet, RouterConfig(timeout_s=settings.timeout_s, dialect=DIALECTS[settings.dialect])
+            self._fleet, RouterConfig(run=RunSettings(timeout_s=settings.timeout_s), dialect=DIALECTS[settings.dialect])
         )
         http_settings = HttpSettings(
             max_body_bytes=settings.max_body_bytes,

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from serve_app.api.exchange import Exchange
 from serve_app.api.sse import comment
-from serve_app.core.delta import Usage
 from serve_app.core.errors import ServeError
-from serve_app.router.run import Event, Run
+from serve_app.router.event import Event
+from serve_app.router.run import Run
 from serve_app.router.story import Story
 
 KEEP_ALIVE = comment("keep-alive")
@@ -23,7 +23,7 @@ class Renderer(Protocol):
         """What this event allows to be sent; may be nothing."""
         ...
 
-    def tail(self, usage: Usage) -> bytes:
+    def tail(self) -> bytes:
         """What ends the stream."""
         ...
 
@@ -48,7 +48,7 @@ async def stream(run: Run, renderer: Renderer, exchange: Exchange, *, story: Sto
         if pending and exchange.has_started:
             await exchange.stream(pending)
         raise
-    await exchange.end_stream(pending + renderer.tail(run.usage))
+    await exchange.end_stream(pending + renderer.tail())
 
 
 async def _next_event(run: Run, exchange: Exchange, *, keep_alive_s: float) -> Event | None:

@@ -38,6 +38,8 @@ class RayBackend:
         self._attach = pinned.options(method_name="attach", stream=True)
         self._submit = pinned.options(method_name="submit")
         self._abort = pinned.options(method_name="abort")
+        self._pause = pinned.options(method_name="pause")
+        self._resume = pinned.options(method_name="resume")
         self._tokenize = pinned.options(method_name="tokenize")
         self._detokenize = pinned.options(method_name="detokenize")
 
@@ -60,6 +62,12 @@ class RayBackend:
 
     async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
         await self._call(self._abort, self._replica_id, router_id, tuple(request_ids))
+
+    async def pause(self, router_id: str, request_ids: Sequence[str]) -> None:
+        await self._call(self._pause, self._replica_id, router_id, tuple(request_ids))
+
+    async def resume(self, router_id: str, request_ids: Sequence[str]) -> None:
+        await self._call(self._resume, self._replica_id, router_id, tuple(request_ids))
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
         found: Tokenization = await self._call(self._tokenize, self._replica_id, request)

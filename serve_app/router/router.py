@@ -16,16 +16,14 @@ from serve_app.core.names import ModelRef
 from serve_app.router.fleet import Fleet
 from serve_app.router.lower import lower, new_response_id
 from serve_app.router.placement import Placement
-from serve_app.router.run import Run
+from serve_app.router.run import Run, RunSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """timeout_s: how long one request may take in all
-    dialect: of requests that name none, to models that have none of their own
-    """
+    """dialect: of requests that name none, to models that have none of their own"""
 
-    timeout_s: float = 600.0
+    run: RunSettings = RunSettings()
     dialect: Dialect = UNION
 
 
@@ -49,7 +47,8 @@ class Router:
             response_id,
             fleet=self.fleet,
             placement=self._placement,
-            timeout_s=self._config.timeout_s,
+            settings=self._config.run,
+            holds_back=not request.stream,
         )
 
     @property

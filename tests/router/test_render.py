@@ -14,7 +14,8 @@ from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport
 from serve_app.router.fleet import Fleet
 from serve_app.router.render import StreamRenderer, collect
 from serve_app.router.router import Router
-from serve_app.router.run import Event
+from serve_app.router.tally import Tally
+from serve_app.router.event import Event
 from tests.fakes import EOS, FakeBackend
 
 HEAD = ResponseHead(id="cmpl-1", created=7, model="tiny")
@@ -41,12 +42,12 @@ async def whole(router: Router, **members: object) -> dict:
 
 async def streamed(router: Router, **members: object) -> list[dict | str]:
     request = make_request(stream=True, **members)
-    renderer = StreamRenderer(request, HEAD)
     stream = b""
     async with router.open(request) as run:
+        renderer = StreamRenderer(request, HEAD, run.tally)
         async for event in run:
             stream += renderer.chunks(event)
-        stream += renderer.tail(run.usage)
+        stream += renderer.tail()
     return read_events(stream)
 
 
@@ -181,12 +182,12 @@ def event_of(delta: Delta) -> Event:
 
 
 def test_a_delta_that_shows_nothing_gives_no_chunk():
-    renderer = StreamRenderer(make_request(), HEAD)
+    renderer = StreamRenderer(make_request(), HEAD, Tally())
     assert renderer.chunks(event_of(Delta(request_id="a", sample=0, token_ids=(5,)))) == b""
 
 
 def test_a_sample_that_comes_before_the_report_of_its_prompt_waits_for_it():
-    renderer = StreamRenderer(make_request(n=2, echo=True), HEAD)
+    renderer = StreamRenderer(make_request(n=2, echo=True), HEAD, Tally())
     assert renderer.chunks(event_of(Delta(request_id="a", sample=1, text=" early"))) == b""
     report = PromptReport(num_tokens=1, num_cached_tokens=0, text="Hello")
     stream = renderer.chunks(event_of(Delta(request_id="a", sample=0, text=" now", prompt=report)))
