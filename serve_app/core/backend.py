@@ -38,11 +38,13 @@ class Backend(Protocol):
         ...
 
     async def pause(self, router_id: str, request_ids: Sequence[str]) -> None:
-        """Compute nothing more of these requests until they are resumed; those unknown or finished are left alone."""
+        """Take these requests out of the batch until they are resumed: their reader is slow, and others want their
+        place. They keep what they have generated; deltas of a step that runs still follow. Those unknown or finished
+        are left alone."""
         ...
 
     async def resume(self, router_id: str, request_ids: Sequence[str]) -> None:
-        """Go on with requests that were paused; the others are left alone."""
+        """Let paused requests go on."""
         ...
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.core.delta import Load
+from serve_app.router.admission import Admission, Reason
 from serve_app.router.fleet import Fleet
 from serve_app.router.run import Run
 
@@ -56,8 +57,7 @@ class Served:
 class Metrics:
     """One router's numbers. Every series carries the router's id: a scrape reaches any one of several routers."""
 
-    def __init__(self, fleet: Fleet, *, router_id: str = "router-0") -> None:
-        self._fleet = fleet
+    def __init__(self, fleet: Fleet, *, router_id: str = "router-0", admission: Admission | None = None) -> None:
         self._router_id = router_id
         self._models: set[str] = set()
         self._registry = CollectorRegistry()
@@ -78,6 +78,8 @@ class Metrics:
         )
         self._decode_s = self._histogram("decode_seconds", "From the first token to the last.", LONG_S, "model")
         self._registry.register(ReplicaLoads(fleet, router_id))
+        if admission is not None:
+            self._registry.register(AdmissionState(admission, router_id))
 
     async def answer(self, request: Request) -> Response:
         """GET /metrics."""
@@ -142,11 +144,52 @@ class ReplicaLoads(Collector):
             for values, load in replicas:
                 gauge.add_metric(values, value_of(load))
             yield gauge
+        memory = GaugeMetricFamily(
+            "serve_app_replica_kv_bytes", "Bytes of the key/value store.", labels=(*labels, "state")
+        )
+        for values, load in replicas:
+            for state, num_blocks in _blocks_by_state(load).items():
+                memory.add_metric((*values, state), num_blocks * load.block_bytes)
+        yield memory
         for name, (text, value_of) in TOTALS.items():
             counter = CounterMetricFamily(f"serve_app_replica_{name}", text, labels=labels)
             for values, load in replicas:
                 counter.add_metric(values, value_of(load))
             yield counter
+
+
+class AdmissionState(Collector):
+    """What admission sees when it is looked at."""
+
+    def __init__(self, admission: Admission, router_id: str) -> None:
+        self._admission = admission
+        self._router_id = router_id
+
+    def collect(self) -> Iterator[Metric]:
+        admission, labels = self._admission, ("router", "model")
+        yield self._gauge("requests_open", "Requests being served.", admission.num_open)
+        yield self._gauge("requests_limit", "Requests served at once.", admission.settings.max_open_requests)
+        inside = GaugeMetricFamily("serve_app_admission_sequences", "Sequences let in.", labels=labels)
+        places = GaugeMetricFamily("serve_app_admission_places", "Sequences that replicas hold.", labels=labels)
+        for model, (num_inside, num_places) in admission.sequences.items():
+            inside.add_metric((self._router_id, model), num_inside)
+            places.add_metric((self._router_id, model), num_places)
+        waits = GaugeMetricFamily(
+            "serve_app_admission_predicted_wait_seconds", "Wait of a request that comes now.", labels=labels
+        )
+        for model, wait_s in admission.predicted_waits_s.items():
+            waits.add_metric((self._router_id, model), wait_s)
+        refusals = CounterMetricFamily(
+            "serve_app_admission_refusals", "Requests refused at the door.", labels=("router", "reason")
+        )
+        for reason in Reason:
+            refusals.add_metric((self._router_id, reason.value), admission.refusals[reason])
+        yield from (inside, places, waits, refusals)
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        gauge = GaugeMetricFamily(f"serve_app_admission_{name}", text, labels=("router",))
+        gauge.add_metric((self._router_id,), value)
+        return gauge
 
 
 class Measured:
@@ -175,6 +218,15 @@ class Measured:
         finally:
             served = state.get("served") or Served(status=status, run=None)
             self._metrics.note_request(scope["path"], served, seconds=time.monotonic() - started_at)
+
+
+def _blocks_by_state(load: Load) -> dict[str, int]:
+    """Free blocks include those that are only cached, as these give way."""
+    return {
+        "budget": load.num_blocks,
+        "used": load.num_blocks - load.num_free_blocks,
+        "cached": load.num_cached_blocks,
+    }
 
 
 def route_of(path: str) -> str:

@@ -21,9 +21,7 @@ class Inbox:
     The bound refuses nothing: what is on its way while the sender is asked to pause still has its place.
     """
 
-    def __init__(
-        self, max_pending: int | None, *, on_full: Callable[[], None], on_slack: Callable[[], None]
-    ) -> None:
+    def __init__(self, max_pending: int | None, *, on_full: Callable[[], None], on_slack: Callable[[], None]) -> None:
         self._max_pending = max_pending
         self._on_full = on_full
         self._on_slack = on_slack

@@ -17,6 +17,7 @@ from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.router.placement import Standing
 from serve_app.router.registry import Inbox, Registry
+from serve_app.router.room import Room
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +74,13 @@ class ReplicaLink:
         return self._registry.num_outstanding
 
     @property
-    def num_foreign(self) -> int:
-        """Sequences that the replica has of other routers, as last heard of."""
-        return self._num_foreign
+    def room(self) -> Room | None:
+        """What the replica can hold, None where it does not say. A sequence that runs has a block at the least."""
+        model, num_blocks = self.card.model, self._load.num_blocks
+        if not model.max_num_sequences:
+            return None
+        num_slots = min(model.max_num_sequences, num_blocks or model.max_num_sequences)
+        return Room(num_slots=num_slots, num_places=num_slots + model.max_waiting, num_foreign=self._num_foreign)
 
     @property
     def load(self) -> Load:

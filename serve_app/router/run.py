@@ -39,8 +39,8 @@ class Run:
     comes and otherwise ends when every choice has ended. Leaving aborts what has not ended: it never waits, so a
     cancellation cannot skip it.
 
-    A prompt whose replica is lost is given to another one as long as nothing of it was taken. Where `holds_back`, events
-    are kept until their prompt is complete, so that this is always the case.
+    A prompt whose replica is lost is given to another one as long as nothing of it was taken. Where `holds_back`,
+    events are kept until their prompt is complete, so that this is always the case.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -11,11 +12,11 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.parse import parse_completion
 from serve_app.api.responses import ResponseHead
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport
+from serve_app.router.event import Event
 from serve_app.router.fleet import Fleet
 from serve_app.router.render import StreamRenderer, collect
 from serve_app.router.router import Router
 from serve_app.router.tally import Tally
-from serve_app.router.event import Event
 from tests.fakes import EOS, FakeBackend
 
 HEAD = ResponseHead(id="cmpl-1", created=7, model="tiny")
@@ -195,11 +196,12 @@ def test_a_sample_that_comes_before_the_report_of_its_prompt_waits_for_it():
     assert texts == ["Hello early", "Hello now"]
 
 
-def test_the_finish_knows_tokens_that_no_delta_carried():
+def test_continuous_usage_is_what_the_run_has_counted_not_what_the_deltas_carried():
     request = make_request(stream=True, stream_options={"continuous_usage_stats": True})
-    renderer = StreamRenderer(request, HEAD)
+    renderer = StreamRenderer(request, HEAD, Tally())
     report = PromptReport(num_tokens=3, num_cached_tokens=0)
     finish = Finish(reason=FinishReason.STOP, matched_stop=EOS, num_tokens=9)
-    stream = renderer.chunks(event_of(Delta(request_id="a", sample=0, prompt=report, finish=finish)))
+    event = event_of(Delta(request_id="a", sample=0, prompt=report, finish=finish))
+    stream = renderer.chunks(replace(event, completion_tokens=9))
     chunk, _ = read_events(stream + b"data: [DONE]\n\n")
     assert chunk["usage"]["completion_tokens"] == 9

@@ -271,13 +271,12 @@ async def test_a_stream_survives_a_loss_until_something_of_the_lost_prompt_was_t
 async def test_a_stream_of_which_something_was_taken_ends_with_the_loss_and_aborts_the_rest_elsewhere(fleet):
     dying, other = make_backend("r0", is_stepped=True), make_backend("r1", is_stepped=True)
     add(fleet, dying, other)
-    with pytest.raises(ReplicaLost):
-        async with Router(fleet).open(make_request(prompt=["a", "b"], stream=True)) as run:
-            dying.step()
+    async with Router(fleet).open(make_request(prompt=["a", "b"], stream=True)) as run:
+        dying.step()
+        await anext(run)
+        dying.die(ConnectionResetError("gone"))
+        with pytest.raises(ReplicaLost):
             await anext(run)
-            dying.die(ConnectionResetError("gone"))
-            async for _ in run:
-                pass
     await settle()
     assert other.num_live == 0
     assert outstanding(fleet) == 0
@@ -403,14 +402,15 @@ async def test_what_nobody_reads_is_not_computed_beyond_the_bound_and_goes_on_wh
 async def test_a_slow_reader_may_be_ended_instead(fleet):
     backend = make_backend("r0", is_stepped=True)
     add(fleet, backend)
-    with pytest.raises(DeadlineExceeded, match="too slowly"):
-        async with Router(fleet, slow(4, "abort")).open(make_request(stream=True)) as run:
-            for _ in range(10):
-                backend.step()
-                await settle()
-            assert (backend.num_live, len(backend.aborted)) == (0, 1)
-            async for _ in run:
-                pass
+    async with Router(fleet, slow(4, "abort")).open(make_request(stream=True)) as run:
+        for _ in range(10):
+            backend.step()
+            await settle()
+        assert (backend.num_live, len(backend.aborted)) == (0, 1)
+        texts = [(await anext(run)).delta.text for _ in range(5)]
+        with pytest.raises(DeadlineExceeded, match="too slowly"):
+            await anext(run)
+    assert texts == [f" p0s0w{position}" for position in range(5)]
 
 
 async def test_an_answer_that_is_kept_back_is_never_paused(fleet):
