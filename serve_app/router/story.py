@@ -14,7 +14,7 @@ from serve_app.core.errors import ServeError
 from serve_app.router.admission import Ticket
 from serve_app.router.run import Run
 
-NAME = re.compile(r"[A-Za-z_][\w-]*")
+NAME = re.compile(r"([A-Za-z_][\w-]*)(?:\[\d+\])*")
 KNOWN_NAMES = frozenset({*PARAMETERS, "content-type", "content-length", HEADER.lower()})
 UNKNOWN_NAME = "(unknown)"
 
@@ -65,8 +65,8 @@ def _known(param: str | None) -> str | None:
     said to be one."""
     if param is None:
         return None
-    name = NAME.match(param)
-    return name.group() if name is not None and name.group().lower() in KNOWN_NAMES else UNKNOWN_NAME
+    place = NAME.match(param)
+    return place.group() if place is not None and place[1].lower() in KNOWN_NAMES else UNKNOWN_NAME
 
 
 def _facts_of_request(request: CompletionRequest) -> dict[str, object]:
