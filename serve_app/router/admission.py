@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -60,10 +61,11 @@ class Excess:
 class Ticket:
     """A request's place, from the door to its last byte. Until it is known what it asks for it counts as one sequence.
 
-    sizes: sequences by model; empty until they are known
+    is_known: whether it has grown;  sizes: sequences that count, by model
     """
 
     def __init__(self, admission: Admission) -> None:
+        self.is_known = False
         self.sizes: Mapping[str, int] = {}
         self._admission = admission
         self._end: Callable[[ServeError], None] = lambda error: None
@@ -153,7 +155,7 @@ class Admission:
     def grow(self, ticket: Ticket, sizes: Mapping[str, int]) -> None:
         """As Ticket.grow."""
         assert ticket in self._tickets, "the ticket was given back"
-        assert not ticket.sizes, "a ticket grows once"
+        assert not ticket.is_known, "a ticket grows once"
         self._check_not_stopped()
         rooms = self._rooms()
         for model, size in sizes.items():
@@ -162,24 +164,20 @@ class Admission:
                 raise self._refused(excess)
         self._note(rooms)
         self._num_unknown -= 1
-        ticket.sizes = dict(sizes)
-        for model, size in sizes.items():
-            if model in rooms:
-                self._gate(model, rooms[model]).num_inside += size
-            elif model in self._gates:
-                self._gates[model].num_inside += size
+        ticket.is_known = True
+        ticket.sizes = {model: size for model, size in sizes.items() if model in self._gates}
+        for model, size in ticket.sizes.items():
+            self._gates[model].num_inside += size
 
     def leave(self, ticket: Ticket, num_completed: int) -> None:
         """As Ticket.give_back."""
         is_full = self.num_open >= self.settings.max_open_requests
         self._door.pace.note(self._clock(), is_busy=is_full, num_completed=1)
         del self._tickets[ticket]
-        self._num_unknown -= not ticket.sizes
+        self._num_unknown -= not ticket.is_known
         self._note(self._rooms(), Counter(dict.fromkeys(list(ticket.sizes)[:1], num_completed)))
         for model, size in ticket.sizes.items():
-            if model in self._gates:
-                gate = self._gates[model]
-                gate.num_inside = max(0, gate.num_inside - size)
+            self._gates[model].num_inside -= size
 
     def stop(self, error: Unavailable) -> None:
         """Let nobody in any more, and end every request that is open."""
@@ -226,10 +224,10 @@ class Admission:
         now, gate = self._clock(), excess.gate
         earliest = max(gate.appointment_at, now + excess.seconds) + 1 / gate.pace.per_s
         gate.appointment_at = min(earliest, now + MAX_RETRY_S)
-        retry_after_s = max(MIN_RETRY_S, (gate.appointment_at - now) * (1 + JITTER * self._jitter()))
+        retry_after_s = math.ceil(max(MIN_RETRY_S, (gate.appointment_at - now) * (1 + JITTER * self._jitter())))
         return Overloaded(
             f"The service has more requests than it can begin within {self.settings.max_wait_s:g} s; retry in"
-            f" {retry_after_s:.0f} s.",
+            f" {retry_after_s} s.",
             None,
             {"retry_after_s": retry_after_s},
         )
