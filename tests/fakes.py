@@ -75,7 +75,8 @@ class Outbox:
 class FakeBackend:
     """A replica that recites scripts, one word per step and sequence.
 
-    Steps come by themselves, one per turn of the event loop, unless `is_stepped`: then `step` makes them.
+    Steps come by themselves, one per turn of the event loop, unless `is_stepped`: then `step` makes them. What is
+    paused takes no part in them.
     `refusal` refuses every submission; while `submit_gate` is not set, submissions wait.
     """
 
@@ -90,6 +91,7 @@ class FakeBackend:
         self.submit_gate.set()
         self.submissions: list[tuple[GenerationRequest, ...]] = []
         self.aborted: list[str] = []
+        self.paused: set[str] = set()
         self.num_attached = 0
         self._live: dict[str, list[FakeSequence]] = {}
         self._routers: dict[str, str] = {}
@@ -144,6 +146,16 @@ class FakeBackend:
         for request_id in request_ids:
             self._live.pop(request_id, None)
 
+    async def pause(self, router_id: str, request_ids: Sequence[str]) -> None:
+        if self._has_died:
+            raise ConnectionError("the process is gone")
+        self.paused |= self._live.keys() & set(request_ids)
+
+    async def resume(self, router_id: str, request_ids: Sequence[str]) -> None:
+        if self._has_died:
+            raise ConnectionError("the process is gone")
+        self.paused -= set(request_ids)
+
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
         """A token per character, its code point; the end of sequence stands for all special tokens."""
         await self.submit_gate.wait()
@@ -163,7 +175,7 @@ class FakeBackend:
         """Recite one word of every sequence and send a frame to each router."""
         deltas: dict[str, list[Delta]] = {}
         for request_id, sequences in list(self._live.items()):
-            for sequence in list(sequences):
+            for sequence in list(sequences) if request_id not in self.paused else ():
                 delta = self._advance(sequence)
                 deltas.setdefault(self._routers[request_id], []).append(delta)
                 if delta.finish is not None:

@@ -8,7 +8,7 @@ import os
 from functools import partial
 
 from ray import serve
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import BackpressureConfig, RequestRouterConfig
 
 from serve_app.deployments.arguments import ModelArgs, RouterArgs
 from serve_app.deployments.front import Front
@@ -19,6 +19,11 @@ from serve_app.deployments.serve_cluster import MODEL_DEPLOYMENT
 
 PINNED_ROUTER = "serve_app.deployments.pinned_router.PinnedRouter"
 ROUTER_DEPLOYMENT = "Router"
+
+# A proxy that found the router full once waits longer and longer before it looks again, and does not forget that when
+# it finds room: with Serve's default of up to half a second, one overload leaves the service at four requests per
+# second until the proxy's queue is empty. The router refuses by itself long before that; this is for where it cannot.
+PATIENT = RequestRouterConfig(initial_backoff_s=0.005, backoff_multiplier=1, max_backoff_s=0.01)
 
 
 def model(args: ModelArgs) -> serve.Application:
@@ -33,7 +38,13 @@ def model(args: ModelArgs) -> serve.Application:
 
 def router(args: RouterArgs) -> serve.Application:
     """The service's HTTP entrance; it finds the models of the cluster by itself."""
-    return serve.deployment(serve.ingress()(Router), name=ROUTER_DEPLOYMENT).bind()
+    deployment = serve.deployment(
+        serve.ingress()(Router),
+        name=ROUTER_DEPLOYMENT,
+        request_router_config=PATIENT,
+        backpressure_config=BackpressureConfig(status_code=503, retry_after_s=2),
+    )
+    return deployment.bind()
 
 
 def _is_behind_haproxy() -> bool:

@@ -91,6 +91,12 @@ class RouterSettings(BaseModel):
     max_body_bytes: of a request's body
     keep_alive_s:   after so long without an event a stream gets a comment line, so that nothing closes it as idle
     dialect:        of requests that name none, to models that have none of their own
+    max_wait_s:     a request whose first step is predicted to come later is refused with 503 and Retry-After
+    max_open_requests:  served at once, those still read included; keep it below Serve's own max_ongoing_requests, whose
+                    refusals are no JSON
+    max_pending_events: of a stream that wait for a client which reads slowly
+    slow_reader:    what is done beyond: `pause` has the engine wait, `abort` ends the stream with an error
+    max_stall_s:    a client that reads nothing for so long is given up, and its place is free
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -100,4 +106,9 @@ class RouterSettings(BaseModel):
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
     keep_alive_s: PositiveFloat = 15.0
     dialect: DialectName = UNION.name
+    max_wait_s: PositiveFloat = 30.0
+    max_open_requests: PositiveInt = 4096
+    max_pending_events: PositiveInt = 1024
+    slow_reader: Literal["pause", "abort"] = "pause"
+    max_stall_s: PositiveFloat = 60.0
     limits: LimitSettings = LimitSettings()

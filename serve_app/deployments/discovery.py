@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,6 +57,11 @@ class Cluster(Protocol):
         """The way to one replica."""
         ...
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the router's own application was being deleted when `applications` was asked last."""
+        ...
+
 
 class Replicas(Protocol):
     """The fleet, as far as discovery goes."""
@@ -69,12 +74,18 @@ class Replicas(Protocol):
 
 
 class Discovery:
-    """Owns the ways to the replicas of each application; tells the fleet of every difference."""
+    """Owns the ways to the replicas of each application; tells the fleet of every difference.
 
-    def __init__(self, cluster: Cluster, fleet: Replicas, router_id: str) -> None:
+    on_deleted: called with every look from the one on which finds the router's own application going
+    """
+
+    def __init__(
+        self, cluster: Cluster, fleet: Replicas, router_id: str, *, on_deleted: Callable[[], None] = lambda: None
+    ) -> None:
         self._cluster = cluster
         self._fleet = fleet
         self._router_id = router_id
+        self._on_deleted = on_deleted
         self._known: dict[str, dict[str, Backend]] = {}
         self._leaving: dict[str, Backend] = {}
         self._is_something_missing = True
@@ -91,6 +102,8 @@ class Discovery:
     async def look(self) -> None:
         """One pass over all applications; what goes wrong with one is that one's alone."""
         deployed = await self._cluster.applications()
+        if self._cluster.is_deleted:
+            self._on_deleted()
         self._fleet.expect(each.model for each in deployed.values() if each.is_coming)
         for application in self._known.keys() - deployed.keys():
             for replica_id in list(self._known[application]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import secrets
@@ -28,6 +29,7 @@ from serve_app.api.models import models_body
 from serve_app.api.responses import ResponseHead
 from serve_app.api.shown import shown
 from serve_app.core.errors import (
+    DeadlineExceeded,
     EngineFailed,
     MethodNotAllowed,
     NotFound,
@@ -37,10 +39,11 @@ from serve_app.deployments.bodies import check_media_type
 from serve_app.deployments.docs import docs_routes
 from serve_app.deployments.metrics import Measured, Metrics, Served
 from serve_app.deployments.neighbours import answer_nobody, neighbour_routes
-from serve_app.deployments.streams import stream
+from serve_app.deployments.streams import Renderer, in_time, stream
 from serve_app.deployments.styles import NativeStyle, OpenAiStyle, Style
 from serve_app.router.neighbours import Neighbours
 from serve_app.router.router import Router
+from serve_app.router.run import Run
 from serve_app.router.story import Story
 
 logger = logging.getLogger(__name__)
@@ -55,11 +58,14 @@ class HttpSettings:
 
     max_body_bytes:      of a request's body; more is refused while it is read
     keep_alive_s:        after so long without an event a stream gets a comment line
+    max_stall_s, farewell_s: a client that reads nothing for so long is given up, and has so long to read why
     sends_request_id:    whether `x-request-id` is put on responses; False where the server before it does so
     """
 
     max_body_bytes: int = 16 * 1024 * 1024
     keep_alive_s: float = 15.0
+    max_stall_s: float = 60.0
+    farewell_s: float = 5.0
     limits: WireLimits = DEFAULT_LIMITS
     sends_request_id: bool = True
 
@@ -70,7 +76,7 @@ def build_app(router: Router, settings: HttpSettings | None = None, *, metrics: 
     metrics: what to count in; one that outlives the application keeps counting when that is exchanged
     """
     settings = settings or HttpSettings()
-    metrics = metrics or Metrics(router.fleet)
+    metrics = metrics or Metrics(router.fleet, admission=router.admission)
 
     async def models(request: Request) -> Response:
         return JSONResponse(models_body(router.models()))
@@ -165,6 +171,7 @@ class Completions:
         try:
             has_left = await self._serve(Headers(scope=scope), receive, exchange, story=story)
         finally:
+            story.end()
             status = CLIENT_CLOSED if has_left else exchange.status
             logger.info(dump(story.facts(status)))
             scope["state"]["served"] = Served(status=status, run=story.run)
@@ -184,9 +191,13 @@ class Completions:
         return has_left
 
     async def _read(self, headers: Headers, receive: Receive, exchange: Exchange, *, story: Story) -> bytes | None:
-        """The body; None where the headers or its size were refused and the client was told."""
+        """The body; None where the request was refused and the client was told.
+
+        A full service refuses before it reads anything, as that is when refusing is cheapest.
+        """
         try:
-            exchange.dialect = _dialect_asked(headers) or exchange.dialect
+            exchange.dialect = _dialect_asked(headers) or self._style.dialect_of(None)
+            story.ticket = self._router.admission.enter()
             check_media_type(headers)
             return await read_body(
                 receive,
@@ -207,20 +218,24 @@ class Completions:
 
         try:
             request = story.request = self._style.parse(body, self._settings.limits, choose_dialect)
-            async with self._router.open(request) as run:
+            async with self._router.open(request, story.ticket) as run:
                 story.run = run
                 head = ResponseHead(id=run.response_id, created=int(time.time()), model=request.model)
                 if request.stream:
-                    renderer = self._style.renderer(request, head)
-                    keep_alive_s = self._settings.keep_alive_s
-                    await stream(run, renderer, exchange, story=story, keep_alive_s=keep_alive_s)
+                    renderer = self._style.renderer(run, request, head)
+                    await self._stream(run, renderer, exchange, story=story)
                 else:
                     await exchange.respond(200, await self._style.whole(run, request, head))
         except ClientGone:
             raise
         except Exception as error:
             story.error = _as_serve_error(error, story.request_id)
-            await exchange.fail(story.error)
+            with contextlib.suppress(DeadlineExceeded):  # who read nothing reads no error either
+                await in_time(exchange.fail(story.error), self._settings.farewell_s)
+
+    async def _stream(self, run: Run, renderer: Renderer, exchange: Exchange, *, story: Story) -> None:
+        keep_alive_s, max_stall_s = self._settings.keep_alive_s, self._settings.max_stall_s
+        await stream(run, renderer, exchange, story=story, keep_alive_s=keep_alive_s, max_stall_s=max_stall_s)
 
 
 def _dialect_asked(headers: Headers) -> Dialect | None:

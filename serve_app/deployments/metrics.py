@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.core.delta import Load
+from serve_app.router.admission import Admission, Reason
 from serve_app.router.fleet import Fleet
 from serve_app.router.run import Run
 
@@ -56,8 +57,7 @@ class Served:
 class Metrics:
     """One router's numbers. Every series carries the router's id: a scrape reaches any one of several routers."""
 
-    def __init__(self, fleet: Fleet, *, router_id: str = "router-0") -> None:
-        self._fleet = fleet
+    def __init__(self, fleet: Fleet, *, router_id: str = "router-0", admission: Admission | None = None) -> None:
         self._router_id = router_id
         self._models: set[str] = set()
         self._registry = CollectorRegistry()
@@ -65,6 +65,9 @@ class Metrics:
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.", "model")
         self._cached_tokens = self._counter("cached_tokens", "Tokens of prompts that were cached.", "model")
         self._completion_tokens = self._counter("completion_tokens", "Tokens generated.", "model")
+        self._moves = self._counter(
+            "moved_prompts", "Prompts given to another replica, unnoticed by their clients.", "model"
+        )
         self._request_s = self._histogram("request_seconds", "From the request to its last byte.", LONG_S, "route")
         self._queue_s = self._histogram("queue_seconds", "A prompt's wait for its first step.", LONG_S, "model")
         self._first_s = self._histogram(
@@ -75,6 +78,8 @@ class Metrics:
         )
         self._decode_s = self._histogram("decode_seconds", "From the first token to the last.", LONG_S, "model")
         self._registry.register(ReplicaLoads(fleet, router_id))
+        if admission is not None:
+            self._registry.register(AdmissionState(admission, router_id))
 
     async def answer(self, request: Request) -> Response:
         """GET /metrics."""
@@ -89,21 +94,23 @@ class Metrics:
             self._note_run(served.run, model)
 
     def _note_run(self, run: Run, model: str) -> None:
-        labels = (self._router_id, model)
-        self._prompt_tokens.labels(*labels).inc(run.usage.prompt_tokens)
-        self._cached_tokens.labels(*labels).inc(run.usage.cached_tokens)
-        self._completion_tokens.labels(*labels).inc(run.num_generated)
-        for queue_s in run.queue_s:
+        labels, tally = (self._router_id, model), run.tally
+        usage = tally.usage
+        self._prompt_tokens.labels(*labels).inc(usage.prompt_tokens)
+        self._cached_tokens.labels(*labels).inc(usage.cached_tokens)
+        self._completion_tokens.labels(*labels).inc(tally.num_generated)
+        self._moves.labels(*labels).inc(tally.num_moves)
+        for queue_s in tally.queue_s:
             self._queue_s.labels(*labels).observe(queue_s)
-        if run.first_event_at is None or run.last_event_at is None:
+        if tally.first_event_at is None or tally.last_event_at is None:
             return
-        decode_s = run.last_event_at - run.first_event_at
-        self._first_s.labels(*labels).observe(run.first_event_at - run.entered_at)
+        decode_s = tally.last_event_at - tally.first_event_at
+        self._first_s.labels(*labels).observe(tally.first_event_at - tally.entered_at)
         self._decode_s.labels(*labels).observe(decode_s)
         num_sequences = sum(request.n for request in run.requests)
-        if run.usage.completion_tokens > num_sequences:
+        if usage.completion_tokens > num_sequences:
             self._inter_token_s.labels(*labels).observe(
-                decode_s * num_sequences / (run.usage.completion_tokens - num_sequences)
+                decode_s * num_sequences / (usage.completion_tokens - num_sequences)
             )
 
     def _model_of(self, run: Run) -> str:
@@ -137,11 +144,52 @@ class ReplicaLoads(Collector):
             for values, load in replicas:
                 gauge.add_metric(values, value_of(load))
             yield gauge
+        memory = GaugeMetricFamily(
+            "serve_app_replica_kv_bytes", "Bytes of the key/value store.", labels=(*labels, "state")
+        )
+        for values, load in replicas:
+            for state, num_blocks in _blocks_by_state(load).items():
+                memory.add_metric((*values, state), num_blocks * load.block_bytes)
+        yield memory
         for name, (text, value_of) in TOTALS.items():
             counter = CounterMetricFamily(f"serve_app_replica_{name}", text, labels=labels)
             for values, load in replicas:
                 counter.add_metric(values, value_of(load))
             yield counter
+
+
+class AdmissionState(Collector):
+    """What admission sees when it is looked at."""
+
+    def __init__(self, admission: Admission, router_id: str) -> None:
+        self._admission = admission
+        self._router_id = router_id
+
+    def collect(self) -> Iterator[Metric]:
+        admission, labels = self._admission, ("router", "model")
+        yield self._gauge("requests_open", "Requests being served.", admission.num_open)
+        yield self._gauge("requests_limit", "Requests served at once.", admission.settings.max_open_requests)
+        inside = GaugeMetricFamily("serve_app_admission_sequences", "Sequences let in.", labels=labels)
+        places = GaugeMetricFamily("serve_app_admission_places", "Sequences that replicas hold.", labels=labels)
+        for model, (num_inside, num_places) in admission.sequences.items():
+            inside.add_metric((self._router_id, model), num_inside)
+            places.add_metric((self._router_id, model), num_places)
+        waits = GaugeMetricFamily(
+            "serve_app_admission_predicted_wait_seconds", "Wait of a request that comes now.", labels=labels
+        )
+        for model, wait_s in admission.predicted_waits_s.items():
+            waits.add_metric((self._router_id, model), wait_s)
+        refusals = CounterMetricFamily(
+            "serve_app_admission_refusals", "Requests refused at the door.", labels=("router", "reason")
+        )
+        for reason in Reason:
+            refusals.add_metric((self._router_id, reason.value), admission.refusals[reason])
+        yield from (inside, places, waits, refusals)
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        gauge = GaugeMetricFamily(f"serve_app_admission_{name}", text, labels=("router",))
+        gauge.add_metric((self._router_id,), value)
+        return gauge
 
 
 class Measured:
@@ -170,6 +218,15 @@ class Measured:
         finally:
             served = state.get("served") or Served(status=status, run=None)
             self._metrics.note_request(scope["path"], served, seconds=time.monotonic() - started_at)
+
+
+def _blocks_by_state(load: Load) -> dict[str, int]:
+    """Free blocks include those that are only cached, as these give way."""
+    return {
+        "budget": load.num_blocks,
+        "used": load.num_blocks - load.num_free_blocks,
+        "cached": load.num_cached_blocks,
+    }
 
 
 def route_of(path: str) -> str:

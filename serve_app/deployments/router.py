@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.api.dialects.tables import DIALECTS
 from serve_app.api.limits import WireLimits
+from serve_app.core.errors import Unavailable
 from serve_app.deployments.arguments import RouterSettings
 from serve_app.deployments.discovery import Discovery
 from serve_app.deployments.headers import HeaderGate
@@ -19,9 +20,13 @@ from serve_app.deployments.http import HttpSettings, build_app
 from serve_app.deployments.logs import log_as_configured
 from serve_app.deployments.metrics import Metrics
 from serve_app.deployments.serve_cluster import ServeCluster
+from serve_app.router.admission import Admission, AdmissionSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router as RequestRouter
 from serve_app.router.router import RouterConfig
+from serve_app.router.run import RunSettings
+
+STOPPED_RETRY_S = 5
 
 
 class HotApp:
@@ -44,9 +49,10 @@ class Router:
         context = serve.get_replica_context()
         router_id = f"router-{context.replica_id.unique_id}"
         self._fleet = Fleet(router_id)
-        self._metrics = Metrics(self._fleet, router_id=router_id)
+        self._admission = Admission(lambda: self._fleet.rooms)
+        self._metrics = Metrics(self._fleet, router_id=router_id, admission=self._admission)
         self._hot_app = HotApp(self._app_for(RouterSettings()))
-        discovery = Discovery(ServeCluster(context.app_name), self._fleet, router_id)
+        discovery = Discovery(ServeCluster(context.app_name), self._fleet, router_id, on_deleted=self._stop)
         self._discovery = asyncio.get_running_loop().create_task(discovery.run(), context=Context())
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -56,6 +62,9 @@ class Router:
         """Take over new settings; requests that run keep theirs."""
         settings = RouterSettings.model_validate(user_config)
         self._fleet.rename(settings.aliases)
+        self._admission.settings = AdmissionSettings(
+            max_wait_s=settings.max_wait_s, max_open_requests=settings.max_open_requests
+        )
         self._hot_app.app = self._app_for(settings)
 
     async def check_health(self) -> None:
@@ -68,15 +77,27 @@ class Router:
         discovery: asyncio.Task[None] | None = getattr(self, "_discovery", None)
         if discovery is not None:
             discovery.cancel()
+            self._stop()
             await self._fleet.close()
 
-    def _app_for(self, settings: RouterSettings) -> ASGIApp:
-        router = RequestRouter(
-            self._fleet, RouterConfig(timeout_s=settings.timeout_s, dialect=DIALECTS[settings.dialect])
+    def _stop(self) -> None:
+        """Tell every client that is still here, before the connections are closed."""
+        self._admission.stop(
+            Unavailable("The server is being stopped; retry.", None, {"retry_after_s": STOPPED_RETRY_S})
         )
+
+    def _app_for(self, settings: RouterSettings) -> ASGIApp:
+        run_settings = RunSettings(
+            timeout_s=settings.timeout_s,
+            max_pending_events=settings.max_pending_events,
+            slow_reader=settings.slow_reader,
+        )
+        config = RouterConfig(run=run_settings, dialect=DIALECTS[settings.dialect])
+        router = RequestRouter(self._fleet, config, admission=self._admission)
         http_settings = HttpSettings(
             max_body_bytes=settings.max_body_bytes,
             keep_alive_s=settings.keep_alive_s,
+            max_stall_s=settings.max_stall_s,
             limits=WireLimits(**settings.limits.model_dump()),
             sends_request_id=False,  # Serve does
         )

@@ -33,9 +33,16 @@ class ServeCluster:
     def __init__(self, own_application: str) -> None:
         self._own_application = own_application
         self._handles: dict[str, DeploymentHandle[Any]] = {}
+        self._is_deleted = False
+
+    @property
+    def is_deleted(self) -> bool:
+        return self._is_deleted
 
     async def applications(self) -> Mapping[str, Deployed]:
         status = await asyncio.to_thread(serve.status)  # asks the controller, and blocks meanwhile
+        own = status.applications.get(self._own_application)
+        self._is_deleted = own is not None and own.status is ApplicationStatus.DELETING
         found = {
             name: Deployed(model=name, is_coming=application.status not in GOING)
             for name, application in status.applications.items()

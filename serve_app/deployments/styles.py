@@ -34,7 +34,7 @@ class Style(Protocol):
         """Raises InvalidRequest."""
         ...
 
-    def renderer(self, request: CompletionRequest, head: ResponseHead) -> Renderer: ...
+    def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer: ...
 
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
         """The body of a response that is no stream."""
@@ -53,8 +53,8 @@ class OpenAiStyle:
     def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
         return parse_completion(body, limits, choose_dialect=choose_dialect)
 
-    def renderer(self, request: CompletionRequest, head: ResponseHead) -> Renderer:
-        return StreamRenderer(request, head)
+    def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
+        return StreamRenderer(request, head, run.tally)
 
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
         return await collect(run, request, head=head)
@@ -79,8 +79,8 @@ class NativeStyle:
             raise UnsupportedParameter("`best_of` is carried out at /v1/completions only.", "best_of")
         return request
 
-    def renderer(self, request: CompletionRequest, head: ResponseHead) -> Renderer:
-        return NativeRenderer(request)
+    def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
+        return NativeRenderer(request, run.tally)
 
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
         return await collect_native(run, request)

@@ -1,4 +1,4 @@
-"""Puts the deltas of a response in their places: prompts in front, offsets behind them, tokens counted."""
+"""Puts the deltas of a response in their places: prompts in front, offsets behind them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.api.responses import Choice
-from serve_app.core.delta import Finish, PromptReport
-from serve_app.router.run import Event
+from serve_app.core.delta import PromptReport
+from serve_app.router.event import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Composer:
         self._needs_report = self._echo or self._wants_ids or request.has_continuous_usage
         self._reports: dict[int, PromptReport] = {}
         self._kept: dict[int, list[Event]] = {}
-        self._completion_tokens: dict[int, int] = {}
+        self._has_begun: set[int] = set()
 
     def add(self, event: Event) -> list[Part]:
         """The parts that can be shown now, in the order of each choice."""
@@ -55,7 +55,8 @@ class Composer:
 
     def _part(self, event: Event) -> Part:
         delta, index = event.delta, event.index
-        is_first = index not in self._completion_tokens
+        is_first = index not in self._has_begun
+        self._has_begun.add(index)
         text, shift = delta.text, 0
         logprobs = LegacyLogprobs()
         if self._echo:
@@ -77,12 +78,6 @@ class Composer:
                 prompt_token_ids=self._reports[event.prompt_index].token_ids if self._wants_ids and is_first else None,
             ),
             prompt_index=event.prompt_index,
-            completion_tokens=self._count(index, len(delta.token_ids), delta.finish),
+            completion_tokens=event.completion_tokens,
             is_context_end=delta.finish is not None and delta.finish.is_context_end,
         )
-
-    def _count(self, index: int, num_new: int, finish: Finish | None) -> int:
-        """Tokens of the choice so far; the finish knows also those that no delta carried."""
-        num_tokens = self._completion_tokens.get(index, 0) + num_new
-        self._completion_tokens[index] = num_tokens if finish is None else finish.num_tokens
-        return self._completion_tokens[index]

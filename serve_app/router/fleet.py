@@ -13,6 +13,7 @@ from serve_app.core.delta import Load
 from serve_app.core.errors import ModelLoading, NotFound
 from serve_app.core.names import ModelRef
 from serve_app.router.link import ReplicaLink
+from serve_app.router.room import Room
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,17 @@ class Fleet:
     def replicas(self) -> list[tuple[ReplicaCard, Load]]:
         """Every replica that takes requests, with its load as last heard of."""
         return [(link.card, link.load) for link in self._links.values() if link.is_open]
+
+    @property
+    def rooms(self) -> dict[str, Room]:
+        """What the replicas that take requests can hold, by model; without models whose replicas do not say."""
+        rooms: dict[str, Room] = {}
+        for link in self._links.values():
+            room = link.room if link.is_open else None
+            if room is not None:
+                name = link.card.model.name
+                rooms[name] = rooms[name] + room if name in rooms else room
+        return rooms
 
     @property
     def loading(self) -> list[str]:

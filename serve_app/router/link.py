@@ -5,31 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TypeVar
 
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ReplicaCard
-from serve_app.core.delta import Delta, Frame, Load
+from serve_app.core.delta import Frame, Load
 from serve_app.core.errors import ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.router.placement import Standing
+from serve_app.router.registry import Inbox, Registry
+from serve_app.router.room import Room
 
 logger = logging.getLogger(__name__)
 
-Inbox = Callable[[Delta], None]
 Result = TypeVar("Result")
-
-
-@dataclass(slots=True)
-class Registration:
-    """Where the deltas of a request go, and how many of its sequences have not ended."""
-
-    inbox: Inbox
-    num_unfinished: int
+Tell = Callable[[str, Sequence[str]], Awaitable[None]]
+"""A call of a backend that names a router and its requests."""
 
 
 class ReplicaLink:
@@ -51,13 +45,13 @@ class ReplicaLink:
         self._backend = backend
         self._router_id = router_id
         self._on_lost = on_lost
-        self._live: dict[str, Registration] = {}
+        self._registry = Registry()
         self._submissions: dict[str, asyncio.Task[ServeError | None]] = {}
         self._tasks: set[asyncio.Task[object]] = set()
         self._reader: asyncio.Task[None] | None = None
         self._load = card.load
-        self._num_outstanding = 0
         self._num_foreign = 0
+        self._flow = asyncio.Lock()
         self._is_lost = False
         self._is_retired = False
 
@@ -77,7 +71,16 @@ class ReplicaLink:
     @property
     def num_outstanding(self) -> int:
         """Sequences submitted here that have not ended."""
-        return self._num_outstanding
+        return self._registry.num_outstanding
+
+    @property
+    def room(self) -> Room | None:
+        """What the replica can hold, None where it does not say. A sequence that runs has a block at the least."""
+        model, num_blocks = self.card.model, self._load.num_blocks
+        if not model.max_num_sequences:
+            return None
+        num_slots = min(model.max_num_sequences, num_blocks or model.max_num_sequences)
+        return Room(num_slots=num_slots, num_places=num_slots + model.max_waiting, num_foreign=self._num_foreign)
 
     @property
     def load(self) -> Load:
@@ -91,7 +94,7 @@ class ReplicaLink:
 
     @property
     def standing(self) -> Standing:
-        return Standing(work=self._num_outstanding + self._num_foreign, capacity=self._load.num_blocks)
+        return Standing(work=self.num_outstanding + self._num_foreign, capacity=self._load.num_blocks)
 
     def submit(self, requests: Sequence[GenerationRequest], inbox: Inbox) -> asyncio.Task[ServeError | None]:
         """Give requests to the replica; the task ends with None, or with the error that refused them all.
@@ -100,16 +103,23 @@ class ReplicaLink:
         Cancelling whoever awaits the task is safe, a later `abort` waits for it.
         """
         task = self._spawn(self._submit(requests))
-        for request in requests:
-            self._live[request.request_id] = Registration(inbox=inbox, num_unfinished=request.n)
-            self._submissions[request.request_id] = task
-            self._num_outstanding += request.n
+        self._registry.add(requests, inbox)
+        self._submissions |= dict.fromkeys((request.request_id for request in requests), task)
         return task
 
     def abort(self, request_ids: Sequence[str]) -> asyncio.Task[None]:
         """Dispatch no delta of these requests from now on, and tell the replica in the background."""
         self._forget(request_ids)
         return self._spawn(self._abort(request_ids))
+
+    def pause(self, request_ids: Sequence[str]) -> asyncio.Task[bool]:
+        """Have the replica compute nothing more of these requests until `resume`; tell it in the background."""
+        return self._spawn(self._tell_in_order(self._backend.pause, request_ids))
+
+    def resume(self, request_ids: Sequence[str]) -> asyncio.Task[None]:
+        """Have the replica go on with what was paused. Where it cannot be told, the requests are lost: they would
+        wait for ever."""
+        return self._spawn(self._resume(request_ids))
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
         """Raises ServeError."""
@@ -153,21 +163,10 @@ class ReplicaLink:
 
     def _receive(self, frame: Frame) -> None:
         for delta in frame.deltas:
-            registration = self._live.get(delta.request_id)
-            if registration is None:
-                continue  # aborted, or lost to nobody
-            if delta.finish is not None or delta.error is not None:
-                self._end_sequence(delta.request_id, registration)
-            registration.inbox(delta)
+            self._registry.dispatch(delta)
         self._load = frame.load
-        self._num_foreign = max(0, frame.load.num_running + frame.load.num_waiting - self._num_outstanding)
+        self._num_foreign = max(0, frame.load.num_running + frame.load.num_waiting - self.num_outstanding)
         self._close_if_idle()
-
-    def _end_sequence(self, request_id: str, registration: Registration) -> None:
-        registration.num_unfinished -= 1
-        self._num_outstanding -= 1
-        if registration.num_unfinished == 0:
-            del self._live[request_id]
 
     async def _submit(self, requests: Sequence[GenerationRequest]) -> ServeError | None:
         request_ids = [request.request_id for request in requests]
@@ -190,19 +189,31 @@ class ReplicaLink:
         return error
 
     async def _abort(self, request_ids: Sequence[str]) -> None:
+        # A replica that is gone has nothing to abort; one that is not aborts when the lease ends.
+        await self._tell(self._backend.abort, request_ids)
+
+    async def _resume(self, request_ids: Sequence[str]) -> None:
+        if not await self._tell_in_order(self._backend.resume, request_ids):
+            self._registry.lose(lambda: self._lost("could not be told to go on"), request_ids)
+            self._close_if_idle()
+
+    async def _tell_in_order(self, tell: Tell, request_ids: Sequence[str]) -> bool:
+        """One after the other, in the order they were spawned in: a pause must not overtake its resumption."""
+        async with self._flow:
+            return await self._tell(tell, request_ids)
+
+    async def _tell(self, tell: Tell, request_ids: Sequence[str]) -> bool:
+        """Say something of requests once their submissions are answered; False where the replica did not hear it."""
         submissions = {self._submissions[i] for i in request_ids if i in self._submissions}
         if submissions:
             await asyncio.wait(submissions)
         try:
-            await self._backend.abort(self._router_id, request_ids)
+            await tell(self._router_id, request_ids)
         except Exception as failure:
-            # A replica that is gone has nothing to abort; one that is not aborts when the lease ends.
-            logger.log(
-                logging.DEBUG if self._is_lost else logging.WARNING,
-                "replica %s could not be told to abort: %r",
-                self.replica_id,
-                failure,
-            )
+            level = logging.DEBUG if self._is_lost else logging.WARNING
+            logger.log(level, "replica %s could not be told of requests: %r", self.replica_id, failure)
+            return False
+        return True
 
     async def _ask(self, call: Coroutine[object, object, Result]) -> Result:
         """Make a call that outlives whoever waits for it; what is not a ServeError becomes ReplicaLost."""
@@ -222,27 +233,21 @@ class ReplicaLink:
         return found
 
     def _forget(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            registration = self._live.pop(request_id, None)
-            if registration is not None:
-                self._num_outstanding -= registration.num_unfinished
+        self._registry.forget(request_ids)
         self._close_if_idle()
 
     def _lose(self, reason: str) -> None:
         if self._is_lost:
             return
         self._is_lost = True
-        live, self._live = self._live, {}
-        self._num_outstanding = 0
-        for request_id, registration in live.items():
-            registration.inbox(Delta(request_id=request_id, sample=0, error=self._lost(reason)))
+        self._registry.lose(lambda: self._lost(reason))
         self._on_lost()
 
     def _lost(self, reason: str) -> ReplicaLost:
         return ReplicaLost(f"The replica that computed the request {reason}.")
 
     def _close_if_idle(self) -> None:
-        if self._is_retired and not self._live and not self._is_lost and self._reader is not None:
+        if self._is_retired and not self.num_outstanding and not self._is_lost and self._reader is not None:
             self._is_lost = True
             self._reader.cancel()
 

@@ -8,11 +8,12 @@ from serve_app.api.chunks import dump
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.responses import Choice
 from serve_app.api.sse import event as sse_event
-from serve_app.core.delta import FinishReason, Usage
+from serve_app.core.delta import FinishReason
 from serve_app.core.request import Prompt
 from serve_app.router.compose import Composer, Part
-from serve_app.router.run import Event, Run
-from serve_app.router.stopwatch import Stopwatch
+from serve_app.router.event import Event
+from serve_app.router.run import Run
+from serve_app.router.tally import Tally
 
 SETTINGS = frozenset(
     {
@@ -28,21 +29,20 @@ SETTINGS = frozenset(
 class NativeRenderer:
     """Writes one result per event, and a last one per choice with `stop` and what is known of the whole."""
 
-    def __init__(self, request: CompletionRequest) -> None:
+    def __init__(self, request: CompletionRequest, tally: Tally) -> None:
         self._request = request
         self._composer = Composer(request.model_copy(update={"return_token_ids": True}))
-        self._stopwatch = Stopwatch()
+        self._tally = tally
         self._has_new_line: set[int] = set()
 
     def results(self, event: Event) -> list[dict[str, object]]:
         """What this event adds to its choice."""
-        self._stopwatch.note(event)
         return [self._result(part) for part in self._composer.add(event)]
 
     def chunks(self, event: Event) -> bytes:
         return b"".join(sse_event(dump(result)) for result in self.results(event))
 
-    def tail(self, usage: Usage) -> bytes:
+    def tail(self) -> bytes:
         """Nothing: llama.cpp's own streams end with the last result."""
         return b""
 
@@ -65,7 +65,7 @@ class NativeRenderer:
         return result if choice.finish_reason is None else result | self._finish(part)
 
     def _finish(self, part: Part) -> dict[str, object]:
-        choice, timings = part.choice, self._stopwatch.timings
+        choice, timings = part.choice, self._tally.timings
         return {
             "generation_settings": self._request.model_dump(mode="json", include=set(SETTINGS)),
             "prompt": _shown_prompt(self._request.prompts[part.prompt_index]),
@@ -80,7 +80,7 @@ class NativeRenderer:
 
 async def collect_native(run: Run, request: CompletionRequest) -> dict[str, object] | list[dict[str, object]]:
     """Read a run to its end: one result, or a list where there are several choices."""
-    renderer = NativeRenderer(request)
+    renderer = NativeRenderer(request, run.tally)
     results: list[list[dict[str, object]]] = [[] for _ in range(request.num_choices)]
     async for event in run:
         for result in renderer.results(event):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import BestOf
 from serve_app.api.responses import Choice
-from serve_app.router.run import Event
+from serve_app.router.event import Event
 
 
 @dataclass(slots=True)

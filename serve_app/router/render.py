@@ -9,32 +9,34 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.api.responses import Choice, ResponseHead, completion_body, sglext_body, token_counts, usage_body
 from serve_app.api.sse import DONE
-from serve_app.core.delta import Usage
 from serve_app.router.compose import Composer, Part
+from serve_app.router.event import Event
 from serve_app.router.ranking import Score, best_choices
-from serve_app.router.run import Event, Run
-from serve_app.router.stopwatch import Stopwatch
+from serve_app.router.run import Run
+from serve_app.router.tally import Tally
 
 
 class StreamRenderer:
-    """Writes the chunks of one response. Its clock starts when it is made."""
+    """Writes the chunks of one response.
 
-    def __init__(self, request: CompletionRequest, head: ResponseHead) -> None:
+    tally: of the run whose events these are
+    """
+
+    def __init__(self, request: CompletionRequest, head: ResponseHead, tally: Tally) -> None:
         self._request = request
         self._composer = Composer(request)
         self._writer = ChunkWriter(head)
-        self._stopwatch = Stopwatch()
+        self._tally = tally
         self._num_finished = 0
         self._last: Part | None = None  # kept for the usage of the whole response, which it carries
 
     def chunks(self, event: Event) -> bytes:
         """The chunks that this event allows; nothing where it shows nothing."""
-        self._stopwatch.note(event)
         return b"".join(self._chunk(part) for part in self._composer.add(event) if not part.choice.is_silent)
 
-    def tail(self, usage: Usage) -> bytes:
+    def tail(self) -> bytes:
         """What follows the last choice."""
-        chunks = b""
+        chunks, usage = b"", self._tally.usage
         if self._last is not None:
             extras = {"usage": usage_body(usage), **self._extras(self._last)}
             chunks += self._writer.choice(self._last.choice, extras)
@@ -57,27 +59,25 @@ class StreamRenderer:
     def _extras(self, part: Part) -> dict[str, object]:
         """Timings: with every chunk where each token's are wanted, otherwise with the last of a choice."""
         is_timed = self._request.timings_per_token or part.choice.finish_reason is not None
-        return {"timings": self._stopwatch.timings.body()} if self._request.has_timings and is_timed else {}
+        return {"timings": self._tally.timings.body()} if self._request.has_timings and is_timed else {}
 
 
 async def collect(run: Run, request: CompletionRequest, *, head: ResponseHead) -> dict[str, object]:
     """Read a run to its end and build the whole body."""
-    stopwatch = Stopwatch()
-    choices = await _choices(run, request, stopwatch)
+    choices = await _choices(run, request)
     extras: dict[str, object] = {}
     if request.return_cached_tokens_details:
-        extras["sglext"] = sglext_body(run.usage)
+        extras["sglext"] = sglext_body(run.tally.usage)
     if request.has_timings:
-        extras["timings"] = stopwatch.timings.body()
-    return completion_body(head, choices, usage=run.usage, extras=extras)
+        extras["timings"] = run.tally.timings.body()
+    return completion_body(head, choices, usage=run.tally.usage, extras=extras)
 
 
-async def _choices(events: AsyncIterator[Event], request: CompletionRequest, stopwatch: Stopwatch) -> list[Choice]:
+async def _choices(events: AsyncIterator[Event], request: CompletionRequest) -> list[Choice]:
     composer = Composer(request)
     parts: list[list[Part]] = [[] for _ in range(request.num_choices)]
     scores = [Score() for _ in parts]
     async for event in events:
-        stopwatch.note(event)
         if request.is_ranked:
             scores[event.index].add(event)
         for part in composer.add(event):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import Dialect
@@ -13,44 +14,64 @@ from serve_app.api.models import ModelEntry, list_models
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ServeError
 from serve_app.core.names import ModelRef
+from serve_app.router.admission import Admission, Ticket
 from serve_app.router.fleet import Fleet
 from serve_app.router.lower import lower, new_response_id
 from serve_app.router.placement import Placement
-from serve_app.router.run import Run
+from serve_app.router.run import Run, RunSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """timeout_s: how long one request may take in all
-    dialect: of requests that name none, to models that have none of their own
-    """
+    """dialect: of requests that name none, to models that have none of their own"""
 
-    timeout_s: float = 600.0
+    run: RunSettings = field(default_factory=RunSettings)
     dialect: Dialect = UNION
 
 
 class Router:
-    """One request after another onto a fleet."""
+    """One request after another onto a fleet.
 
-    def __init__(self, fleet: Fleet, config: RouterConfig | None = None, *, placement: Placement | None = None) -> None:
+    admission: what lets them in; one that outlives the router goes on counting when that is exchanged
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        config: RouterConfig | None = None,
+        *,
+        placement: Placement | None = None,
+        admission: Admission | None = None,
+    ) -> None:
         self.fleet = fleet
+        self.admission = admission or Admission(lambda: fleet.rooms)
         self._config = config or RouterConfig()
         self._placement = placement or Placement()
 
-    def open(self, request: CompletionRequest) -> Run:
+    def open(self, request: CompletionRequest, ticket: Ticket | None = None) -> Run:
         """A run of the request, not started; enter it to start.
 
-        Raises ServeError where the model cannot be resolved or a token id is out of its vocabulary.
+        ticket: of the request, where it had to pass admission; grows to what the request needs, and can end the run
+
+        Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
         """
         response_id = new_response_id()
         requests = lower(request, response_id, resolve=self._resolve, card_of=self._card_of)
-        return Run(
+        run = Run(
             requests,
             response_id,
             fleet=self.fleet,
             placement=self._placement,
-            timeout_s=self._config.timeout_s,
+            settings=self._config.run,
+            holds_back=not request.stream,
         )
+        if ticket is not None:
+            sizes: Counter[str] = Counter()
+            for each in requests:
+                sizes[each.model.base] += each.n
+            ticket.grow(sizes)
+            ticket.ends_by(run.fail)
+        return run
 
     @property
     def dialect(self) -> Dialect:

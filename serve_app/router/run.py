@@ -3,44 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
-from serve_app.core.delta import Delta, FinishReason, PromptReport, Usage
+from serve_app.core.delta import Delta
 from serve_app.core.errors import DeadlineExceeded, ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
+from serve_app.router.attempt import Attempt, Homeless
+from serve_app.router.event import Event
 from serve_app.router.fleet import Fleet
+from serve_app.router.inbox import Inbox
 from serve_app.router.link import ReplicaLink
 from serve_app.router.placement import Placement
-
-MAX_PLACEMENTS = 3
-"""Replicas that a prompt is offered to before its loss is the client's."""
+from serve_app.router.tally import Tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """A delta with its place in the response.
-
-    index: of the choice, prompt index times `n` plus sample
+class RunSettings:
+    """timeout_s: how long the run may take in all
+    max_pending_events: that wait for a reader of a stream, four steps of every choice where that is more
+    slow_reader: what is done beyond: the engine pauses the request until the reader has caught up, or it is aborted
     """
 
-    index: int
-    prompt_index: int
-    delta: Delta
+    timeout_s: float = 600.0
+    max_pending_events: int = 1024
+    slow_reader: Literal["pause", "abort"] = "pause"
 
 
 class Run:
     """Use as `async with run: async for event in run: …`.
 
-    Entering submits every prompt; one refusal refuses all and is raised. The iterator raises the first
-    error that comes and otherwise ends when every choice has ended. Leaving aborts what has not ended: it
-    never waits, so a cancellation cannot skip it.
+    Entering submits every prompt; one refusal refuses all and is raised. The iterator raises the first error that
+    comes and otherwise ends when every choice has ended. Leaving aborts what has not ended: it never waits, so a
+    cancellation cannot skip it.
 
-    entered_at, first_event_at, last_event_at: by the monotonic clock, seconds
-    queue_s: of each prompt, from its arrival at a replica to the step that took it in
+    A prompt whose replica is lost is given to another one as long as nothing of it was taken. Where `holds_back`,
+    events are kept until their prompt is complete, so that this is always the case.
     """
 
     def __init__(
@@ -50,35 +50,45 @@ class Run:
         *,
         fleet: Fleet,
         placement: Placement,
-        timeout_s: float,
+        settings: RunSettings | None = None,
+        holds_back: bool = False,
     ) -> None:
         self.response_id = response_id
         self.requests = tuple(requests)
-        self.usage = Usage()
-        self.num_generated = 0  # also of completions that never ended
+        self.tally = Tally()
         self._fleet = fleet
         self._placement = placement
-        self._timeout_s = timeout_s
+        self._settings = settings or RunSettings()
+        self._holds_back = holds_back
+        self._attempts: dict[str, Attempt] = {}  # those that run, by the id of their request
+        self._homeless: list[Homeless] = []
+        self._avoided: set[ReplicaLink] = set()
+        self._num_unended = sum(request.n for request in requests)
+        max_pending = max(self._settings.max_pending_events, 4 * self._num_unended)
+        self._inbox = Inbox(None if holds_back else max_pending, on_full=self._pause, on_slack=self._resume)
+        self._num_submissions = 0
+        self._accepted: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._queue: asyncio.Queue[Delta | ServeError] = asyncio.Queue()
-        self._by_id = {request.request_id: request for request in requests}
-        self._num_unfinished = {request.request_id: request.n for request in requests}
-        self._shares: dict[ReplicaLink, list[GenerationRequest]] = {}
-        self._lost: set[ReplicaLink] = set()
-        self.finish_reasons: dict[FinishReason, int] = {}
-        self.entered_at = time.monotonic()
-        self.first_event_at: float | None = None
-        self.last_event_at: float | None = None
-        self.queue_s: list[float] = []
+        self._has_left = False
 
     @property
     def has_ready(self) -> bool:
         """Whether the next event is there already."""
-        return not self._queue.empty()
+        return len(self._inbox) > 0
+
+    @property
+    def num_pending(self) -> int:
+        """Events that wait for the reader."""
+        return len(self._inbox)
 
     async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
         try:
-            await self._submit()
+            self._accepted = loop.create_future()
+            self._timer = loop.call_later(self._settings.timeout_s, self._expire)
+            self._homeless = [Homeless(request=request) for request in self.requests]
+            self._settle()
+            await self._accepted
         except BaseException:
             self._leave()
             raise
@@ -93,112 +103,158 @@ class Run:
         return self
 
     async def __anext__(self) -> Event:
-        if not self._num_unfinished:
+        if not self._num_unended:
             raise StopAsyncIteration
-        delta = await self._queue.get()
-        if isinstance(delta, ServeError):
-            raise delta
+        arrival = await self._inbox.take()
+        if isinstance(arrival, ServeError):
+            raise arrival
+        attempt = self._attempts.get(arrival.delta.request_id)
+        if attempt is not None:
+            attempt.has_shown = True
+        self._num_unended -= arrival.delta.finish is not None
+        return arrival
+
+    def fail(self, error: ServeError) -> None:
+        """End the run: what is ready is still read, then comes the error."""
+        if self._accepted is not None and not self._accepted.done():
+            self._accepted.set_exception(error)
+        else:
+            self._inbox.put(error)
+
+    def _settle(self) -> None:
+        """Give every homeless prompt to a replica; tell whoever enters once every replica has accepted its own."""
+        if self._has_left:
+            return
+        homeless, self._homeless = self._homeless, []
+        try:
+            for link, share in self._place(homeless).items():
+                self._submit(link, share)
+        except ServeError as error:
+            self.fail(error)
+
+    def _submit(self, link: ReplicaLink, share: Iterable[Homeless]) -> None:
+        attempts = [each.on(link, self.response_id) for each in share]
+        self._attempts |= {attempt.request.request_id: attempt for attempt in attempts}
+        self._num_submissions += 1
+        submission = link.submit([attempt.request for attempt in attempts], self._receive)
+        submission.add_done_callback(lambda done: self._note_answer(attempts, done))
+        if self._inbox.is_full:
+            link.pause([attempt.request.request_id for attempt in attempts])
+
+    def _note_answer(self, attempts: Sequence[Attempt], submission: asyncio.Task[ServeError | None]) -> None:
+        self._num_submissions -= 1
+        if self._has_left or submission.cancelled():
+            return
+        refusal = submission.result()
+        if refusal is not None:
+            for attempt in attempts:
+                self._lose(attempt, refusal)
+        is_accepted = not self._num_submissions and not self._homeless
+        if is_accepted and self._accepted is not None and not self._accepted.done():
+            self._accepted.set_result(None)
+
+    def _receive(self, delta: Delta) -> None:
+        """Take in what a link brings."""
+        attempt = self._attempts.get(delta.request_id)
+        if attempt is None:
+            return
         if delta.error is not None:
-            raise delta.error
-        self._account(delta)
-        self.last_event_at = time.monotonic()
-        self.first_event_at = self.first_event_at or self.last_event_at
-        request = self._by_id[delta.request_id]
-        return Event(
-            index=request.prompt_index * request.n + delta.sample,
-            prompt_index=request.prompt_index,
-            delta=delta,
-        )
+            self._lose(attempt, delta.error)
+            return
+        request = attempt.request
+        index = request.prompt_index * request.n + delta.sample
+        num_tokens = self.tally.note(delta, prompt_index=request.prompt_index, index=index)
+        event = Event(index=index, prompt_index=request.prompt_index, delta=delta, completion_tokens=num_tokens)
+        attempt.num_unfinished -= delta.finish is not None
+        if not attempt.num_unfinished:
+            del self._attempts[delta.request_id]
+        self._hand_on(attempt, event)
 
-    async def _submit(self) -> None:
-        """Give every prompt to a replica, and to another where the first is lost before it has accepted."""
-        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire)
-        homeless: Sequence[GenerationRequest] = self.requests
-        for num_placements_left in reversed(range(MAX_PLACEMENTS)):
-            homeless = await self._submit_once(homeless, may_move=num_placements_left > 0)
-            if not homeless:
-                return
+    def _hand_on(self, attempt: Attempt, event: Event) -> None:
+        if not self._holds_back:
+            self._inbox.put(event)
+            return
+        attempt.held.append(event)
+        if not attempt.num_unfinished:
+            for held in attempt.held:
+                self._inbox.put(held)
 
-    async def _submit_once(self, requests: Sequence[GenerationRequest], *, may_move: bool) -> list[GenerationRequest]:
-        """Submit these; give back those whose replica was lost meanwhile, which nothing was computed of."""
-        shares = self._place(requests)
-        for link, share in shares.items():
-            self._shares[link] = self._shares.get(link, []) + share
-        submissions = {link: link.submit(share, self._queue.put_nowait) for link, share in shares.items()}
-        _, pending = await asyncio.wait(submissions.values(), timeout=self._timeout_s)
-        if pending:
-            raise self._too_late()
-        homeless: list[GenerationRequest] = []
-        for link, submission in submissions.items():
-            refusal = submission.result()
-            if isinstance(refusal, ReplicaLost) and may_move:
-                homeless += shares[link]
-                del self._shares[link]
-                self._lost.add(link)
-            elif refusal is not None:
-                raise refusal
-        self._drop_deltas({request.request_id for request in homeless})
-        return homeless
+    def _lose(self, attempt: Attempt, error: ServeError) -> None:
+        """An attempt has failed: have it repeated where nothing was shown of it, or else tell the client."""
+        request = attempt.request
+        if self._has_left or self._attempts.pop(request.request_id, None) is None:
+            return
+        if not isinstance(error, ReplicaLost):
+            attempt.link.abort([request.request_id])  # its other sequences may still run
+        if not attempt.may_be_repeated(error):
+            self.fail(error)
+            return
+        self._avoided.add(attempt.link)
+        self._inbox.drop(request.prompt_index)
+        self.tally.drop(request.prompt_index)
+        if not self._homeless:
+            asyncio.get_running_loop().call_soon(self._settle)  # by then all that were lost with it are known
+        self._homeless.append(Homeless.after(attempt, error))
 
-    def _drop_deltas(self, request_ids: Set[str]) -> None:
-        """Forget what a lost replica said of these requests: they begin anew elsewhere."""
-        kept = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
-        for item in kept:
-            if isinstance(item, ServeError) or item.request_id not in request_ids:
-                self._queue.put_nowait(item)
-
-    def _place(self, unplaced: Sequence[GenerationRequest]) -> dict[ReplicaLink, list[GenerationRequest]]:
+    def _place(self, homeless: Sequence[Homeless]) -> dict[ReplicaLink, list[Homeless]]:
         """Each prompt on a replica that serves its model. Nothing waits between choosing and submitting."""
-        shares: dict[ReplicaLink, list[GenerationRequest]] = {}
-        by_model: dict[object, list[GenerationRequest]] = {}
-        for request in unplaced:
-            by_model.setdefault(request.model, []).append(request)
-        for requests in by_model.values():
-            links = [link for link in self._fleet.links_for(requests[0].model) if link not in self._lost]
-            if not links:
-                raise ReplicaLost(f"Every replica of model `{requests[0].model.name}` was lost; retry.")
+        shares: dict[ReplicaLink, list[Homeless]] = {}
+        by_model: dict[object, list[Homeless]] = {}
+        for each in homeless:
+            by_model.setdefault(each.request.model, []).append(each)
+        for group in by_model.values():
+            links = self._links_for(group)
             standings = [
-                replace(link.standing, work=link.standing.work + sum(r.n for r in shares.get(link, ())))
+                replace(link.standing, work=link.standing.work + sum(each.request.n for each in shares.get(link, ())))
                 for link in links
             ]
-            chosen = self._placement.place([request.n for request in requests], standings)
-            for request, index in zip(requests, chosen, strict=True):
-                shares.setdefault(links[index], []).append(request)
+            chosen = self._placement.place([each.request.n for each in group], standings)
+            for each, index in zip(group, chosen, strict=True):
+                shares.setdefault(links[index], []).append(each)
         return shares
 
-    def _account(self, delta: Delta) -> None:
-        self.num_generated += len(delta.token_ids)
-        if delta.prompt is not None:
-            self._count_prompt(delta.prompt)
-        if delta.finish is not None:
-            reason = delta.finish.reason
-            self.finish_reasons[reason] = self.finish_reasons.get(reason, 0) + 1
-            self.usage = replace(self.usage, completion_tokens=self.usage.completion_tokens + delta.finish.num_tokens)
-            self._num_unfinished[delta.request_id] -= 1
-            if self._num_unfinished[delta.request_id] == 0:
-                del self._num_unfinished[delta.request_id]
+    def _links_for(self, group: Sequence[Homeless]) -> list[ReplicaLink]:
+        """Replicas that have not failed this run. An engine that failed is asked again where it is the only one."""
+        model = group[0].request.model
+        links = self._fleet.links_for(model)
+        fresh = [link for link in links if link not in self._avoided]
+        if not fresh and not all(each.num_failures for each in group):
+            raise ReplicaLost(f"Every replica of model `{model.name}` was lost; retry.")
+        return fresh or links
 
-    def _count_prompt(self, report: PromptReport) -> None:
-        self.queue_s.append(report.queue_s)
-        self.usage = replace(
-            self.usage,
-            prompt_tokens=self.usage.prompt_tokens + report.num_tokens,
-            cached_tokens=self.usage.cached_tokens + report.num_cached_tokens,
-        )
+    def _pause(self) -> None:
+        """The reader is slower than its text comes."""
+        if self._settings.slow_reader == "abort":
+            limit = f"{len(self._inbox) - 1} events"
+            self.fail(DeadlineExceeded(f"The stream was read too slowly: more than {limit} were waiting to be read."))
+            self._abort_all()
+            return
+        for link, request_ids in self._running().items():
+            link.pause(request_ids)
+
+    def _resume(self) -> None:
+        for link, request_ids in self._running().items():
+            link.resume(request_ids)
 
     def _expire(self) -> None:
-        self._queue.put_nowait(self._too_late())
-
-    def _too_late(self) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"The request took longer than {self._timeout_s:g} s.", None, {"timeout_s": self._timeout_s}
-        )
+        timeout_s = self._settings.timeout_s
+        self.fail(DeadlineExceeded(f"The request took longer than {timeout_s:g} s.", None, {"timeout_s": timeout_s}))
 
     def _leave(self) -> None:
+        self._has_left = True
         if self._timer is not None:
             self._timer.cancel()
-        shares, self._shares = self._shares, {}
-        for link, share in shares.items():
-            unfinished = [r.request_id for r in share if r.request_id in self._num_unfinished]
-            if unfinished:
-                link.abort(unfinished)
+        self._abort_all()
+
+    def _abort_all(self) -> None:
+        running = self._running()
+        self._attempts.clear()
+        for link, request_ids in running.items():
+            link.abort(request_ids)
+
+    def _running(self) -> dict[ReplicaLink, list[str]]:
+        """The requests that have not ended, by where they run."""
+        running: dict[ReplicaLink, list[str]] = {}
+        for request_id, attempt in self._attempts.items():
+            running.setdefault(attempt.link, []).append(request_id)
+        return running

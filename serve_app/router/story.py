@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from serve_app.api.completion import CompletionRequest
+from serve_app.api.dialects.tables import HEADER
+from serve_app.api.parameters import PARAMETERS
 from serve_app.core.errors import ServeError
+from serve_app.router.admission import Ticket
 from serve_app.router.run import Run
+
+NAME = re.compile(r"([A-Za-z_][\w-]*)(?:\[\d+\])*")
+KNOWN_NAMES = frozenset({*PARAMETERS, "content-type", "content-length", HEADER.lower()})
+UNKNOWN_NAME = "(unknown)"
 
 
 @dataclass(slots=True)
 class Story:
-    """Filled while the request is served. Nothing of prompts or completions gets in.
+    """Filled while the request is served. Nothing of prompts or completions gets in, nor a name that a client made up.
 
+    ticket: its place, where it was let in
     started_at, first_sent_at: by the monotonic clock, seconds
     """
 
@@ -21,12 +31,14 @@ class Story:
     started_at: float = field(default_factory=time.monotonic)
     first_sent_at: float | None = None
     request: CompletionRequest | None = None
+    ticket: Ticket | None = None
     run: Run | None = None
     error: ServeError | None = None
 
     def facts(self, status: int) -> dict[str, object]:
-        """One flat object of what is known."""
+        """One flat object of what is known. time: now, in UTC"""
         facts: dict[str, object] = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "event": "completion",
             "request_id": self.request_id,
             "status": status,
@@ -39,8 +51,22 @@ class Story:
         if self.run is not None:
             facts |= _facts_of_run(self.run)
         if self.error is not None:
-            facts |= {"error_code": self.error.code, "param": self.error.param}
+            facts |= {"error_code": self.error.code, "param": _known(self.error.param)}
         return facts
+
+    def end(self) -> None:
+        """The request is over: its place is free."""
+        if self.ticket is not None:
+            self.ticket.give_back(num_completed=0 if self.run is None else self.run.tally.num_finished)
+
+
+def _known(param: str | None) -> str | None:
+    """The parameter at fault without what the client may have put into its place: a name that nobody knows is only
+    said to be one."""
+    if param is None:
+        return None
+    place = NAME.match(param)
+    return place.group() if place is not None and place[1].lower() in KNOWN_NAMES else UNKNOWN_NAME
 
 
 def _facts_of_request(request: CompletionRequest) -> dict[str, object]:
@@ -55,8 +81,8 @@ def _facts_of_request(request: CompletionRequest) -> dict[str, object]:
 def _facts_of_run(run: Run) -> dict[str, object]:
     return {
         "response_id": run.response_id,
-        "prompt_tokens": run.usage.prompt_tokens,
-        "cached_tokens": run.usage.cached_tokens,
-        "completion_tokens": run.usage.completion_tokens,
-        "finish_reasons": {reason.value: count for reason, count in run.finish_reasons.items()},
+        "prompt_tokens": run.tally.usage.prompt_tokens,
+        "cached_tokens": run.tally.usage.cached_tokens,
+        "completion_tokens": run.tally.usage.completion_tokens,
+        "finish_reasons": {reason.value: count for reason, count in run.tally.finish_reasons.items()},
     }

@@ -50,6 +50,7 @@ class TownCluster:
         self.coming = dict.fromkeys(applications, True)
         self.alive: set[str] = set()
         self.hellos: list[str] = []
+        self.is_deleted = False
 
     async def applications(self) -> Mapping[str, Deployed]:
         return {name: Deployed(model=name, is_coming=self.coming[name]) for name in self.answers}
@@ -171,3 +172,14 @@ async def test_what_was_known_stays_where_the_cluster_cannot_be_asked(monkeypatc
     with pytest.raises(ConnectionError):
         await discovery.look()
     assert set(table.backends) == {"a"}
+
+
+async def test_the_router_hears_of_its_own_end() -> None:
+    cluster = TownCluster()
+    ends: list[str] = []
+    discovery = Discovery(cluster, Table(), "router-0", on_deleted=lambda: ends.append("told"))
+    await discovery.look()
+    assert ends == []
+    cluster.is_deleted = True
+    await discovery.look()
+    assert ends == ["told"]

@@ -15,7 +15,7 @@ from serve_app.core.errors import ContextOverflow, Overloaded
 from serve_app.deployments.http import HttpSettings, build_app
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
-from serve_app.router.run import Run
+from serve_app.router.run import Run, RunSettings
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 
 BODY = {"model": "tiny", "prompt": "Hello there", "max_tokens": 2}
@@ -141,7 +141,7 @@ async def test_a_refusal_of_the_replica_is_an_http_status(client, backend, strea
 
 async def test_a_request_over_its_time_is_a_504(fleet, backend):
     backend.is_stepped = True
-    app = build_app(Router(fleet, RouterConfig(timeout_s=0.01)))
+    app = build_app(Router(fleet, RouterConfig(run=RunSettings(timeout_s=0.01))))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         response = await client.post("/v1/completions", json=BODY)
     assert response.status_code == 504
@@ -258,7 +258,7 @@ async def test_each_request_is_logged_in_one_line_without_its_text(client, caplo
     await client.post("/v1/completions", json=body | {"prompt": ["a secret", 1.5]})
     first, second = (json.loads(record.message) for record in caplog.records)
     assert first["duration_s"] >= 0
-    assert {key: first[key] for key in first if key != "duration_s"} == {
+    assert {key: first[key] for key in first if key not in {"time", "duration_s"}} == {
         "event": "completion",
         "request_id": "r-1",
         "response_id": response.json()["id"],

@@ -205,3 +205,60 @@ async def test_a_replica_is_called_outside_the_context_of_the_client_request():
 async def _start_and_wait(link: ReplicaLink) -> None:
     link.start()
     await asyncio.Event().wait()
+
+
+class LateAnswers(FakeBackend):
+    """Answers a pause only once the gate is open, and keeps the order in which things were done."""
+
+    def __init__(self) -> None:
+        super().__init__(is_stepped=True)
+        self.gate = asyncio.Event()
+        self.done: list[str] = []
+        self.cannot_resume = False
+
+    async def pause(self, router_id: str, request_ids: Sequence[str]) -> None:
+        await self.gate.wait()
+        self.done.append("pause")
+
+    async def resume(self, router_id: str, request_ids: Sequence[str]) -> None:
+        if self.cannot_resume:
+            raise ConnectionError("no route")
+        self.done.append("resume")
+
+
+async def test_a_resumption_does_not_overtake_the_pause_before_it():
+    backend = LateAnswers()
+    async with linked(backend) as link:
+        await link.submit([make_request("a")], lambda _: None)
+        link.pause(["a"])
+        resumed = link.resume(["a"])
+        await settle()
+        assert backend.done == []
+        backend.gate.set()
+        await resumed
+        assert backend.done == ["pause", "resume"]
+
+
+async def test_a_pause_waits_for_the_submission_it_overtook():
+    backend = FakeBackend(is_stepped=True)
+    backend.submit_gate.clear()
+    async with linked(backend) as link:
+        link.submit([make_request("a")], lambda _: None)
+        paused = link.pause(["a"])
+        await settle()
+        assert not paused.done()
+        backend.submit_gate.set()
+        await paused
+        assert backend.paused == {"a"}
+
+
+async def test_a_request_that_cannot_be_resumed_is_lost_and_not_left_waiting():
+    backend = LateAnswers()
+    backend.cannot_resume = True
+    async with linked(backend) as link:
+        inbox: list[Delta] = []
+        await link.submit([make_request("a", n=2), make_request("b")], inbox.append)
+        await link.resume(["a"])
+        assert [delta.request_id for delta in inbox] == ["a"]
+        assert isinstance(inbox[0].error, ReplicaLost)
+        assert link.num_outstanding == 1

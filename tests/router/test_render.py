@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -11,10 +12,11 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.parse import parse_completion
 from serve_app.api.responses import ResponseHead
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport
+from serve_app.router.event import Event
 from serve_app.router.fleet import Fleet
 from serve_app.router.render import StreamRenderer, collect
 from serve_app.router.router import Router
-from serve_app.router.run import Event
+from serve_app.router.tally import Tally
 from tests.fakes import EOS, FakeBackend
 
 HEAD = ResponseHead(id="cmpl-1", created=7, model="tiny")
@@ -41,12 +43,12 @@ async def whole(router: Router, **members: object) -> dict:
 
 async def streamed(router: Router, **members: object) -> list[dict | str]:
     request = make_request(stream=True, **members)
-    renderer = StreamRenderer(request, HEAD)
     stream = b""
     async with router.open(request) as run:
+        renderer = StreamRenderer(request, HEAD, run.tally)
         async for event in run:
             stream += renderer.chunks(event)
-        stream += renderer.tail(run.usage)
+        stream += renderer.tail()
     return read_events(stream)
 
 
@@ -181,12 +183,12 @@ def event_of(delta: Delta) -> Event:
 
 
 def test_a_delta_that_shows_nothing_gives_no_chunk():
-    renderer = StreamRenderer(make_request(), HEAD)
+    renderer = StreamRenderer(make_request(), HEAD, Tally())
     assert renderer.chunks(event_of(Delta(request_id="a", sample=0, token_ids=(5,)))) == b""
 
 
 def test_a_sample_that_comes_before_the_report_of_its_prompt_waits_for_it():
-    renderer = StreamRenderer(make_request(n=2, echo=True), HEAD)
+    renderer = StreamRenderer(make_request(n=2, echo=True), HEAD, Tally())
     assert renderer.chunks(event_of(Delta(request_id="a", sample=1, text=" early"))) == b""
     report = PromptReport(num_tokens=1, num_cached_tokens=0, text="Hello")
     stream = renderer.chunks(event_of(Delta(request_id="a", sample=0, text=" now", prompt=report)))
@@ -194,11 +196,12 @@ def test_a_sample_that_comes_before_the_report_of_its_prompt_waits_for_it():
     assert texts == ["Hello early", "Hello now"]
 
 
-def test_the_finish_knows_tokens_that_no_delta_carried():
+def test_continuous_usage_is_what_the_run_has_counted_not_what_the_deltas_carried():
     request = make_request(stream=True, stream_options={"continuous_usage_stats": True})
-    renderer = StreamRenderer(request, HEAD)
+    renderer = StreamRenderer(request, HEAD, Tally())
     report = PromptReport(num_tokens=3, num_cached_tokens=0)
     finish = Finish(reason=FinishReason.STOP, matched_stop=EOS, num_tokens=9)
-    stream = renderer.chunks(event_of(Delta(request_id="a", sample=0, prompt=report, finish=finish)))
+    event = event_of(Delta(request_id="a", sample=0, prompt=report, finish=finish))
+    stream = renderer.chunks(replace(event, completion_tokens=9))
     chunk, _ = read_events(stream + b"data: [DONE]\n\n")
     assert chunk["usage"]["completion_tokens"] == 9

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from typing import Literal
 
 import pytest
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.parse import parse_completion
-from serve_app.core.delta import FinishReason, Usage
+from serve_app.core.delta import Delta, FinishReason, Usage
 from serve_app.core.errors import (
     DeadlineExceeded,
     EngineFailed,
+    ModelLoading,
     ModelNotFound,
     Overloaded,
     ReplicaLost,
 )
+from serve_app.core.request import GenerationRequest
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
-from serve_app.router.run import Run
+from serve_app.router.run import Run, RunSettings
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 
 
@@ -72,7 +75,7 @@ async def test_every_choice_has_its_index_its_order_and_one_end(fleet):
             ends[event.index] += event.delta.finish is not None
     assert texts == ["".join(f" p{i // 2}s{i % 2}w{w}" for w in range(3)) for i in range(6)]
     assert ends == [1] * 6
-    assert run.finish_reasons == {FinishReason.LENGTH: 6}
+    assert run.tally.finish_reasons == {FinishReason.LENGTH: 6}
 
 
 async def test_usage_counts_each_prompt_once_and_every_completion(fleet):
@@ -81,7 +84,7 @@ async def test_usage_counts_each_prompt_once_and_every_completion(fleet):
     async with Router(fleet).open(request) as run:
         async for _ in run:
             pass
-    assert run.usage == Usage(prompt_tokens=3, completion_tokens=24, cached_tokens=1)
+    assert run.tally.usage == Usage(prompt_tokens=3, completion_tokens=24, cached_tokens=1)
 
 
 async def test_prompts_are_spread_and_each_replica_gets_one_submission(fleet):
@@ -134,7 +137,7 @@ async def test_one_refusal_refuses_all_and_aborts_what_was_accepted(fleet):
 async def test_leaving_early_aborts_what_has_not_ended(fleet):
     backend = make_backend("r0", is_stepped=True)
     add(fleet, backend)
-    async with Router(fleet).open(make_request(prompt=["a", "b"])) as run:
+    async with Router(fleet).open(make_request(prompt=["a", "b"], stream=True)) as run:
         backend.step()
         await anext(run)
     await settle()
@@ -191,15 +194,112 @@ async def test_a_reader_cancelled_while_it_submits_leaves_nothing_running(fleet)
     assert backend.num_live == 0
 
 
-async def test_a_lost_replica_ends_the_run_and_aborts_the_rest_elsewhere(fleet):
+async def collected(run: Run) -> list[str]:
+    """The texts of all choices, read to the end."""
+    texts = [""] * sum(request.n for request in run.requests)
+    async with run:
+        async for event in run:
+            texts[event.index] += event.delta.text
+    return texts
+
+
+async def settle_until(holds: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if holds():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("it never came to hold")
+
+
+async def test_a_whole_answer_survives_the_loss_of_its_replica_and_nothing_is_computed_twice_elsewhere(fleet):
     dying, other = make_backend("r0", is_stepped=True), make_backend("r1", is_stepped=True)
     add(fleet, dying, other)
-    run = Router(fleet).open(make_request(prompt=["a", "b"]))
-    with pytest.raises(ReplicaLost):
-        await exhaust(run, meanwhile=lambda: dying.die(ConnectionResetError("gone")))
+    run = Router(fleet).open(make_request(prompt=["a", "b"], n=2, max_tokens=3))
+    reading = asyncio.create_task(collected(run))
+    await settle_until(lambda: dying.num_live == other.num_live == 2)
+    dying.step()
+    other.step()
+    await settle()
+    moved = dying.submissions[0][0]
+    dying.die(ConnectionResetError("gone"))
+    await settle_until(lambda: other.num_live == 4)
+    for _ in range(3):
+        other.step()
+    texts = await asyncio.wait_for(reading, 5)
+    assert texts == [f" p{i // 2}s{i % 2}w0 p{i // 2}s{i % 2}w1 p{i // 2}s{i % 2}w2" for i in range(4)]
+    assert [len(share) for share in other.submissions] == [1, 1], "only the prompt that was lost was given again"
+    assert other.submissions[1][0].prompt_index == moved.prompt_index
+    assert other.submissions[1][0].request_id != moved.request_id, "what comes late is not taken for news"
+    assert run.tally.usage == Usage(prompt_tokens=2, completion_tokens=12)
+    assert (run.tally.num_generated, run.tally.num_moves) == (14, 1), "the lost tokens were computed, too"
+    assert outstanding(fleet) == 0
+
+
+async def test_prompts_lost_together_are_given_on_together(fleet):
+    dying, other = make_backend("r0", is_stepped=True), make_backend("r1", is_stepped=True)
+    add(fleet, dying, other)
+    reading = asyncio.create_task(collected(Router(fleet).open(make_request(prompt=["x"] * 8, max_tokens=1))))
+    await settle_until(lambda: dying.num_live == other.num_live == 4)
+    dying.die(None)
+    await settle_until(lambda: other.num_live == 8)
+    other.step()
+    await asyncio.wait_for(reading, 5)
+    assert [len(share) for share in other.submissions] == [4, 4]
+
+
+async def test_a_stream_survives_a_loss_until_something_of_the_lost_prompt_was_taken(fleet):
+    dying, other = make_backend("r0", is_stepped=True), make_backend("r1", is_stepped=True)
+    add(fleet, dying, other)
+    async with Router(fleet).open(make_request(prompt=["a", "b"], max_tokens=2, stream=True)) as run:
+        shown = other.submissions[0][0].prompt_index
+        other.step()
+        assert (await anext(run)).prompt_index == shown
+        dying.step()
+        await settle_until(lambda: run.has_ready)
+        dying.die(ConnectionResetError("gone"))
+        await settle_until(lambda: other.num_live == 2)
+        assert not run.has_ready, "what the lost attempt said and nobody took is forgotten"
+        other.step()
+        other.step()
+        texts = {0: "", 1: ""}
+        async for event in run:
+            texts[event.index] += event.delta.text
+    assert texts[1 - shown] == f" p{1 - shown}s0w0 p{1 - shown}s0w1"
+    assert texts[shown] == f" p{shown}s0w1"
+
+
+async def test_a_stream_of_which_something_was_taken_ends_with_the_loss_and_aborts_the_rest_elsewhere(fleet):
+    dying, other = make_backend("r0", is_stepped=True), make_backend("r1", is_stepped=True)
+    add(fleet, dying, other)
+    async with Router(fleet).open(make_request(prompt=["a", "b"], stream=True)) as run:
+        dying.step()
+        await anext(run)
+        dying.die(ConnectionResetError("gone"))
+        with pytest.raises(ReplicaLost):
+            await anext(run)
     await settle()
     assert other.num_live == 0
     assert outstanding(fleet) == 0
+
+
+async def test_a_prompt_is_moved_only_so_often(fleet):
+    backends = [make_backend(f"r{i}", is_stepped=True) for i in range(5)]
+    add(fleet, *backends)
+    reading = asyncio.create_task(collected(Router(fleet).open(make_request())))
+    for _ in range(3):
+        await settle_until(lambda: any(backend.num_live for backend in backends))
+        next(backend for backend in backends if backend.num_live).die(ConnectionResetError("gone"))
+    with pytest.raises(ReplicaLost):
+        await asyncio.wait_for(reading, 5)
+    assert sum(len(backend.submissions) for backend in backends) == 3
+
+
+async def test_a_lost_request_without_another_replica_is_told_to_come_again(fleet):
+    backend = make_backend("r0", is_stepped=True)
+    add(fleet, backend)
+    with pytest.raises(ModelLoading) as caught:
+        await exhaust(Router(fleet).open(make_request()), meanwhile=lambda: backend.die(ConnectionResetError("gone")))
+    assert caught.value.retry_after_s
 
 
 async def test_prompts_of_a_replica_that_is_lost_before_it_accepts_go_to_another(fleet):
@@ -226,7 +326,7 @@ async def test_a_loss_while_submitting_is_not_told_of_prompts_that_moved(fleet):
     lost.die(ConnectionResetError("gone"))
     lost.submit_gate.set()
     await asyncio.wait_for(reading, 5)
-    assert run.finish_reasons == {FinishReason.LENGTH: 2}
+    assert run.tally.finish_reasons == {FinishReason.LENGTH: 2}
     assert outstanding(fleet) == 0
 
 
@@ -241,19 +341,93 @@ async def test_when_every_replica_is_lost_the_client_is_told(fleet):
     assert outstanding(fleet) == 0
 
 
-async def test_an_error_of_one_sequence_is_raised(fleet):
+async def test_an_engine_that_fails_is_asked_once_more_and_what_it_had_left_of_the_request_is_aborted(fleet):
     backend = make_backend("r0", is_stepped=True)
     add(fleet, backend)
-    run = Router(fleet).open(make_request(n=2))
+    run = Router(fleet).open(make_request(n=2, max_tokens=1))
+    reading = asyncio.create_task(collected(run))
+    await settle_until(lambda: backend.num_live == 2)
+    failed = backend.submissions[0][0].request_id
+    backend.send("router-0", Delta(request_id=failed, sample=1, error=EngineFailed("the logits are not numbers")))
+    await settle_until(lambda: len(backend.submissions) == 2 and backend.aborted == [failed])
+    assert backend.num_live == 2
+    backend.step()
+    assert await asyncio.wait_for(reading, 5) == [" p0s0w0", " p0s1w0"]
+
+
+async def test_an_engine_that_fails_twice_is_told_of(fleet):
+    backends = [make_backend(f"r{i}", is_stepped=True) for i in range(3)]
+    add(fleet, *backends)
+    reading = asyncio.create_task(collected(Router(fleet).open(make_request(n=2))))
+    for _ in range(2):
+        await settle_until(lambda: any(backend.num_live for backend in backends))
+        next(backend for backend in backends if backend.num_live).fail(EngineFailed("the logits are not numbers"))
+        await settle()
     with pytest.raises(EngineFailed, match="not numbers"):
-        await exhaust(run, meanwhile=lambda: backend.fail(EngineFailed("the logits are not numbers")))
+        await asyncio.wait_for(reading, 5)
+    assert sorted(len(backend.submissions) for backend in backends) == [0, 1, 1]
     assert outstanding(fleet) == 0
+
+
+def slow(max_pending_events: int, slow_reader: Literal["pause", "abort"] = "pause") -> RouterConfig:
+    return RouterConfig(run=RunSettings(max_pending_events=max_pending_events, slow_reader=slow_reader))
+
+
+def endless(request: GenerationRequest, sample: int) -> list[str]:
+    return [f" w{position}" for position in range(200)]
+
+
+async def test_what_nobody_reads_is_not_computed_beyond_the_bound_and_goes_on_when_it_is_read(fleet):
+    backend = FakeBackend(replica_card("r0", model_card("tiny")), script=endless, is_stepped=True)
+    add(fleet, backend)
+    async with Router(fleet, slow(8)).open(make_request(stream=True, max_tokens=100)) as run:
+        for _ in range(50):
+            backend.step()
+            await settle()
+        assert backend.paused, "the engine was told"
+        most = run.num_pending
+        assert 8 < most <= 12, "what was on its way has its place, nothing more comes"
+        texts = []
+        for _ in range(most):
+            texts.append((await anext(run)).delta.text)
+        await settle_until(lambda: not backend.paused)
+        for _ in range(100):
+            backend.step()
+            await settle()
+            while run.has_ready:
+                texts.append((await anext(run)).delta.text)
+    assert texts == [f" w{position}" for position in range(100)]
+
+
+async def test_a_slow_reader_may_be_ended_instead(fleet):
+    backend = make_backend("r0", is_stepped=True)
+    add(fleet, backend)
+    async with Router(fleet, slow(4, "abort")).open(make_request(stream=True)) as run:
+        for _ in range(10):
+            backend.step()
+            await settle()
+        assert (backend.num_live, len(backend.aborted)) == (0, 1)
+        texts = [(await anext(run)).delta.text for _ in range(5)]
+        with pytest.raises(DeadlineExceeded, match="too slowly"):
+            await anext(run)
+    assert texts == [f" p0s0w{position}" for position in range(5)]
+
+
+async def test_an_answer_that_is_kept_back_is_never_paused(fleet):
+    backend = make_backend("r0", is_stepped=True)
+    add(fleet, backend)
+    reading = asyncio.create_task(collected(Router(fleet, slow(1)).open(make_request(max_tokens=30))))
+    await settle_until(lambda: backend.num_live == 1)
+    for _ in range(30):
+        backend.step()
+    assert len((await asyncio.wait_for(reading, 5))[0].split()) == 30
+    assert not backend.paused
 
 
 async def test_a_request_ends_at_its_deadline(fleet):
     backend = make_backend("r0", is_stepped=True)
     add(fleet, backend)
-    run = Router(fleet, RouterConfig(timeout_s=0.01)).open(make_request())
+    run = Router(fleet, RouterConfig(run=RunSettings(timeout_s=0.01))).open(make_request())
     with pytest.raises(DeadlineExceeded, match=r"0\.01 s"):
         await exhaust(run)
     await settle()
@@ -265,7 +439,7 @@ async def test_a_submission_that_is_not_answered_ends_at_the_deadline(fleet):
     backend.submit_gate.clear()
     add(fleet, backend)
     with pytest.raises(DeadlineExceeded):
-        async with Router(fleet, RouterConfig(timeout_s=0.01)).open(make_request()):
+        async with Router(fleet, RouterConfig(run=RunSettings(timeout_s=0.01))).open(make_request()):
             pytest.fail("the run was entered")
     backend.submit_gate.set()
     await settle()

@@ -1,0 +1,233 @@
+"""Decides at the door which requests are taken in: what replicas can hold, and can begin within a bearable time."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from serve_app.core.errors import Overloaded, ServeError, Unavailable
+from serve_app.router.pace import Pace
+from serve_app.router.room import Room
+
+JITTER = 0.25
+"""Clients are told to come up to so much later than their appointments: those told at once do not come at once."""
+MIN_RETRY_S, MAX_RETRY_S = 1.0, 120.0
+
+
+class Reason(StrEnum):
+    """Why a request was refused: too many are open, its model has no place for it, or the wait would be too long."""
+
+    OPEN = "open_requests"
+    PLACES = "places"
+    WAIT = "wait"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionSettings:
+    """max_wait_s: a request that would begin later than that is refused
+    max_open_requests: served at once, those whose body is still read included
+    """
+
+    max_wait_s: float = 30.0
+    max_open_requests: int = 4096
+
+
+@dataclass(slots=True, kw_only=True)
+class Gate:
+    """What is inside of one model, and how fast it goes.
+
+    appointment_at: when the client that was refused last was told to come again
+    """
+
+    pace: Pace
+    num_inside: int = 0
+    appointment_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excess:
+    """What is too much, and for how long."""
+
+    reason: Reason
+    gate: Gate
+    seconds: float
+
+
+class Ticket:
+    """A request's place, from the door to its last byte. Until it is known what it asks for it counts as one sequence.
+
+    is_known: whether it has grown;  sizes: sequences that count, by model
+    """
+
+    def __init__(self, admission: Admission) -> None:
+        self.is_known = False
+        self.sizes: Mapping[str, int] = {}
+        self._admission = admission
+        self._end: Callable[[ServeError], None] = lambda error: None
+        self._is_returned = False
+
+    def grow(self, sizes: Mapping[str, int]) -> None:
+        """Take the room that the request really needs. Raises Overloaded, Unavailable; nothing has grown then."""
+        self._admission.grow(self, sizes)
+
+    def ends_by(self, end: Callable[[ServeError], None]) -> None:
+        """Say how to end the request where the router is stopped before it is over."""
+        self._end = end
+
+    def end(self, error: ServeError) -> None:
+        self._end(error)
+
+    def give_back(self, *, num_completed: int = 0) -> None:
+        """The request is over; so many of its sequences ended by themselves."""
+        if not self._is_returned:
+            self._is_returned = True
+            self._admission.leave(self, num_completed)
+
+
+class Admission:
+    """Outlives applications and settings, as it counts what is inside.
+
+    rooms:  what the replicas can hold now, by model; a model that is not there is not bounded
+    jitter: gives a number from 0 to 1
+
+    A request is let in where its model has places for all its sequences and would begin the first of them within
+    `max_wait_s`: sequences ahead that find no slot, divided by the measured pace. Who is refused gets an appointment:
+    the time at which the excess has gone and all those refused before have come again, one by one at that pace. Clients
+    that keep their appointments come no faster than they can be served.
+    """
+
+    def __init__(
+        self,
+        rooms: Callable[[], Mapping[str, Room]],
+        settings: AdmissionSettings | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.settings = settings or AdmissionSettings()
+        self.refusals: Counter[Reason] = Counter()
+        self._rooms = rooms
+        self._clock = clock
+        self._jitter = jitter
+        self._gates: dict[str, Gate] = {}
+        self._door = Gate(pace=Pace(self.settings.max_open_requests / self.settings.max_wait_s, now=clock()))
+        self._tickets: dict[Ticket, None] = {}
+        self._num_unknown = 0
+        self._stopped: Unavailable | None = None
+
+    @property
+    def num_open(self) -> int:
+        """Requests inside."""
+        return len(self._tickets)
+
+    @property
+    def predicted_waits_s(self) -> dict[str, float]:
+        """How long a request that came now would wait for its first step, by model."""
+        return {model: self._wait_s(self._gate(model, room), room) for model, room in self._rooms().items()}
+
+    @property
+    def sequences(self) -> dict[str, tuple[int, int]]:
+        """How many sequences are inside, and for how many there are places, by model."""
+        return {model: (self._gate(model, room).num_inside, room.num_places) for model, room in self._rooms().items()}
+
+    def enter(self) -> Ticket:
+        """Let a request in of which nothing is known yet.
+
+        Raises Overloaded where no model could take even one sequence, and Unavailable once the router is stopped.
+        """
+        self._check_not_stopped()
+        if self.num_open >= self.settings.max_open_requests:
+            raise self._refused(Excess(reason=Reason.OPEN, gate=self._door, seconds=0.0))
+        found = [self._excess(model, room, 1, self._num_unknown) for model, room in self._rooms().items()]
+        excesses = [excess for excess in found if excess is not None]
+        if excesses and len(excesses) == len(found):
+            raise self._refused(min(excesses, key=lambda excess: excess.seconds))
+        ticket = Ticket(self)
+        self._tickets[ticket] = None
+        self._num_unknown += 1
+        return ticket
+
+    def grow(self, ticket: Ticket, sizes: Mapping[str, int]) -> None:
+        """As Ticket.grow."""
+        assert ticket in self._tickets, "the ticket was given back"
+        assert not ticket.is_known, "a ticket grows once"
+        self._check_not_stopped()
+        rooms = self._rooms()
+        for model, size in sizes.items():
+            excess = self._excess(model, rooms[model], size, 0) if model in rooms else None
+            if excess is not None:
+                raise self._refused(excess)
+        self._note(rooms)
+        self._num_unknown -= 1
+        ticket.is_known = True
+        ticket.sizes = {model: size for model, size in sizes.items() if model in self._gates}
+        for model, size in ticket.sizes.items():
+            self._gates[model].num_inside += size
+
+    def leave(self, ticket: Ticket, num_completed: int) -> None:
+        """As Ticket.give_back."""
+        is_full = self.num_open >= self.settings.max_open_requests
+        self._door.pace.note(self._clock(), is_busy=is_full, num_completed=1)
+        del self._tickets[ticket]
+        self._num_unknown -= not ticket.is_known
+        self._note(self._rooms(), Counter(dict.fromkeys(list(ticket.sizes)[:1], num_completed)))
+        for model, size in ticket.sizes.items():
+            self._gates[model].num_inside -= size
+
+    def stop(self, error: Unavailable) -> None:
+        """Let nobody in any more, and end every request that is open."""
+        self._stopped = error
+        for ticket in list(self._tickets):
+            ticket.end(error)
+
+    def _check_not_stopped(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped
+
+    def _gate(self, model: str, room: Room) -> Gate:
+        """Before anything is measured, a full queue is believed to empty within the longest wait that is borne."""
+        if model not in self._gates:
+            belief = max(1, room.num_places) / self.settings.max_wait_s
+            self._gates[model] = Gate(pace=Pace(belief, now=self._clock()))
+        return self._gates[model]
+
+    def _excess(self, model: str, room: Room, size: int, num_unknown: int) -> Excess | None:
+        gate = self._gate(model, room)
+        num_missing = gate.num_inside + num_unknown + room.num_foreign + size - room.num_places
+        if num_missing > 0:
+            return Excess(reason=Reason.PLACES, gate=gate, seconds=num_missing / gate.pace.per_s)
+        too_long_s = self._wait_s(gate, room, num_unknown) - self.settings.max_wait_s
+        return Excess(reason=Reason.WAIT, gate=gate, seconds=too_long_s) if too_long_s > 0 else None
+
+    def _wait_s(self, gate: Gate, room: Room, num_unknown: int = 0) -> float:
+        """Until one more sequence would begin. Of those that find no slot, other routers' go at a pace of their own."""
+        own = gate.num_inside + num_unknown + 1
+        num_ahead = max(0, own + room.num_foreign - room.num_slots)
+        return num_ahead * own / (own + room.num_foreign) / gate.pace.per_s
+
+    def _note(self, rooms: Mapping[str, Room], completed: Mapping[str, int] | None = None) -> None:
+        """Let every pace know what has been since the last change."""
+        now = self._clock()
+        for model, room in rooms.items():
+            gate = self._gate(model, room)
+            is_busy = gate.num_inside + room.num_foreign >= room.num_slots
+            gate.pace.note(now, is_busy=is_busy, num_completed=(completed or {}).get(model, 0))
+
+    def _refused(self, excess: Excess) -> Overloaded:
+        """Count it, and make an appointment."""
+        self.refusals[excess.reason] += 1
+        now, gate = self._clock(), excess.gate
+        earliest = max(gate.appointment_at, now + excess.seconds) + 1 / gate.pace.per_s
+        gate.appointment_at = min(earliest, now + MAX_RETRY_S)
+        retry_after_s = math.ceil(max(MIN_RETRY_S, (gate.appointment_at - now) * (1 + JITTER * self._jitter())))
+        return Overloaded(
+            f"The service has more requests than it can begin within {self.settings.max_wait_s:g} s; retry in"
+            f" {retry_after_s} s.",
+            None,
+            {"retry_after_s": retry_after_s},
+        )

@@ -1,0 +1,65 @@
+"""What has come for a run and was not taken yet: in order, and with a bound beyond which no more is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from serve_app.core.errors import ServeError
+from serve_app.router.event import Event
+
+Arrival = Event | ServeError
+
+
+class Inbox:
+    """A queue of one reader.
+
+    max_pending: of entries that wait; None is no bound
+    on_full:     called when more wait;  on_slack: called when half of the bound is free again, and only after it
+
+    The bound refuses nothing: what is on its way while the sender is asked to pause still has its place.
+    """
+
+    def __init__(self, max_pending: int | None, *, on_full: Callable[[], None], on_slack: Callable[[], None]) -> None:
+        self._max_pending = max_pending
+        self._on_full = on_full
+        self._on_slack = on_slack
+        self._entries: deque[Arrival] = deque()
+        self._has_entries = asyncio.Event()
+        self._is_full = False
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the sender was asked to pause and not yet to go on."""
+        return self._is_full
+
+    def put(self, entry: Arrival) -> None:
+        self._entries.append(entry)
+        self._has_entries.set()
+        if self._max_pending is not None and len(self._entries) > self._max_pending and not self._is_full:
+            self._is_full = True
+            self._on_full()
+
+    async def take(self) -> Arrival:
+        """The oldest entry. A reader that is cancelled while it waits has taken nothing."""
+        while not self._entries:
+            self._has_entries.clear()
+            await self._has_entries.wait()
+        entry = self._entries.popleft()
+        self._slacken()
+        return entry
+
+    def drop(self, prompt_index: int) -> None:
+        """Throw away the events of a prompt."""
+        kept = [each for each in self._entries if isinstance(each, ServeError) or each.prompt_index != prompt_index]
+        self._entries = deque(kept)
+        self._slacken()
+
+    def _slacken(self) -> None:
+        if self._is_full and self._max_pending is not None and 2 * len(self._entries) <= self._max_pending:
+            self._is_full = False
+            self._on_slack()

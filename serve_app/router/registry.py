@@ -1,0 +1,66 @@
+"""Keeps which requests a replica was given, where their deltas go, and how many of their sequences have not ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from serve_app.core.delta import Delta
+from serve_app.core.errors import ServeError
+from serve_app.core.request import GenerationRequest
+
+Inbox = Callable[[Delta], None]
+
+
+@dataclass(slots=True)
+class Registration:
+    """Where the deltas of a request go, and how many of its sequences have not ended."""
+
+    inbox: Inbox
+    num_unfinished: int
+
+
+class Registry:
+    """The requests of one link. A request leaves it with its last sequence, or when it is forgotten."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, Registration] = {}
+        self._num_outstanding = 0
+
+    @property
+    def num_outstanding(self) -> int:
+        """Sequences that have not ended."""
+        return self._num_outstanding
+
+    def add(self, requests: Sequence[GenerationRequest], inbox: Inbox) -> None:
+        for request in requests:
+            assert request.request_id not in self._live, f"{request.request_id} was given twice"
+            self._live[request.request_id] = Registration(inbox=inbox, num_unfinished=request.n)
+            self._num_outstanding += request.n
+
+    def dispatch(self, delta: Delta) -> None:
+        """Bring a delta to its request; one of a request that was forgotten is dropped."""
+        registration = self._live.get(delta.request_id)
+        if registration is None:
+            return
+        if delta.finish is not None or delta.error is not None:
+            registration.num_unfinished -= 1
+            self._num_outstanding -= 1
+            if registration.num_unfinished == 0:
+                del self._live[delta.request_id]
+        registration.inbox(delta)
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Dispatch nothing more to these; those unknown are left alone."""
+        for request_id in request_ids:
+            registration = self._live.pop(request_id, None)
+            if registration is not None:
+                self._num_outstanding -= registration.num_unfinished
+
+    def lose(self, error_of: Callable[[], ServeError], request_ids: Sequence[str] | None = None) -> None:
+        """Forget requests, all of them where none is named, and send each a delta with an error of its own."""
+        lost = list(self._live) if request_ids is None else [each for each in request_ids if each in self._live]
+        inboxes = {request_id: self._live[request_id].inbox for request_id in lost}
+        self.forget(lost)
+        for request_id, inbox in inboxes.items():
+            inbox(Delta(request_id=request_id, sample=0, error=error_of()))

@@ -1,0 +1,113 @@
+"""Counts and times one run: what its usage, its timings, its log line and its metrics are read from."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from serve_app.api.timings import Timings
+from serve_app.core.delta import Delta, FinishReason, PromptReport, Usage
+
+
+@dataclass(slots=True)
+class PromptTally:
+    """One prompt, as far as its present attempt goes.
+
+    completion_tokens: by choice; num_completion_tokens: of all of them
+    """
+
+    report: PromptReport | None = None
+    first_at: float | None = None
+    completion_tokens: dict[int, int] = field(default_factory=dict)
+    num_completion_tokens: int = 0
+    finish_reasons: Counter[FinishReason] = field(default_factory=Counter)
+
+
+class Tally:
+    """Fed by the run alone, with every delta when it comes. A lost attempt leaves only what it had computed.
+
+    entered_at, first_event_at, last_event_at: by the monotonic clock, seconds
+    num_generated: tokens computed, those of lost attempts and of completions that never ended included
+    num_moves:     attempts that were lost and made again elsewhere
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._prompts: dict[int, PromptTally] = {}
+        self.entered_at = clock()
+        self.last_event_at: float | None = None
+        self.num_generated = 0
+        self.num_moves = 0
+
+    @property
+    def first_event_at(self) -> float | None:
+        return min((each.first_at for each in self._prompts.values() if each.first_at is not None), default=None)
+
+    @property
+    def usage(self) -> Usage:
+        """So far; a choice that has not ended counts with the tokens it has."""
+        reports = self._reports
+        return Usage(
+            prompt_tokens=sum(report.num_tokens for report in reports),
+            cached_tokens=sum(report.num_cached_tokens for report in reports),
+            completion_tokens=sum(each.num_completion_tokens for each in self._prompts.values()),
+        )
+
+    @property
+    def finish_reasons(self) -> Mapping[FinishReason, int]:
+        return sum((each.finish_reasons for each in self._prompts.values()), Counter[FinishReason]())
+
+    @property
+    def num_finished(self) -> int:
+        """Choices that have ended."""
+        return sum(self.finish_reasons.values())
+
+    @property
+    def queue_s(self) -> list[float]:
+        """Of each prompt, from its arrival at a replica to the step that took it in."""
+        return [report.queue_s for report in self._reports]
+
+    @property
+    def timings(self) -> Timings:
+        """As of the last delta."""
+        last_at = self.entered_at if self.last_event_at is None else self.last_event_at
+        first_at = last_at if self.first_event_at is None else self.first_event_at
+        usage = self.usage
+        return Timings(
+            num_cached_tokens=usage.cached_tokens,
+            num_prompt_tokens=usage.prompt_tokens - usage.cached_tokens,
+            num_predicted_tokens=usage.completion_tokens,
+            prompt_s=first_at - self.entered_at,
+            predicted_s=last_at - first_at,
+        )
+
+    def note(self, delta: Delta, *, prompt_index: int, index: int) -> int:
+        """Count a delta that is no error; return the tokens of its choice so far.
+
+        The finish of a choice knows also tokens that no delta carried.
+        """
+        prompt = self._prompts.setdefault(prompt_index, PromptTally())
+        self.last_event_at = self._clock()
+        if prompt.first_at is None:
+            prompt.first_at = self.last_event_at
+        self.num_generated += len(delta.token_ids)
+        if delta.prompt is not None:
+            prompt.report = delta.prompt
+        before = prompt.completion_tokens.get(index, 0)
+        now = before + len(delta.token_ids) if delta.finish is None else delta.finish.num_tokens
+        prompt.completion_tokens[index] = now
+        prompt.num_completion_tokens += now - before
+        if delta.finish is not None:
+            prompt.finish_reasons[delta.finish.reason] += 1
+        return now
+
+    def drop(self, prompt_index: int) -> None:
+        """Forget the attempt at a prompt, which is made again; its tokens were computed none the less."""
+        self._prompts.pop(prompt_index, None)
+        self.num_moves += 1
+
+    @property
+    def _reports(self) -> list[PromptReport]:
+        return [each.report for each in self._prompts.values() if each.report is not None]
