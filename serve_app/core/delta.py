@@ -86,7 +86,8 @@ class Delta:
     sample:    which of the request's `n` continuations
     token_ids: every token sampled since the last delta, shown or not
     text:      new text that is certain to stay: whole characters, nothing of a stop string
-    logprobs:  of the tokens whose text begins in what was shown so far; empty unless asked for
+    logprobs:  of the tokens whose text begins in what was shown so far, and of the token that ended the sequence, shown
+               or not; empty unless asked for
     prompt:    on the first delta of sample 0 of a request, and only there
     finish:    on the last delta of a sequence, and only there
     error:     instead of a finish, where the sequence was lost

@@ -102,11 +102,12 @@ class StopParams:
 
     max_tokens: at most so many generated tokens; None is until the context ends; 0 computes the prompt only
     strings:    end where the earliest of these begins in the generated text; none is empty
-    token_ids:  end at any of these tokens; its text is not shown
+    token_ids:  end at any of these tokens
     min_tokens: before so many are generated, no token that would end it is drawn and stop strings are ordinary text
     ignore_eos: the model's own end tokens do not end it; they may be drawn and their text is as any token's
     patterns:   regular expressions; end where the earliest match of one of them begins in the generated text
-    shows_string, shows_pattern: what ended it stays in the text, and nothing after it
+    shows_string: the stop string or the stop token that ended it stays in the text, and nothing after it
+    shows_pattern: so does what a pattern matched
     """
 
     max_tokens: int | None = 16
