@@ -2,10 +2,12 @@
 
     ServeError                     500 server_error
     ├── InvalidRequest             400 invalid_request_error
+    │   ├── MalformedJson          400
     │   ├── UnsupportedParameter   400
     │   ├── ContextOverflow        400 exceed_context_size_error
     │   └── AdapterUnusable        400
     ├── Unauthenticated            401 authentication_error
+    ├── Forbidden                  403 permission_error
     ├── NotFound                   404 not_found_error
     │   ├── ModelNotFound          404
     │   └── AdapterNotFound        404
@@ -67,6 +69,12 @@ class InvalidRequest(ServeError):
     code = "invalid_value"
 
 
+class MalformedJson(InvalidRequest):
+    """The body cannot be read as JSON at all."""
+
+    code = "malformed_json"
+
+
 class UnsupportedParameter(InvalidRequest):
     """The parameter is known to the contract, or to nobody, but this version does not carry it out."""
 
@@ -92,6 +100,14 @@ class Unauthenticated(ServeError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
+
+
+class Forbidden(ServeError):
+    """The request asks for what no client may have."""
+
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
 
 
 class NotFound(ServeError):

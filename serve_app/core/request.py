@@ -44,7 +44,7 @@ class SamplingParams:
 
     temperature: below 1e-6 is greedy, whatever else is set; otherwise the logits are divided by it
     top_k:       keep the k likeliest tokens; 0 keeps all
-    top_p:       keep the smallest likeliest set whose probability reaches top_p; 1 keeps all
+    top_p:       keep the smallest likeliest set whose probability reaches top_p; 1 keeps all, 0 the likeliest alone
     min_p:       keep tokens with at least min_p times the probability of the likeliest; 0 keeps all
     seed:        64 bits; with the prompt's index, the sample and the position it decides every draw
     typical_p:   keep the smallest set of tokens, those of the most typical surprise first, that reaches it; 1 keeps all

@@ -18,6 +18,8 @@ from serve_app.core.request import (
 SEED_BITS = 63
 WHOLE_CONTEXT = 2**31 - 1
 DEFAULT_DRY_BASE = 1.75
+LOWEST_REPETITION_PENALTY = 0.01
+"""Stands for all that is less: a division by 0 has no value."""
 
 
 def lower_sampling(request: CompletionRequest, *, vocab_size: int) -> SamplingParams:
@@ -43,7 +45,7 @@ def lower_sampling(request: CompletionRequest, *, vocab_size: int) -> SamplingPa
         mirostat_tau=request.mirostat_tau,
         mirostat_eta=request.mirostat_eta,
         samplers=_samplers(request),
-        repetition_penalty=request.repetition_penalty,
+        repetition_penalty=max(LOWEST_REPETITION_PENALTY, request.repetition_penalty),
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         penalty_window=WHOLE_CONTEXT if request.repeat_last_n == -1 else request.repeat_last_n,
