@@ -137,11 +137,15 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of a whole response: each prompt once, every generated token of every choice."""
+    """Tokens of a whole response: each prompt once, every generated token of every choice.
+
+    truncated_tokens: of prompts' beginnings, which did not fit the context and are in no other number
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    truncated_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

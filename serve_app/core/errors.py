@@ -3,6 +3,7 @@
     ServeError                     500 server_error
     ├── InvalidRequest             400 invalid_request_error
     │   ├── MalformedJson          400
+    │   ├── BodyLost               400
     │   ├── UnsupportedParameter   400
     │   ├── ContextOverflow        400 exceed_context_size_error
     │   └── AdapterUnusable        400
@@ -73,6 +74,12 @@ class MalformedJson(InvalidRequest):
     """The body cannot be read as JSON at all."""
 
     code = "malformed_json"
+
+
+class BodyLost(InvalidRequest):
+    """The body was announced and did not reach the application."""
+
+    code = "body_lost"
 
 
 class UnsupportedParameter(InvalidRequest):

@@ -152,7 +152,8 @@ class Prompt:
 class ContextParams:
     """What is done where prompt and completion do not fit the model's context.
 
-    truncates_prompt:     a prompt that leaves no room loses its beginning; otherwise it is refused
+    truncates_prompt:     a prompt that leaves no room loses its beginning, to half of the context at most where the
+                          completion may be shortened; otherwise it is refused
     shortens_completion:  fewer tokens are generated; otherwise the request is refused
     max_tokens_name:      what the client called its limit, for the refusal
     """

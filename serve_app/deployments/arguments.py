@@ -16,6 +16,7 @@ def known_dialect(name: str) -> str:
 
 
 DialectName = Annotated[str, AfterValidator(known_dialect)]
+Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s?#]+)$")]
 BaseName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
 
 
@@ -85,6 +86,8 @@ class RouterSettings(BaseModel):
     max_body_bytes: of a request's body
     keep_alive_s:   after so long without an event a stream gets a comment line, so that nothing closes it as idle
     dialect:        of requests that name none, to models that have none of their own
+    cors_origins:   web pages of these origins may call, `https://app.example.org` or `*` for any; none by default
+    accept_any_model: in the dialect llama.cpp the only model answers to any name, as there
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -94,4 +97,6 @@ class RouterSettings(BaseModel):
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
     keep_alive_s: PositiveFloat = 15.0
     dialect: DialectName = UNION.name
+    cors_origins: tuple[Origin, ...] = ()
+    accept_any_model: bool = False
     limits: LimitSettings = LimitSettings()

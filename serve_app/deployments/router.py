@@ -14,7 +14,6 @@ from serve_app.api.dialects.tables import DIALECTS
 from serve_app.api.limits import WireLimits
 from serve_app.deployments.arguments import RouterSettings
 from serve_app.deployments.discovery import Discovery
-from serve_app.deployments.headers import HeaderGate
 from serve_app.deployments.http import HttpSettings, build_app
 from serve_app.deployments.logs import log_as_configured
 from serve_app.deployments.metrics import Metrics
@@ -77,7 +76,8 @@ class Router:
         http_settings = HttpSettings(
             max_body_bytes=settings.max_body_bytes,
             keep_alive_s=settings.keep_alive_s,
+            cors_origins=settings.cors_origins,
             limits=WireLimits(**settings.limits.model_dump()),
             sends_request_id=False,  # Serve does
         )
-        return HeaderGate(build_app(router, http_settings, metrics=self._metrics))
+        return build_app(router, http_settings, metrics=self._metrics)

@@ -184,6 +184,7 @@ class Run:
             self.usage,
             prompt_tokens=self.usage.prompt_tokens + report.num_tokens,
             cached_tokens=self.usage.cached_tokens + report.num_cached_tokens,
+            truncated_tokens=self.usage.truncated_tokens + report.num_dropped_tokens,
         )
 
     def _expire(self) -> None:
