@@ -19,6 +19,13 @@ TEMPERATURE_LAST: tuple[SamplerName, ...] = (
 )  # fmt: skip
 
 
+def samplers_in_order(sent: tuple[SamplerName, ...] | None, *, is_temperature_last: bool) -> tuple[SamplerName, ...]:
+    """What was sent, else every sampler in one of the two usual orders."""
+    if sent is not None:
+        return sent
+    return TEMPERATURE_LAST if is_temperature_last else TEMPERATURE_FIRST
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryParams:
     """Lowers the logit of tokens that would continue a repetition ("don't repeat yourself").

@@ -70,9 +70,12 @@ class Router:
             await self._fleet.close()
 
     def _app_for(self, settings: RouterSettings) -> ASGIApp:
-        router = RequestRouter(
-            self._fleet, RouterConfig(timeout_s=settings.timeout_s, dialect=DIALECTS[settings.dialect])
+        config = RouterConfig(
+            timeout_s=settings.timeout_s,
+            dialect=DIALECTS[settings.dialect],
+            accepts_any_model=settings.accept_any_model,
         )
+        router = RequestRouter(self._fleet, config)
         http_settings = HttpSettings(
             max_body_bytes=settings.max_body_bytes,
             keep_alive_s=settings.keep_alive_s,

@@ -65,12 +65,13 @@ class ModelService:
         replica_id: str,
         root: str | None = None,
         dialect: str | None = None,
+        chat_template: str = "",
     ) -> ModelService:
         """Load the model and its adapters; blocking, call it off the event loop, then `start` on it.
 
         adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
         root:     what clients are told of where the weights came from; None is the folder
-        dialect:  written on the model's card, for the routers
+        dialect, chat_template: written on the model's card, for the routers
 
         Raises ModelNotSupported.
         """
@@ -89,6 +90,7 @@ class ModelService:
             vocab_size=model.vocab_size,
             adapters=cards,
             dialect=dialect,
+            chat_template=chat_template,
         )
         return cls(engine, tokenizer, card, replica_id=replica_id, lease_s=config.lease_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import Dialect
@@ -23,10 +24,12 @@ from serve_app.router.run import Run
 class RouterConfig:
     """timeout_s: how long one request may take in all
     dialect: of requests that name none, to models that have none of their own
+    accepts_any_model: in the dialect llama.cpp the only model answers to any name
     """
 
     timeout_s: float = 600.0
     dialect: Dialect = UNION
+    accepts_any_model: bool = False
 
 
 class Router:
@@ -43,7 +46,9 @@ class Router:
         Raises ServeError where the model cannot be resolved or a token id is out of its vocabulary.
         """
         response_id = new_response_id()
-        requests = lower(request, response_id, resolve=self._resolve, card_of=self._card_of)
+        takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
+        resolve = partial(self._resolve, takes_any=takes_any)
+        requests = lower(request, response_id, resolve=resolve, card_of=self._card_of)
         return Run(
             requests,
             response_id,
@@ -87,8 +92,8 @@ class Router:
                 targets[alias] = self.fleet.resolve(alias).name
         return targets
 
-    def _resolve(self, name: str, lora_path: str | None) -> ModelRef:
-        return self.fleet.resolve(name, lora_path=lora_path)
+    def _resolve(self, name: str, lora_path: str | None, *, takes_any: bool) -> ModelRef:
+        return self.fleet.resolve(name, lora_path=lora_path, takes_any=takes_any)
 
     def _card_of(self, ref: ModelRef) -> ModelCard:
         return self.fleet.cards[ref.base]

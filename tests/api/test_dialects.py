@@ -52,6 +52,7 @@ MEANINGS = {
     "ignores_unknown_bias":         (False, False, True, False, False, False, False),
     "keeps_regex_match":            (False,) * 6 + (True,),
     "refuses_unknown":              (False, True, False, False, True, False, False),
+    "takes_any_model":              (False, False, True, False, False, False, False),
     "default_model":                (None, None, None, "default", None, None, None),
     "precedence":                   ((), (), ("n_predict", "max_completion_tokens", "max_tokens"), (), (), (), ()),
     "error_shape":                  (ErrorShape.NESTED, ErrorShape.OPENAI, ErrorShape.NESTED, ErrorShape.MESSAGE,

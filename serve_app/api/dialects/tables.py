@@ -42,6 +42,7 @@ LLAMA_CPP = Dialect(
     finish_chunk_has_usage=True,
     has_timings=True,
     ignores_unknown_bias=True,
+    takes_any_model=True,
     precedence=("n_predict", "max_completion_tokens", "max_tokens"),
 )
 
