@@ -44,6 +44,7 @@ async def client(fleet: Fleet) -> AsyncIterator[httpx.AsyncClient]:
         ({"model": "org/tiny", "prompt": "ab"}, [2, 97, 98]),
         ({"model": "fast", "prompt": "ab", "add_special_tokens": False}, [97, 98]),
         ({"model": None, "prompt": "ab", "add_special_tokens": None}, [2, 97, 98]),
+        ({"content": "ab", "prompt": None, "truncate": None}, [97, 98]),
     ],
 )
 async def test_a_text_is_tokenized_in_the_shape_of_either_system(client, body, tokens):
