@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import secrets
+from functools import cache
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, TypeAdapter
 
 from serve_app.api.dialects.dialect import BestOf, Dialect
 from serve_app.api.dialects.tables import UNION
-from serve_app.api.limits import INT32_MAX
+from serve_app.api.limits import DEFAULT_LIMITS, INT32_MAX, INT64_MAX
 from serve_app.core.request import Prompt, SamplerName
 
-INT64_MAX = 2**63 - 1
+SEED_BITS = 53
+"""Of a seed that is drawn: as many as every JSON reader keeps."""
 
 Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Window = Annotated[int, Field(ge=-1, le=INT32_MAX)]
@@ -50,12 +53,16 @@ class CompletionRequest(BaseModel):
     logit_bias:     from a token id or a text whose tokens all get it; minus infinity bans
     lora_path:      an adapter's name for all prompts, or one (or None) for each
     lora:           adapters by their place in the base's list, with scales
+    ignored_parameters: names that were sent and are nobody's
+    max_total_tokens: what all completions together may come to
     echo_last:      so many last tokens of the prompt are echoed
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     max_tokens_name: Annotated[str, Field(exclude=True, repr=False)] = "max_tokens"
+    ignored_parameters: Annotated[tuple[str, ...], Field(exclude=True, repr=False)] = ()
+    max_total_tokens: Annotated[int, Field(exclude=True, repr=False)] = DEFAULT_LIMITS.max_total_tokens
     dialect: Annotated[InstanceOf[Dialect], Field(default_factory=lambda: UNION, exclude=True, repr=False)]
     model: Annotated[str, Field(min_length=1)]
     prompts: Annotated[tuple[InstanceOf[Prompt], ...], Field(min_length=1)]
@@ -72,7 +79,7 @@ class CompletionRequest(BaseModel):
     context_length_exceeded_behavior: Literal["truncate", "error"] = "truncate"
 
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
-    top_p: Share = 1.0
+    top_p: Fraction = 1.0
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 0
     min_p: Fraction = 0.0
     seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
@@ -84,7 +91,7 @@ class CompletionRequest(BaseModel):
     dynatemp_exponent: Strength = 1.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    repetition_penalty: Rate = 1.0
+    repetition_penalty: Strength = 1.0
     repeat_last_n: Window | None = None
     logit_bias: tuple[tuple[int | str, float], ...] = ()
     mirostat: Annotated[int, Field(ge=0, le=2)] | None = None
@@ -160,3 +167,17 @@ class CompletionRequest(BaseModel):
         if isinstance(self.lora_path, tuple):
             return self.lora_path[prompt_index]
         return self.lora_path
+
+    def seeded(self) -> CompletionRequest:
+        """The same with a seed, drawn where none was sent, so that the completion can be asked for again."""
+        return self if self.seed is not None else self.model_copy(update={"seed": secrets.randbits(SEED_BITS)})
+
+
+@cache
+def field_schema(name: str) -> dict[str, Any]:
+    """The JSON schema of a field's values, which is the only statement of its range."""
+    field = CompletionRequest.model_fields[name]
+    annotation: Any = field.annotation
+    for constraint in field.metadata:
+        annotation = Annotated[annotation, constraint]
+    return TypeAdapter(annotation).json_schema()

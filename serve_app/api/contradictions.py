@@ -133,7 +133,7 @@ def _check_prompts(sent: Sent) -> None:
 
 
 def _check_amount(sent: Sent) -> None:
-    """Bound the product of prompts, completions and `max_tokens`, before anything of that size exists."""
+    """Bound the number of completions, before anything of that size exists."""
     request, limits = sent.request, sent.limits
     num_prompts, each = len(request.prompts), request.num_candidates
     counted = "n" if each == request.n else "best_of"
@@ -143,13 +143,6 @@ def _check_amount(sent: Sent) -> None:
             counted,
             f"The number of prompts times `{spelled_count}` must be at most {limits.max_choices};"
             f" found {num_prompts} × {each} = {request.num_choices}.",
-        )
-    if request.num_choices * request.max_tokens > limits.max_total_tokens:
-        spelled = sent.spelled("max_tokens")
-        raise sent.refuse(
-            "max_tokens",
-            f"The number of prompts times `{spelled_count}` times `{spelled}` must be at most"
-            f" {limits.max_total_tokens}; found {num_prompts} × {each} × {request.max_tokens}.",
         )
 
 

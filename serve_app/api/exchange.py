@@ -13,7 +13,16 @@ from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.errors import error_body, error_event_body, error_status
 from serve_app.api.dialects.tables import HEADER, UNION
 from serve_app.api.sse import DONE
-from serve_app.core.errors import InvalidRequest, PayloadTooLarge, RequestTimeout, ServeError, Unauthenticated
+from serve_app.core.errors import (
+    BodyLost,
+    InvalidRequest,
+    MethodNotAllowed,
+    PayloadTooLarge,
+    RequestTimeout,
+    ServeError,
+    Unauthenticated,
+    UnsupportedMediaType,
+)
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -35,11 +44,13 @@ class Exchange:
 
     dialect: in which errors are told; named in every response
     status:  what was answered; 200 until something is
+    tell:    asked for further headers when the response begins
     """
 
     def __init__(self, send: Send, dialect: Dialect = UNION) -> None:
         self.dialect = dialect
         self.status = 200
+        self.tell: Callable[[], RawHeaders] = list
         self.has_started = False
         self.is_over = False
         self._send = send
@@ -81,7 +92,7 @@ class Exchange:
         self.has_started = True
         self.status = status
         named = (HEADER.lower().encode(), self.dialect.name.encode())
-        await self._write({"type": "http.response.start", "status": status, "headers": [*headers, named]})
+        await self._write({"type": "http.response.start", "status": status, "headers": [*headers, named, *self.tell()]})
 
     async def _end(self, body: bytes) -> None:
         self.is_over = True
@@ -101,7 +112,11 @@ def headers_of(error: ServeError) -> RawHeaders:
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
     if isinstance(error, Unauthenticated):
         headers.append((b"www-authenticate", b"Bearer"))
-    if isinstance(error, PayloadTooLarge):
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", str(error.facts.get("allow", "")).encode()))
+    if isinstance(error, UnsupportedMediaType) and error.param == "Content-Encoding":
+        headers.append((b"accept-encoding", b"gzip"))
+    if isinstance(error, PayloadTooLarge | BodyLost):
         headers.append((b"connection", b"close"))  # the rest of the body is not read
     return headers
 

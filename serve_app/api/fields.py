@@ -2,43 +2,58 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
 from serve_app.api.parameters import Accepted, Carried, Disposition, NotYet, Renamed
 from serve_app.api.shown import shown
+from serve_app.api.spelling import nearest
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
+
+MAX_IGNORED = 100
 
 
 @dataclass(slots=True)
 class Fields:
     """Values by canonical name, without nulls, and how the client spelled each name.
 
-    names: every name with a value, as it was spelled
+    names:   every name with a value, as it was spelled
+    ignored: names with a value that are no parameters
     """
 
     values: dict[str, object] = field(default_factory=dict)
     spelling: dict[str, str] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
+    ignored: list[str] = field(default_factory=list)
 
     def spelled(self, name: str) -> str:
         return self.spelling.get(name, name)
 
 
-def read_fields(members: Mapping[str, object], table: Mapping[str, Disposition], *, within: str = "") -> Fields:
-    """Sort the members by their disposition. `within` is the path that messages put before a name.
+def read_fields(
+    members: Mapping[str, object],
+    table: Mapping[str, Disposition],
+    *,
+    within: str = "",
+    refuses_unknown: bool = False,
+) -> Fields:
+    """Sort the members by their disposition; null is absence. `within` is the path that messages put before a name.
 
-    Raises UnsupportedParameter for names nobody knows and for values not carried out, InvalidRequest where
-    two names of one parameter disagree.
+    A name that is nobody's is ignored, unless it looks like a misspelled one or `refuses_unknown`.
+    Raises UnsupportedParameter for such names and for values not carried out, InvalidRequest where two names of one
+    parameter disagree.
     """
     fields = Fields()
     for spelled, value in members.items():
+        if value is None:
+            continue
         disposition = table.get(spelled)
         if disposition is None:
-            raise _unknown(spelled, table, within)
-        if value is None:
+            near = nearest(spelled, tuple(table))
+            if refuses_unknown or near is not None or len(fields.ignored) == MAX_IGNORED:
+                raise _unknown(spelled, near, within)
+            fields.ignored.append(within + spelled)
             continue
         name = spelled
         if isinstance(disposition, Renamed):
@@ -86,8 +101,7 @@ def _not_carried_out(spelled: str, disposition: NotYet, value: object) -> Unsupp
     )
 
 
-def _unknown(spelled: str, table: Mapping[str, Disposition], within: str) -> UnsupportedParameter:
-    near = difflib.get_close_matches(spelled[:100], table, n=1)
-    hint = f" Did you mean `{within}{near[0]}`?" if near else ""
+def _unknown(spelled: str, near: str | None, within: str) -> UnsupportedParameter:
+    hint = "" if near is None else f" Did you mean `{within}{near}`?"
     name = within + (spelled if len(spelled) <= 100 else spelled[:100] + "…")
     return UnsupportedParameter(f"`{name}` is not a parameter of completions.{hint}", name)

@@ -8,7 +8,7 @@ import re
 from typing import NoReturn
 
 from serve_app.api.shown import shown
-from serve_app.core.errors import InvalidRequest
+from serve_app.core.errors import InvalidRequest, MalformedJson
 
 SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -16,7 +16,7 @@ SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 def read_json_object(body: bytes, *, max_depth: int) -> dict[str, object]:
     """Parse strict JSON: UTF-8, finite numbers, no key twice, no lone surrogates, bounded depth.
 
-    Raises InvalidRequest.
+    Raises InvalidRequest; MalformedJson where it is the syntax that is wrong.
     """
     text = _decode(body)
     value = _parse(text)
@@ -32,31 +32,31 @@ def _decode(body: bytes) -> str:
     try:
         return body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"The request body must be JSON in UTF-8; byte {error.start} is not UTF-8.") from None
+        raise MalformedJson(f"The request body must be JSON in UTF-8; byte {error.start} is not UTF-8.") from None
 
 
 def _parse(text: str) -> object:
     try:
         return json.loads(text, parse_float=_finite, parse_constant=_refuse_constant, object_pairs_hook=_unique_members)
     except json.JSONDecodeError as error:
-        raise InvalidRequest(
+        raise MalformedJson(
             f"The request body is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}."
         ) from None
     except RecursionError:
-        raise InvalidRequest("The request body is nested too deeply.") from None
+        raise MalformedJson("The request body is nested too deeply.") from None
     except ValueError:  # Python refuses integers of more than 4300 digits
-        raise InvalidRequest("The request body contains an integer of thousands of digits.") from None
+        raise MalformedJson("The request body contains an integer of thousands of digits.") from None
 
 
 def _finite(literal: str) -> float:
     number = float(literal)
     if not math.isfinite(number):
-        raise InvalidRequest(f"The request body contains {literal[:40]}, which no finite number can hold.")
+        raise MalformedJson(f"The request body contains {literal[:40]}, which no finite number can hold.")
     return number
 
 
 def _refuse_constant(literal: str) -> NoReturn:
-    raise InvalidRequest(f"The request body contains {literal}, which is not JSON; numbers must be finite.")
+    raise MalformedJson(f"The request body contains {literal}, which is not JSON; numbers must be finite.")
 
 
 def _unique_members(pairs: list[tuple[str, object]]) -> dict[str, object]:

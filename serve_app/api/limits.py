@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
 MAX_TOKEN_ID = INT32_MAX
 
 
@@ -18,7 +19,7 @@ class WireLimits:
     max_prompt_ids:    token ids in one prompt
     max_n:             `n` and `best_of`
     max_choices:       prompts times the completions computed for each
-    max_total_tokens:  that number times `max_tokens`
+    max_total_tokens:  that number times `max_tokens`, or times the model's context where that is less
     max_logprobs:      likeliest tokens per position; a dialect may allow more
     max_stop_strings, max_stop_chars: how many stop strings (also patterns, also breakers of DRY), and how long each
     max_stop_token_ids, max_logit_bias: elements of these lists

@@ -13,12 +13,27 @@ from serve_app.api.openapi_schemas import SCHEMAS, STRING, Schema, nullable, ref
 
 ERRORS = {
     400: "The request is malformed or a parameter is out of its range; `param` names it.",
+    403: "The request asks for what no client may have.",
     404: "There is no such model, adapter or route.",
+    405: "The route has other methods; `Allow` names them.",
+    408: "The body did not arrive in time.",
     413: "The body is larger than the server reads.",
-    415: "The body is not JSON.",
+    415: "The body is not JSON, or in an encoding other than gzip.",
+    422: "As 400, in the dialect mistral.rs.",
     500: "The server failed.",
     503: "No replica is ready, or every queue is full; repeat after `Retry-After` seconds.",
     504: "The request took longer than the server's limit.",
+}
+OF_BODIES = frozenset({408, 413, 415})
+"""Errors that only a route with a body has."""
+TOLD_HEADERS: dict[str, Any] = {
+    HEADER: {"description": "The dialect that was spoken.", "schema": STRING},
+    "X-Seed": {"description": "The seed that was sent or drawn.", "schema": STRING},
+    "X-Ignored-Parameters": {
+        "description": "Names that are no parameters, percent-encoded; `+n` stands for n more.",
+        "schema": STRING,
+    },
+    "X-Truncated-Prompt-Tokens": {"description": "Tokens that prompts lost at their beginning.", "schema": STRING},
 }
 BOOLEAN: Schema = {"type": "boolean"}
 DIALECT_HEADER: dict[str, Any] = {
@@ -50,8 +65,8 @@ def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
             "/v1/dialects": {"get": _operation("What each dialect makes of every parameter", "Dialects")},
             "/props": {"get": _operation("Properties of a model", "Props", parameters=[MODEL_QUERY])},
             "/lora-adapters": {"get": _operation("Adapters of a model", "Adapters", parameters=[MODEL_QUERY])},
-            "/health": {"get": _operation("Whether every known model has a replica", "Health")},
-            "/v1/health": {"get": _operation("Whether every known model has a replica", "Health")},
+            "/health": {"get": _health()},
+            "/v1/health": {"get": _health()},
             "/metrics": {"get": _other("Metrics for Prometheus", "text/plain")},
             "/openapi.json": {"get": _other("This document", "application/json")},
             "/docs": {"get": _other("This document, to be read", "text/html")},
@@ -70,6 +85,7 @@ def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
 
 def _completions(body: str, answer: str, chunk: str, *, stream_end: bool) -> dict[str, Any]:
     operation = _operation("Complete prompts", answer, body=body, parameters=[DIALECT_HEADER])
+    operation["responses"]["200"]["headers"] = TOLD_HEADERS
     end = " The last event is `[DONE]`." if stream_end else ""
     operation["responses"]["200"]["content"]["text/event-stream"] = {
         "schema": {"type": "string", "description": f"Where `stream` is true: events whose data is a {chunk}.{end}"}
@@ -82,7 +98,10 @@ def _operation(
 ) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": summary,
-        "responses": {"200": {"description": summary, "content": _json(answer)}, **_errors()},
+        "responses": {
+            "200": {"description": summary, "content": _json(answer)},
+            **_errors(has_body=body is not None),
+        },
     }
     if body is not None:
         operation["requestBody"] = {"required": True, "content": _json(body)}
@@ -92,11 +111,22 @@ def _operation(
 
 
 def _other(summary: str, media_type: str) -> dict[str, Any]:
-    return {"summary": summary, "responses": {"200": {"description": summary, "content": {media_type: {}}}}}
+    answer = {"description": summary, "content": {media_type: {}}}
+    return {"summary": summary, "responses": {"200": answer, **_errors(has_body=False)}}
 
 
-def _errors() -> dict[str, Any]:
-    return {str(status): {"description": text, "content": _json("Error")} for status, text in ERRORS.items()}
+def _health() -> dict[str, Any]:
+    operation = _operation("Whether every known model has a replica", "Health")
+    operation["responses"]["503"]["content"] = _json("Health")
+    return operation
+
+
+def _errors(*, has_body: bool) -> dict[str, Any]:
+    return {
+        str(status): {"description": text, "content": _json("Error")}
+        for status, text in ERRORS.items()
+        if has_body or status not in OF_BODIES
+    }
 
 
 def _json(name: str) -> dict[str, Any]:

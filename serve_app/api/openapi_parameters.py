@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, assert_never
+from typing import Any, assert_never
 
-from pydantic import TypeAdapter
-
-from serve_app.api.completion import CompletionRequest, StreamOptions
+from serve_app.api.bounds import Bounds, bounds_of
+from serve_app.api.completion import CompletionRequest, StreamOptions, field_schema
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.limits import MAX_TOKEN_ID, WireLimits
 from serve_app.api.parameters import PARAMETERS, Accepted, Carried, Disposition, NotYet, Renamed
@@ -17,6 +16,11 @@ from serve_app.api.values import SAMPLER_NAMES
 from serve_app.api.wording import in_words
 
 Schema = dict[str, Any]
+UNKNOWN_NAMES = (
+    "A name that is none of these is ignored and told in the header X-Ignored-Parameters, unless it looks like a"
+    " misspelled one. The dialects openai and fireworks refuse it."
+)
+BOUNDED: Mapping[str, str] = MappingProxyType({"integer": "maximum", "string": "maxLength"})
 TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
 
 
@@ -25,7 +29,8 @@ def completion_schema(limits: WireLimits, dialect: Dialect) -> Schema:
     return {
         "type": "object",
         "required": list(REQUIRED),
-        "additionalProperties": False,
+        "additionalProperties": not dialect.refuses_unknown,
+        "description": UNKNOWN_NAMES,
         "properties": {name: _property(name, each, limits, dialect) for name, each in PARAMETERS.items()},
     }
 
@@ -33,13 +38,13 @@ def completion_schema(limits: WireLimits, dialect: Dialect) -> Schema:
 def _property(name: str, disposition: Disposition, limits: WireLimits, dialect: Dialect) -> Schema:
     match disposition:
         case Carried():
-            described = f"Must be {in_words(disposition, limits, dialect)}."
+            described = f"Must be {in_words(name, disposition, limits, dialect)}."
             return {**_value_schema(name, limits, dialect), "description": described}
         case Renamed():
             target = PARAMETERS[disposition.to]
             return {
                 **_property(disposition.to, target, limits, dialect),
-                "description": f"Another name of `{disposition.to}`.",
+                "description": f"Another name of `{disposition.to}`. {disposition.besides}".rstrip(),
             }
         case Accepted():
             return {**_value_schema(name, limits, dialect), "description": f"Has no effect: {disposition.why}."}
@@ -51,8 +56,11 @@ def _property(name: str, disposition: Disposition, limits: WireLimits, dialect: 
 
 def _value_schema(name: str, limits: WireLimits, dialect: Dialect) -> Schema:
     """What a client may send; null is the default everywhere but in what is required."""
-    schema = FORMS[name](limits) if name in FORMS else _field_schema(name)
-    schema |= _bounds(name, limits, dialect)
+    bounds = bounds_of(limits, dialect)
+    schema = FORMS[name](limits, bounds) if name in FORMS else dict(field_schema(name))
+    bound = bounds.of(name)
+    if bound is not None and schema.get("type") in BOUNDED:
+        schema[BOUNDED[schema["type"]]] = bound
     if name in REQUIRED:
         return schema
     return {**schema, "default": _default(name, dialect)} if "anyOf" in schema else _nullable(schema, name, dialect)
@@ -73,34 +81,12 @@ def _default(name: str, dialect: Dialect) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _field_schema(name: str) -> Schema:
-    """What pydantic says of the field that the parameter becomes."""
-    field = CompletionRequest.model_fields[name]
-    annotation: Any = field.annotation
-    for constraint in field.metadata:
-        annotation = Annotated[annotation, constraint]
-    return TypeAdapter(annotation).json_schema()
-
-
-def _bounds(name: str, limits: WireLimits, dialect: Dialect) -> Schema:
-    """Bounds that configuration or dialect set."""
-    match name:
-        case "n":
-            return {"maximum": limits.max_n}
-        case "model":
-            return {"maxLength": limits.max_model_chars}
-        case "top_k":
-            return {"maximum": dialect.max_top_k}
-        case _:
-            return {}
-
-
-def _strings(limits: WireLimits) -> Schema:
+def _strings(limits: WireLimits, max_strings: int) -> Schema:
     one = {"type": "string", "maxLength": limits.max_stop_chars}
-    return {"anyOf": [one, {"type": "array", "items": one, "maxItems": limits.max_stop_strings}, {"type": "null"}]}
+    return {"anyOf": [one, {"type": "array", "items": one, "maxItems": max_strings}, {"type": "null"}]}
 
 
-def _prompt(limits: WireLimits) -> Schema:
+def _prompt(limits: WireLimits, bounds: Bounds) -> Schema:
     text = {"type": "string", "minLength": 1, "maxLength": limits.max_prompt_chars}
     mixed = {
         "type": "array",
@@ -123,13 +109,13 @@ def _prompt(limits: WireLimits) -> Schema:
     return {"anyOf": [text, mixed, tagged, several]}
 
 
-def _lora_path(limits: WireLimits) -> Schema:
+def _lora_path(limits: WireLimits, bounds: Bounds) -> Schema:
     name = {"type": "string", "minLength": 1}
     names = {"type": "array", "items": {"anyOf": [name, {"type": "null"}]}, "maxItems": limits.max_prompts}
     return {"anyOf": [name, names, {"type": "null"}]}
 
 
-def _lora(limits: WireLimits) -> Schema:
+def _lora(limits: WireLimits, bounds: Bounds) -> Schema:
     element = {
         "type": "object",
         "properties": {"id": TOKEN_ID, "scale": {"enum": [0, 1]}},
@@ -139,7 +125,7 @@ def _lora(limits: WireLimits) -> Schema:
     return {"anyOf": [{"type": "array", "items": element, "maxItems": limits.max_n}, {"type": "null"}]}
 
 
-def _logit_bias(limits: WireLimits) -> Schema:
+def _logit_bias(limits: WireLimits, bounds: Bounds) -> Schema:
     bias = {"anyOf": [{"type": "number"}, {"const": False}]}
     pair = {
         "type": "array",
@@ -156,36 +142,43 @@ def _logit_bias(limits: WireLimits) -> Schema:
     }
 
 
-def _logprobs(limits: WireLimits) -> Schema:
-    count = {"type": "integer", "minimum": 0, "maximum": limits.max_logprobs}
+def _logprobs(limits: WireLimits, bounds: Bounds) -> Schema:
+    count = {"type": "integer", "minimum": 0, "maximum": bounds.logprobs}
     return {"anyOf": [count, {"type": "boolean"}, {"type": "null"}]}
 
 
-FORMS: Mapping[str, Callable[[WireLimits], Schema]] = MappingProxyType(
+FORMS: Mapping[str, Callable[[WireLimits, Bounds], Schema]] = MappingProxyType(
     {
         "prompt": _prompt,
-        "best_of": lambda limits: {"type": "integer", "minimum": 1, "maximum": limits.max_n},
+        "best_of": lambda limits, bounds: {"type": "integer", "minimum": 1, "maximum": bounds.best_of},
         "lora_path": _lora_path,
         "lora": _lora,
-        "stop": _strings,
-        "stop_regex": _strings,
-        "stop_token_ids": lambda limits: {"type": "array", "items": TOKEN_ID, "maxItems": limits.max_stop_token_ids},
-        "dry_sequence_breakers": lambda limits: {
+        "stop": lambda limits, bounds: _strings(limits, bounds.stop),
+        "stop_regex": lambda limits, bounds: _strings(limits, limits.max_stop_strings),
+        "stop_token_ids": lambda limits, bounds: {
+            "type": "array",
+            "items": TOKEN_ID,
+            "maxItems": limits.max_stop_token_ids,
+        },
+        "dry_sequence_breakers": lambda limits, bounds: {
             "type": "array",
             "items": {"type": "string", "minLength": 1, "maxLength": limits.max_stop_chars},
             "minItems": 1,
             "maxItems": limits.max_stop_strings,
         },
         "logit_bias": _logit_bias,
-        "samplers": lambda limits: {"type": "array", "items": {"enum": list(SAMPLER_NAMES)}, "uniqueItems": True},
+        "samplers": lambda limits, bounds: {
+            "type": "array",
+            "items": {"enum": list(SAMPLER_NAMES)},
+            "uniqueItems": True,
+        },
         "logprobs": _logprobs,
-        "top_logprobs": lambda limits: {"type": "integer", "minimum": 0, "maximum": limits.max_logprobs},
-        "stream_options": lambda limits: {
+        "top_logprobs": lambda limits, bounds: {"type": "integer", "minimum": 0, "maximum": bounds.top_logprobs},
+        "stream_options": lambda limits, bounds: {
             "type": "object",
             "properties": {
                 name: {"anyOf": [{"type": "boolean"}, {"type": "null"}]} for name in StreamOptions.model_fields
             },
-            "additionalProperties": False,
         },
     }
 )

@@ -54,7 +54,7 @@ CHOICE = record(
 )
 USAGE = record(
     {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
-    optional={"prompt_tokens_details": record({"cached_tokens": COUNT})},
+    optional={"prompt_tokens_details": record({"cached_tokens": COUNT}, optional={"truncated_tokens": COUNT})},
 )
 HEAD: dict[str, Schema] = {"id": STRING, "object": {"const": "text_completion"}, "created": COUNT, "model": STRING}
 EXTRAS: dict[str, Schema] = {
@@ -95,13 +95,21 @@ NATIVE = record(
         "completion_probabilities": array({"type": "object"}),
     },
 )
-ERROR = record(
-    {
-        "error": record(
-            {"message": STRING, "type": STRING, "param": nullable(STRING), "code": INTEGER, "error_code": STRING}
-        )
-    }
-)
+ERROR_MEMBERS: dict[str, Schema] = {
+    "message": STRING,
+    "type": STRING,
+    "param": nullable(STRING),
+    "code": {"anyOf": [INTEGER, STRING]},
+    "error_code": STRING,
+}
+ERROR: Schema = {
+    "description": "In the dialect mistral.rs a message alone, in sglang flat; in openai `code` is a word.",
+    "anyOf": [
+        record({"error": record(ERROR_MEMBERS)}),
+        record({"object": {"const": "error"}, **ERROR_MEMBERS}),
+        record({"message": STRING}),
+    ],
+}
 TOKEN = {"anyOf": [COUNT, record({"id": COUNT, "piece": {"anyOf": [STRING, array(COUNT)]}})]}
 
 SCHEMAS: Mapping[str, Schema] = {
@@ -121,7 +129,16 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     "Text": record({"content": STRING, "prompt": STRING}),
     "Health": record({"status": {"enum": ["ok", "loading"]}}, optional={"models": array(STRING)}),
-    "Props": record({"default_generation_settings": {"type": "object"}, "model_alias": STRING, "n_ctx": COUNT}),
+    "Props": record(
+        {
+            "default_generation_settings": record({"n_ctx": COUNT, "params": {"type": "object"}}),
+            "model_alias": STRING,
+            "model_path": STRING,
+            "n_ctx": COUNT,
+            "n_vocab": COUNT,
+            "chat_template": STRING,
+        }
+    ),
     "Adapters": array(record({"id": COUNT, "path": STRING, "scale": NUMBER, "name": STRING})),
     "Dialects": record(
         {"object": {"const": "list"}, "header": STRING, "default": STRING, "data": array({"type": "object"})}

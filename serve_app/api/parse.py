@@ -7,18 +7,19 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from serve_app.api.bounds import bounds_of
 from serve_app.api.completion import CompletionRequest, StreamOptions
 from serve_app.api.contradictions import Sent, check_contradictions
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import UNION
-from serve_app.api.fields import Fields, read_fields
+from serve_app.api.fields import Fields, is_same, read_fields
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parameters import PARAMETERS, STREAM_OPTIONS, Accepted, Carried, Disposition
 from serve_app.api.prompts import parse_prompts
 from serve_app.api.shown import shown
 from serve_app.api.values import READERS, Value
-from serve_app.api.wording import in_words, limits_within, max_stop_strings
+from serve_app.api.wording import in_words
 from serve_app.core.errors import InvalidRequest
 
 REQUIRED = ("model", "prompt")
@@ -41,49 +42,92 @@ def parse_completion(
 
 def read_completion(members: Mapping[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
     """The request that these members of a JSON object make. Raises as `parse_completion`."""
-    reader = _Reader(limits_within(limits, dialect), dialect)
-    fields = read_fields(members, PARAMETERS)
+    reader = _Reader(limits, dialect)
+    members, overruled = _without_overruled(members, dialect)
+    fields = read_fields(_without_unused_tools(members), PARAMETERS, refuses_unknown=dialect.refuses_unknown)
+    if dialect.default_model is not None:
+        fields.values.setdefault("model", dialect.default_model)
     for name in REQUIRED:
         if name not in fields.values:
             raise InvalidRequest(f"`{name}` is required: {reader.allowed(name)}.", name)
-    prompts = parse_prompts(fields.values["prompt"], reader.limits)
+    prompts = parse_prompts(fields.values["prompt"], limits)
     values = reader.values(fields, num_prompts=len(prompts))
-    completed = {**dialect.defaults, **values, "prompts": prompts, "dialect": dialect}
-    completed["max_tokens_name"] = fields.spelled("max_tokens")
-    request = reader.validated(CompletionRequest, completed, fields, PARAMETERS)
+    internal = {
+        "prompts": prompts,
+        "dialect": dialect,
+        "max_tokens_name": fields.spelled("max_tokens"),
+        "ignored_parameters": (*overruled, *fields.ignored),
+        "max_total_tokens": limits.max_total_tokens,
+    }
+    request = reader.validated(CompletionRequest, {**dialect.defaults, **values, **internal}, fields, PARAMETERS)
     reader.check_bounds(request, fields)
-    check_contradictions(Sent(request=request, values=fields.values, fields=fields, limits=reader.limits))
+    check_contradictions(Sent(request=request, values=fields.values, fields=fields, limits=limits))
     return request
+
+
+def integral(value: object) -> object:
+    """JSON has one kind of number: a whole one is an integer, however it is written."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _without_overruled(members: Mapping[str, object], dialect: Dialect) -> tuple[Mapping[str, object], tuple[str, ...]]:
+    """The members without those names that another name of the same parameter overrules, and these names."""
+    sent = [name for name in dialect.precedence if members.get(name) is not None]
+    overruled = tuple(name for name in sent[1:] if not is_same(members[name], members[sent[0]]))
+    return {name: value for name, value in members.items() if name not in overruled}, overruled
+
+
+def _without_unused_tools(members: Mapping[str, object]) -> Mapping[str, object]:
+    """The members without tools that are not to be used. Raises InvalidRequest for what are no tools."""
+    if members.get("tool_choice") != "none" or members.get("tools") is None:
+        return members
+    tools = members["tools"]
+    if not isinstance(tools, list):
+        raise InvalidRequest(f"`tools` must be a list of functions; found {shown(tools)}.", "tools")
+    for at, tool in enumerate(tools):
+        if not (isinstance(tool, dict) and tool.get("type") == "function" and _is_function(tool.get("function"))):
+            raise InvalidRequest(
+                f'`tools[{at}]` must be an object of `type` "function" with a `function` that has a `name`; found'
+                f" {shown(tool)}.",
+                f"tools[{at}]",
+            )
+    return {name: value for name, value in members.items() if name != "tools"}
+
+
+def _is_function(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("name"), str)
 
 
 class _Reader:
     """Reads values within limits, as a dialect has them."""
 
     def __init__(self, limits: WireLimits, dialect: Dialect) -> None:
-        self.limits = limits
+        self._limits = limits
         self._dialect = dialect
-        self._max_stop_strings = max_stop_strings(limits, dialect)
+        self._bounds = bounds_of(limits, dialect)
 
     def allowed(self, name: str, table: Mapping[str, Disposition] = PARAMETERS) -> str:
         disposition = table[name]
         assert isinstance(disposition, Carried | Accepted), f"{name} has no description of its values"
-        return in_words(disposition, self.limits, self._dialect)
+        return in_words(name, disposition, self._limits, self._dialect)
 
     def values(self, fields: Fields, *, num_prompts: int) -> dict[str, object]:
         """What was sent, in the forms of `CompletionRequest`."""
-        values = {name: value for name, value in fields.values.items() if name not in ("prompt", "top_logprobs")}
+        values = {
+            name: integral(value) for name, value in fields.values.items() if name not in ("prompt", "top_logprobs")
+        }
         for name in values.keys() & READERS.keys():
             values[name] = READERS[name](
                 Value(
                     name=fields.spelled(name),
                     sent=values[name],
                     allowed=self.allowed(name),
-                    limits=self.limits,
+                    limits=self._limits,
                     num_prompts=num_prompts,
                 )
             )
         if "stream_options" in values:
-            values["stream_options"] = self._stream_options(values["stream_options"])
+            values["stream_options"] = self._stream_options(values["stream_options"], fields)
         if fields.values.get("logprobs") is True and "top_logprobs" in fields.values:
             values["logprobs"] = self._top_logprobs(fields)
         if "mirostat_target" in fields.names:
@@ -101,33 +145,37 @@ class _Reader:
 
     def check_bounds(self, request: CompletionRequest, fields: Fields) -> None:
         """Hold what configuration and dialect bound against it; the model knows only what neither changes."""
-        for name, size, bound in (
-            ("model", len(request.model), self.limits.max_model_chars),
-            ("n", request.n, min(self.limits.max_n, self._dialect.max_n)),
-            ("stop", len(request.stop), self._max_stop_strings),
-            ("best_of", request.best_of or 0, self.limits.max_n),
-            ("top_k", request.top_k, self._dialect.max_top_k),
-            ("top_logprobs" if "top_logprobs" in fields.values else "logprobs", request.logprobs or 0,
-             self.limits.max_logprobs),
-        ):  # fmt: skip
-            if size > bound:
+        counts_logprobs = "top_logprobs" if "top_logprobs" in fields.values else "logprobs"
+        for name, size in (
+            ("model", len(request.model)),
+            ("n", request.n),
+            ("stop", len(request.stop)),
+            ("best_of", request.best_of or 0),
+            ("top_k", request.top_k),
+            (counts_logprobs, request.logprobs or 0),
+        ):
+            bound = self._bounds.of(name)
+            if bound is not None and size > bound:
                 raise self._not_allowed(name, fields, PARAMETERS)
         if "max_tokens" in fields.values and not self._dialect.takes_max_tokens(request.max_tokens):
             raise self._not_allowed("max_tokens", fields, PARAMETERS)
 
     def _top_logprobs(self, fields: Fields) -> object:
-        count = fields.values["top_logprobs"]
+        count = integral(fields.values["top_logprobs"])
         if type(count) is not int or count < 0:
             raise self._not_allowed("top_logprobs", fields, PARAMETERS)
         return count
 
-    def _stream_options(self, value: object) -> StreamOptions:
+    def _stream_options(self, value: object, fields: Fields) -> StreamOptions:
         if not isinstance(value, dict):
             raise InvalidRequest(
                 f"`stream_options` must be {self.allowed('stream_options')}; found {shown(value)}.", "stream_options"
             )
-        fields = read_fields(value, STREAM_OPTIONS, within="stream_options.")
-        return self.validated(StreamOptions, fields.values, fields, STREAM_OPTIONS)
+        options = read_fields(
+            value, STREAM_OPTIONS, within="stream_options.", refuses_unknown=self._dialect.refuses_unknown
+        )
+        fields.ignored += options.ignored
+        return self.validated(StreamOptions, options.values, options, STREAM_OPTIONS)
 
     def _not_allowed(self, name: str, fields: Fields, table: Mapping[str, Disposition]) -> InvalidRequest:
         spelled = fields.spelled(name)

@@ -80,10 +80,11 @@ def chunk_body(
 
 
 def usage_body(usage: Usage) -> dict[str, object]:
-    return {
-        **token_counts(usage.prompt_tokens, usage.completion_tokens),
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
+    """With what was cut of prompts only where something was."""
+    details = {"cached_tokens": usage.cached_tokens}
+    if usage.truncated_tokens:
+        details["truncated_tokens"] = usage.truncated_tokens
+    return {**token_counts(usage.prompt_tokens, usage.completion_tokens), "prompt_tokens_details": details}
 
 
 def token_counts(prompt_tokens: int, completion_tokens: int) -> dict[str, object]:

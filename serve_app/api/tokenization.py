@@ -108,14 +108,15 @@ def detokenized(text: str) -> dict[str, object]:
 
 
 def _members(body: bytes, names: tuple[str, ...], limits: WireLimits, *, route: str) -> dict[str, object]:
-    """The members that are not null. Raises UnsupportedParameter for one that has none of these names."""
-    members = read_json_object(body, max_depth=limits.max_depth)
+    """The members that are not null. Raises UnsupportedParameter for one of them that has none of these names."""
+    sent = read_json_object(body, max_depth=limits.max_depth)
+    members = {name: value for name, value in sent.items() if value is not None}
     for name in members:
         if name not in names:
             raise UnsupportedParameter(
                 f"`{name[:100]}` is not a parameter of {route}; those are {', '.join(names)}.", name[:100]
             )
-    return {name: value for name, value in members.items() if value is not None}
+    return members
 
 
 def _typed(members: Mapping[str, object], name: str, kind: type[Kind], allowed: str) -> Kind | None:

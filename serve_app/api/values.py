@@ -15,7 +15,8 @@ from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.request import SamplerName
 
 MAX_BIAS = 100.0
-NUMERIC = re.compile(r"-?[0-9]{1,18}")
+NUMERIC = re.compile(r"-?[0-9]+")
+MAX_DIGITS = 18
 SAMPLERS: tuple[SamplerName, ...] = get_args(SamplerName)
 SAMPLER_NAMES: Mapping[str, SamplerName] = MappingProxyType({**{name: name for name in SAMPLERS}, "typical_p": "typ_p"})
 LOGIT_EDITS = frozenset({"penalties", "dry"})
@@ -147,7 +148,8 @@ def _bias_key(key: str) -> int | str:
     """A key that looks like a number is a token id; one that no vocabulary can have stays outside of it."""
     if not NUMERIC.fullmatch(key):
         return key
-    return max(-1, min(int(key), MAX_TOKEN_ID))
+    digits = key.lstrip("-0")[: MAX_DIGITS + 1] or "0"  # more of them are no other answer
+    return max(-1, -int(digits)) if key.startswith("-") else min(int(digits), MAX_TOKEN_ID)
 
 
 def _bias(value: Value, at: int | str, bias: object) -> float:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from posixpath import basename, dirname, normpath
 
 from serve_app.catalog.adapters import ADAPTER_NAME
 from serve_app.catalog.errors import CatalogError
 from serve_app.core.cards import AdapterCard, ModelCard
-from serve_app.core.errors import AdapterNotFound, AdapterUnusable, InvalidRequest, ModelNotFound
+from serve_app.core.errors import AdapterNotFound, AdapterUnusable, Forbidden, InvalidRequest, ModelNotFound
 from serve_app.core.names import ModelRef
 
 MAX_LISTED = 20
+PATH = re.compile(r"[/\\~]")
 # What mistral.rs escapes in `base::alias`.
 _ESCAPES: Mapping[str, str] = {"%3A": ":", "%23": "#", "%25": "%"}
 
@@ -44,23 +47,18 @@ class Catalog:
         return self._models.get(base)
 
     def resolve(self, name: str, *, lora_path: str | None = None) -> ModelRef:
-        """Find what `model` means; `lora_path` names the adapter only where `model` does not.
+        """Find what `model` means; `lora_path` names the adapter, or its folder, only where `model` does not.
 
         The first that fits: a base or an alias as it stands, `left#deployment`, `base::adapter`, `base:adapter`
         with the longest base, an adapter's name that only one base has.
-        Raises ModelNotFound, AdapterNotFound, AdapterUnusable, and InvalidRequest where a name is ambiguous.
+        Raises ModelNotFound, AdapterNotFound, AdapterUnusable, Forbidden for a folder outside of those where the
+        model's adapters are, and InvalidRequest where a name is ambiguous.
         """
         found = self._resolve_name(self._follow(name.strip()), asked=name.strip())
         if found.adapter is not None or not (lora_path or "").strip():
             return found
-        adapter = (lora_path or "").strip()
-        if not ADAPTER_NAME.fullmatch(adapter):
-            raise InvalidRequest(
-                f'"lora_path" must be the name of a served adapter, not a path or the id of a repository; '
-                f"found {adapter[:96]!r}",
-                "lora_path",
-            )
-        return self._with_adapter(self._models[found.base], adapter, param="lora_path")
+        model = self._models[found.base]
+        return self._with_adapter(model, _name_at((lora_path or "").strip(), model), param="lora_path")
 
     def _resolve_name(self, name: str, *, asked: str) -> ModelRef:
         if name in self._models:
@@ -127,6 +125,23 @@ class Catalog:
         while name in self._aliases:
             name = self._aliases[name]
         return name
+
+
+def _name_at(path: str, model: ModelCard) -> str:
+    """The adapter's name, where it is given as the path of its folder. No file is looked at.
+
+    Raises Forbidden for any path but those beside the adapters that are listed, InvalidRequest for what is neither.
+    """
+    if ADAPTER_NAME.fullmatch(path):
+        return path
+    places = {normpath(card.root): card.name for card in model.adapters if card.root}
+    wanted = normpath(path)
+    if wanted in places:
+        return places[wanted]
+    if dirname(wanted) in {dirname(place) for place in places}:
+        return basename(wanted)
+    kind = Forbidden if PATH.search(path) else InvalidRequest
+    raise kind(f'"lora_path" must be the name or the listed path of a served adapter; found {path[:96]!r}', "lora_path")
 
 
 def _check_aliases(aliases: Mapping[str, str]) -> None:

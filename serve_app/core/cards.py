@@ -35,6 +35,7 @@ class ModelCard:
     dialect: of requests to it that name none; None is the service's own
     max_num_sequences, max_waiting: how many sequences one replica computes together, and how many more it queues
     kv_cache_bytes: what one replica may hold in keys and values
+    chat_template: of the model's folder, as it is written there; "" is none
     """
 
     name: str
@@ -47,6 +48,7 @@ class ModelCard:
     max_num_sequences: int = 0
     max_waiting: int = 0
     kv_cache_bytes: int = 0
+    chat_template: str = ""
 
     @property
     def usable_adapters(self) -> tuple[AdapterCard, ...]:

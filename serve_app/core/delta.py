@@ -86,7 +86,8 @@ class Delta:
     sample:    which of the request's `n` continuations
     token_ids: every token sampled since the last delta, shown or not
     text:      new text that is certain to stay: whole characters, nothing of a stop string
-    logprobs:  of the tokens whose text begins in what was shown so far; empty unless asked for
+    logprobs:  of the tokens whose text begins in what was shown so far, and of the token that ended the sequence, shown
+               or not; empty unless asked for
     prompt:    on the first delta of sample 0 of a request, and only there
     finish:    on the last delta of a sequence, and only there
     error:     instead of a finish, where the sequence was lost
@@ -138,11 +139,15 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of a whole response: each prompt once, every generated token of every choice."""
+    """Tokens of a whole response: each prompt once, every generated token of every choice.
+
+    truncated_tokens: of prompts' beginnings, which did not fit the context and are in no other number
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    truncated_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

@@ -2,10 +2,13 @@
 
     ServeError                     500 server_error
     ├── InvalidRequest             400 invalid_request_error
+    │   ├── MalformedJson          400
+    │   ├── BodyLost               400
     │   ├── UnsupportedParameter   400
     │   ├── ContextOverflow        400 exceed_context_size_error
     │   └── AdapterUnusable        400
     ├── Unauthenticated            401 authentication_error
+    ├── Forbidden                  403 permission_error
     ├── NotFound                   404 not_found_error
     │   ├── ModelNotFound          404
     │   └── AdapterNotFound        404
@@ -67,6 +70,18 @@ class InvalidRequest(ServeError):
     code = "invalid_value"
 
 
+class MalformedJson(InvalidRequest):
+    """The body cannot be read as JSON at all."""
+
+    code = "malformed_json"
+
+
+class BodyLost(InvalidRequest):
+    """The body was announced and did not reach the application."""
+
+    code = "body_lost"
+
+
 class UnsupportedParameter(InvalidRequest):
     """The parameter is known to the contract, or to nobody, but this version does not carry it out."""
 
@@ -92,6 +107,14 @@ class Unauthenticated(ServeError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
+
+
+class Forbidden(ServeError):
+    """The request asks for what no client may have."""
+
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
 
 
 class NotFound(ServeError):

@@ -19,6 +19,13 @@ TEMPERATURE_LAST: tuple[SamplerName, ...] = (
 )  # fmt: skip
 
 
+def samplers_in_order(sent: tuple[SamplerName, ...] | None, *, is_temperature_last: bool) -> tuple[SamplerName, ...]:
+    """What was sent, else every sampler in one of the two usual orders."""
+    if sent is not None:
+        return sent
+    return TEMPERATURE_LAST if is_temperature_last else TEMPERATURE_FIRST
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryParams:
     """Lowers the logit of tokens that would continue a repetition ("don't repeat yourself").
@@ -44,7 +51,7 @@ class SamplingParams:
 
     temperature: below 1e-6 is greedy, whatever else is set; otherwise the logits are divided by it
     top_k:       keep the k likeliest tokens; 0 keeps all
-    top_p:       keep the smallest likeliest set whose probability reaches top_p; 1 keeps all
+    top_p:       keep the smallest likeliest set whose probability reaches top_p; 1 keeps all, 0 the likeliest alone
     min_p:       keep tokens with at least min_p times the probability of the likeliest; 0 keeps all
     seed:        64 bits; with the prompt's index, the sample and the position it decides every draw
     typical_p:   keep the smallest set of tokens, those of the most typical surprise first, that reaches it; 1 keeps all
@@ -102,11 +109,12 @@ class StopParams:
 
     max_tokens: at most so many generated tokens; None is until the context ends; 0 computes the prompt only
     strings:    end where the earliest of these begins in the generated text; none is empty
-    token_ids:  end at any of these tokens; its text is not shown
+    token_ids:  end at any of these tokens
     min_tokens: before so many are generated, no token that would end it is drawn and stop strings are ordinary text
     ignore_eos: the model's own end tokens do not end it; they may be drawn and their text is as any token's
     patterns:   regular expressions; end where the earliest match of one of them begins in the generated text
-    shows_string, shows_pattern: what ended it stays in the text, and nothing after it
+    shows_string: the stop string or the stop token that ended it stays in the text, and nothing after it
+    shows_pattern: so does what a pattern matched
     """
 
     max_tokens: int | None = 16
@@ -151,7 +159,8 @@ class Prompt:
 class ContextParams:
     """What is done where prompt and completion do not fit the model's context.
 
-    truncates_prompt:     a prompt that leaves no room loses its beginning; otherwise it is refused
+    truncates_prompt:     a prompt that leaves no room loses its beginning, to half of the context at most where the
+                          completion may be shortened; otherwise it is refused
     shortens_completion:  fewer tokens are generated; otherwise the request is refused
     max_tokens_name:      what the client called its limit, for the refusal
     """

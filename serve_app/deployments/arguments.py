@@ -16,6 +16,7 @@ def known_dialect(name: str) -> str:
 
 
 DialectName = Annotated[str, AfterValidator(known_dialect)]
+Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s?#]+)$")]
 BaseName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
 
 
@@ -97,6 +98,8 @@ class RouterSettings(BaseModel):
     max_pending_events: of a stream that wait for a client which reads slowly
     slow_reader:    what is done beyond: `pause` has the engine wait, `abort` ends the stream with an error
     max_stall_s:    a client that reads nothing for so long is given up, and its place is free
+    cors_origins:   web pages of these origins may call, `https://app.example.org` or `*` for any; none by default
+    accept_any_model: in the dialect llama.cpp the only model answers to any name, as there
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -111,4 +114,6 @@ class RouterSettings(BaseModel):
     max_pending_events: PositiveInt = 1024
     slow_reader: Literal["pause", "abort"] = "pause"
     max_stall_s: PositiveFloat = 60.0
+    cors_origins: tuple[Origin, ...] = ()
+    accept_any_model: bool = False
     limits: LimitSettings = LimitSettings()

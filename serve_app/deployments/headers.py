@@ -6,10 +6,8 @@ cannot be stripped here. Such a request is therefore refused before any work is 
 
 from __future__ import annotations
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve_app.api.dialects.errors import error_body
 from serve_app.core.errors import InvalidRequest
 
 REFUSED = {
@@ -20,15 +18,16 @@ REFUSED = {
 
 
 class HeaderGate:
-    """An ASGI application that answers 400 where such a header is present, and otherwise is the one behind it."""
+    """ASGI middleware that raises InvalidRequest where such a header is present."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = _refusal(scope) if scope["type"] == "http" else None
-        answer = self._app if error is None else JSONResponse(error_body(error), error.status)
-        await answer(scope, receive, send)
+        if error is not None:
+            raise error
+        await self._app(scope, receive, send)
 
 
 def _refusal(scope: Scope) -> InvalidRequest | None:

@@ -21,26 +21,26 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.chunks import dump
 from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.dialects.errors import error_body
 from serve_app.api.dialects.tables import HEADER, dialect_named
-from serve_app.api.exchange import CLIENT_CLOSED, ClientGone, Exchange, RawHeaders, headers_of, read_body, watch
+from serve_app.api.exchange import CLIENT_CLOSED, ClientGone, Exchange, read_body, watch
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.models import models_body
 from serve_app.api.responses import ResponseHead
-from serve_app.api.shown import shown
-from serve_app.core.errors import (
-    DeadlineExceeded,
-    EngineFailed,
-    MethodNotAllowed,
-    NotFound,
-    ServeError,
-)
+from serve_app.api.told import told_headers
+from serve_app.core.errors import DeadlineExceeded, EngineFailed, ServeError
 from serve_app.deployments.bodies import check_media_type
+from serve_app.deployments.cors import cors
 from serve_app.deployments.docs import docs_routes
+from serve_app.deployments.encodings import ContentEncodings
+from serve_app.deployments.framing import WholeForHttp10
+from serve_app.deployments.headers import HeaderGate
 from serve_app.deployments.metrics import Measured, Metrics, Served
 from serve_app.deployments.neighbours import answer_nobody, neighbour_routes
+from serve_app.deployments.paths import TrailingSlash
+from serve_app.deployments.refusals import dialect_heard, error_response, raise_as_ours
 from serve_app.deployments.streams import Renderer, in_time, stream
 from serve_app.deployments.styles import NativeStyle, OpenAiStyle, Style
+from serve_app.deployments.upgrades import Upgrades
 from serve_app.router.neighbours import Neighbours
 from serve_app.router.router import Router
 from serve_app.router.run import Run
@@ -59,6 +59,7 @@ class HttpSettings:
     max_body_bytes:      of a request's body; more is refused while it is read
     keep_alive_s:        after so long without an event a stream gets a comment line
     max_stall_s, farewell_s: a client that reads nothing for so long is given up, and has so long to read why
+    cors_origins:        pages of these origins may read responses; "*" is any, none is none
     sends_request_id:    whether `x-request-id` is put on responses; False where the server before it does so
     """
 
@@ -67,6 +68,7 @@ class HttpSettings:
     max_stall_s: float = 60.0
     farewell_s: float = 5.0
     limits: WireLimits = DEFAULT_LIMITS
+    cors_origins: tuple[str, ...] = ()
     sends_request_id: bool = True
 
 
@@ -111,24 +113,32 @@ def build_app(router: Router, settings: HttpSettings | None = None, *, metrics: 
             *neighbour_routes(neighbours, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         ],
         middleware=[
+            Middleware(TrailingSlash),
             Middleware(Measured, metrics=metrics),
-            Middleware(Threshold, sends_request_id=settings.sends_request_id),
+            *cors(settings.cors_origins),
+            Middleware(Threshold, sends_request_id=settings.sends_request_id, dialect=router.dialect),
+            Middleware(HeaderGate),
+            Middleware(WholeForHttp10),
+            Middleware(ContentEncodings),
+            Middleware(Upgrades),
         ],
-        exception_handlers={HTTPException: _answer_http_exception, ClientGone: answer_nobody},
+        exception_handlers={HTTPException: raise_as_ours, ClientGone: answer_nobody},
     )
     app.router.redirect_slashes = False
     return app
 
 
 class Threshold:
-    """What every request passes: it gets an id, and whatever goes wrong becomes a JSON error.
+    """What every request passes: it gets an id, and whatever goes wrong becomes a JSON error in the client's dialect.
 
     The id is the client's own `x-request-id` where that is well formed.
+    dialect: of requests that name none
     """
 
-    def __init__(self, app: ASGIApp, *, sends_request_id: bool) -> None:
+    def __init__(self, app: ASGIApp, *, sends_request_id: bool, dialect: Dialect) -> None:
         self._app = app
         self._sends_request_id = sends_request_id
+        self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -151,7 +161,7 @@ class Threshold:
         except Exception as error:
             if has_started:
                 raise
-            response = _error_response(_as_serve_error(error, request_id))
+            response = error_response(_as_serve_error(error, request_id), dialect_heard(scope, self._dialect))
             await response(scope, receive, send_with_id)
 
 
@@ -218,6 +228,7 @@ class Completions:
 
         try:
             request = story.request = self._style.parse(body, self._settings.limits, choose_dialect)
+            exchange.tell = lambda: told_headers(request, None if story.run is None else story.run.tally.usage)
             async with self._router.open(request, story.ticket) as run:
                 story.run = run
                 head = ResponseHead(id=run.response_id, created=int(time.time()), model=request.model)
@@ -254,25 +265,3 @@ def _as_serve_error(error: Exception, request_id: str) -> ServeError:
         return error
     logger.error("request %s failed", request_id, exc_info=error)
     return EngineFailed("The server failed to answer the request.")
-
-
-async def _answer_http_exception(request: Request, error: Exception) -> Response:
-    """Starlette's own refusals: no such route, no such method."""
-    assert isinstance(error, HTTPException)
-    path, method = request.url.path, request.method
-    found: ServeError
-    if error.status_code == 404:
-        found = NotFound(f"There is no route {shown(path)}.")
-    elif error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        found = MethodNotAllowed(f"{path} must be called with {allowed}; found {method}.")
-    else:
-        raise error
-    return _error_response(found, dict(error.headers or {}))
-
-
-def _error_response(error: ServeError, headers: dict[str, str] | None = None) -> Response:
-    response = JSONResponse(error_body(error), error.status, headers)
-    extra: RawHeaders = headers_of(error)
-    response.raw_headers.extend(extra)
-    return response

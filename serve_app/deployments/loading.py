@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serve_app.catalog.adapters import read_adapters
+from serve_app.catalog.chat_template import read_chat_template
 from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.logs import log_as_configured
@@ -28,4 +29,11 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
     settings = args.model_dump(include={field.name for field in fields(EngineConfig)})
     adapters = read_adapters(Path(args.adapters)) if args.adapters is not None else ()
     config = EngineConfig(**settings | {"path": str(folder.path)})
-    return ModelService.load(config, adapters, replica_id=replica_id, root=args.path, dialect=args.dialect)
+    return ModelService.load(
+        config,
+        adapters,
+        replica_id=replica_id,
+        root=args.path,
+        dialect=args.dialect,
+        chat_template=read_chat_template(folder.path),
+    )

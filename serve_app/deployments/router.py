@@ -15,7 +15,6 @@ from serve_app.api.limits import WireLimits
 from serve_app.core.errors import Unavailable
 from serve_app.deployments.arguments import RouterSettings
 from serve_app.deployments.discovery import Discovery
-from serve_app.deployments.headers import HeaderGate
 from serve_app.deployments.http import HttpSettings, build_app
 from serve_app.deployments.logs import log_as_configured
 from serve_app.deployments.metrics import Metrics
@@ -92,13 +91,18 @@ class Router:
             max_pending_events=settings.max_pending_events,
             slow_reader=settings.slow_reader,
         )
-        config = RouterConfig(run=run_settings, dialect=DIALECTS[settings.dialect])
+        config = RouterConfig(
+            run=run_settings,
+            dialect=DIALECTS[settings.dialect],
+            accepts_any_model=settings.accept_any_model,
+        )
         router = RequestRouter(self._fleet, config, admission=self._admission)
         http_settings = HttpSettings(
             max_body_bytes=settings.max_body_bytes,
             keep_alive_s=settings.keep_alive_s,
             max_stall_s=settings.max_stall_s,
+            cors_origins=settings.cors_origins,
             limits=WireLimits(**settings.limits.model_dump()),
             sends_request_id=False,  # Serve does
         )
-        return HeaderGate(build_app(router, http_settings, metrics=self._metrics))
+        return build_app(router, http_settings, metrics=self._metrics)

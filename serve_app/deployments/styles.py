@@ -51,7 +51,7 @@ class OpenAiStyle:
         return self._router.dialect_of(model)
 
     def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
-        return parse_completion(body, limits, choose_dialect=choose_dialect)
+        return parse_completion(body, limits, choose_dialect=choose_dialect).seeded()
 
     def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
         return StreamRenderer(request, head, run.tally)
@@ -77,7 +77,7 @@ class NativeStyle:
         request = read_completion(members, limits, dialect)
         if request.best_of is not None:
             raise UnsupportedParameter("`best_of` is carried out at /v1/completions only.", "best_of")
-        return request
+        return request.seeded()
 
     def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
         return NativeRenderer(request, run.tally)

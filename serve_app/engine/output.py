@@ -81,14 +81,17 @@ class Output:
         )
 
     def _ends(self, sequence: Sequence, token_id: int) -> bool:
-        """Whether the token ends the sequence by itself; its text is not shown then."""
+        """Whether the token ends the sequence by itself; `_shows_end` says whether its text is shown then."""
         stop = sequence.request.stop
         return token_id in stop.token_ids or (token_id in self._eos_token_ids and not stop.ignore_eos)
 
     def _shows_end(self, sequence: Sequence, token_id: int) -> bool:
-        """Whether the model's end token is shown by its name."""
+        """Whether the text of the token that ends it is shown: of a stop token where stops are kept, of the model's own
+        end token where special tokens are."""
         request = sequence.request
-        return not request.skips_special_tokens and token_id not in request.stop.token_ids
+        if token_id in request.stop.token_ids:
+            return request.stop.shows_string
+        return not request.skips_special_tokens
 
     @staticmethod
     def _text(sequence: Sequence, token_id: int) -> str:
@@ -117,7 +120,7 @@ class Output:
 
     @staticmethod
     def _shown_logprobs(sequence: Sequence) -> tuple[TokenLogprob, ...]:
-        """Log-probabilities of tokens whose text begins in what is shown; at the end all but the stop's own."""
+        """Log-probabilities of tokens whose text begins in what is shown; at the end all but those of a stop string."""
         pending = sequence.pending_logprobs
         shown = sequence.num_shown_chars
         is_cut = sequence.stop_matcher.matched is not None

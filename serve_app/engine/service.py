@@ -89,12 +89,13 @@ class ModelService:
         replica_id: str,
         root: str | None = None,
         dialect: str | None = None,
+        chat_template: str = "",
     ) -> ModelService:
         """Load the model and its adapters; blocking, call it off the event loop, then `start` on it.
 
         adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
         root:     what clients are told of where the weights came from; None is the folder
-        dialect:  written on the model's card, for the routers
+        dialect, chat_template: written on the model's card, for the routers
 
         Raises ModelNotSupported.
         """
@@ -117,6 +118,7 @@ class ModelService:
             max_num_sequences=config.max_num_sequences,
             max_waiting=config.max_waiting,
             kv_cache_bytes=model.kv_cache_bytes,
+            chat_template=chat_template,
         )
         return cls(engine, tokenizer, card, replica_id=replica_id)
 

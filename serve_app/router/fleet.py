@@ -10,7 +10,7 @@ from serve_app.catalog.resolve import Catalog
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.delta import Load
-from serve_app.core.errors import ModelLoading, NotFound
+from serve_app.core.errors import ModelLoading, ModelNotFound, NotFound
 from serve_app.core.names import ModelRef
 from serve_app.router.link import ReplicaLink
 from serve_app.router.room import Room
@@ -117,9 +117,10 @@ class Fleet:
         self._aliases = dict(aliases)
         self._catalog = self._new_catalog()
 
-    def resolve(self, name: str, *, lora_path: str | None = None) -> ModelRef:
+    def resolve(self, name: str, *, lora_path: str | None = None, takes_any: bool = False) -> ModelRef:
         """The model meant by a client's words, pinned to the version that is served now.
 
+        takes_any: a name that nobody has means the only model, where there is only one
         Raises NotFound, AdapterUnusable, InvalidRequest, or ModelLoading where the base exists but no
         replica of it is ready.
         """
@@ -127,11 +128,14 @@ class Fleet:
             name = next(iter(self._cards))
         try:
             return self._catalog.resolve(name, lora_path=lora_path)
-        except NotFound:
+        except NotFound as error:
             loading = self._loading_base(name.strip())
-            if loading is None:
-                raise
-            raise self.not_ready(loading) from None
+            if loading is not None:
+                raise self.not_ready(loading) from None
+            known = {*self._cards, *self.loading}
+            if takes_any and isinstance(error, ModelNotFound) and len(known) == 1:
+                return self.resolve(*known, lora_path=lora_path)
+            raise
 
     def links_for(self, ref: ModelRef) -> list[ReplicaLink]:
         """Open links to replicas that have the model and exactly that version of the adapter.

@@ -36,14 +36,17 @@ def lower(
 
     resolve: (`model`, `lora_path`) to the model meant; asked once per distinct pair
 
-    Raises what `resolve` raises, InvalidRequest for a token id outside the vocabulary, and AdapterNotFound for a
-    number in `lora` that no adapter has.
+    Raises what `resolve` raises, InvalidRequest for a token id outside the vocabulary and for more tokens in all than
+    one request may have, and AdapterNotFound for a number in `lora` that no adapter has.
     """
     meanings = _meanings(request, resolve, card_of)
     for index, prompt in enumerate(request.prompts):
         vocab_size = meanings[request.lora_path_of(index)].card.vocab_size
-        _check_ids(prompt, index, request=request, vocab_size=vocab_size)
-    sampling = lower_sampling(request, vocab_size=min(meaning.card.vocab_size for meaning in meanings.values()))
+        _check_prompt_ids(prompt, index, request=request, vocab_size=vocab_size)
+    vocab_size = min(meaning.card.vocab_size for meaning in meanings.values())
+    _check_stop_ids(request, vocab_size)
+    _check_amount(request, max_model_len=max(meaning.card.max_model_len for meaning in meanings.values()))
+    sampling = lower_sampling(request, vocab_size=vocab_size)
     stop = _stop(request)
     return tuple(
         GenerationRequest(
@@ -120,10 +123,31 @@ def _logprobs(request: CompletionRequest) -> LogprobParams | None:
     )
 
 
-def _check_ids(prompt: Prompt, index: int, *, request: CompletionRequest, vocab_size: int) -> None:
+def _check_prompt_ids(prompt: Prompt, index: int, *, request: CompletionRequest, vocab_size: int) -> None:
     highest = max((max(part) for part in prompt.parts if isinstance(part, tuple)), default=-1)
     if highest >= vocab_size:
         path = "prompt" if len(request.prompts) == 1 else f"prompt[{index}]"
         raise InvalidRequest(
             f"`{path}` must hold token ids from 0 to {vocab_size - 1}; {highest} is out of vocabulary.", path
+        )
+
+
+def _check_stop_ids(request: CompletionRequest, vocab_size: int) -> None:
+    highest = max(request.stop_token_ids, default=-1)
+    if highest >= vocab_size:
+        raise InvalidRequest(
+            f"`stop_token_ids` must hold token ids from 0 to {vocab_size - 1}; {highest} is out of vocabulary.",
+            "stop_token_ids",
+        )
+
+
+def _check_amount(request: CompletionRequest, *, max_model_len: int) -> None:
+    """Bound what all completions may come to; none of them is longer than the context."""
+    each = min(request.max_tokens, max_model_len)
+    if request.num_choices * each > request.max_total_tokens:
+        name = request.max_tokens_name
+        raise InvalidRequest(
+            f"The number of completions times `{name}` must be at most {request.max_total_tokens}; found"
+            f" {request.num_choices} × {each}.",
+            name,
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from serve_app.api.chunks import dump
 from serve_app.api.completion import CompletionRequest
+from serve_app.api.native import native_settings
 from serve_app.api.responses import Choice
 from serve_app.api.sse import event as sse_event
 from serve_app.core.delta import FinishReason
@@ -14,16 +15,6 @@ from serve_app.router.compose import Composer, Part
 from serve_app.router.event import Event
 from serve_app.router.run import Run
 from serve_app.router.tally import Tally
-
-SETTINGS = frozenset(
-    {
-        "n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "typical_p", "top_n_sigma",
-        "min_keep", "samplers", "dynatemp_range", "dynatemp_exponent", "presence_penalty", "frequency_penalty",
-        "repetition_penalty", "repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta", "dry_multiplier", "dry_base",
-        "dry_allowed_length", "dry_sequence_breakers", "dry_penalty_last_n", "xtc_probability", "xtc_threshold", "stop",
-        "ignore_eos", "stream", "post_sampling_probs",
-    }
-)  # fmt: skip
 
 
 class NativeRenderer:
@@ -67,7 +58,7 @@ class NativeRenderer:
     def _finish(self, part: Part) -> dict[str, object]:
         choice, timings = part.choice, self._tally.timings
         return {
-            "generation_settings": self._request.model_dump(mode="json", include=set(SETTINGS)),
+            "generation_settings": native_settings(self._request),
             "prompt": _shown_prompt(self._request.prompts[part.prompt_index]),
             "has_new_line": choice.index in self._has_new_line,
             "truncated": part.is_context_end or self._composer.is_prompt_cut(part.prompt_index),

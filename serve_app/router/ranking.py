@@ -13,7 +13,7 @@ from serve_app.router.event import Event
 
 @dataclass(slots=True)
 class Score:
-    """How likely a completion is, by the tokens whose text is shown."""
+    """How likely a completion is, by the tokens whose text is shown and the one that ended it."""
 
     total: float = 0.0
     num_tokens: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import Dialect
@@ -23,10 +24,13 @@ from serve_app.router.run import Run, RunSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """dialect: of requests that name none, to models that have none of their own"""
+    """dialect: of requests that name none, to models that have none of their own
+    accepts_any_model: in the dialect llama.cpp the only model answers to any name
+    """
 
     run: RunSettings = field(default_factory=RunSettings)
     dialect: Dialect = UNION
+    accepts_any_model: bool = False
 
 
 class Router:
@@ -56,7 +60,9 @@ class Router:
         Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
         """
         response_id = new_response_id()
-        requests = lower(request, response_id, resolve=self._resolve, card_of=self._card_of)
+        takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
+        resolve = partial(self._resolve, takes_any=takes_any)
+        requests = lower(request, response_id, resolve=resolve, card_of=self._card_of)
         run = Run(
             requests,
             response_id,
@@ -108,8 +114,8 @@ class Router:
                 targets[alias] = self.fleet.resolve(alias).name
         return targets
 
-    def _resolve(self, name: str, lora_path: str | None) -> ModelRef:
-        return self.fleet.resolve(name, lora_path=lora_path)
+    def _resolve(self, name: str, lora_path: str | None, *, takes_any: bool) -> ModelRef:
+        return self.fleet.resolve(name, lora_path=lora_path, takes_any=takes_any)
 
     def _card_of(self, ref: ModelRef) -> ModelCard:
         return self.fleet.cards[ref.base]

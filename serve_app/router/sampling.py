@@ -6,18 +6,13 @@ import secrets
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.request import (
-    TEMPERATURE_FIRST,
-    TEMPERATURE_LAST,
-    DryParams,
-    SamplerName,
-    SamplingParams,
-    UnencodedParams,
-)
+from serve_app.core.request import DryParams, SamplingParams, UnencodedParams, samplers_in_order
 
 SEED_BITS = 63
 WHOLE_CONTEXT = 2**31 - 1
 DEFAULT_DRY_BASE = 1.75
+LOWEST_REPETITION_PENALTY = 0.01
+"""Stands for all that is less: a division by 0 has no value."""
 
 
 def lower_sampling(request: CompletionRequest, *, vocab_size: int) -> SamplingParams:
@@ -42,8 +37,8 @@ def lower_sampling(request: CompletionRequest, *, vocab_size: int) -> SamplingPa
         mirostat=request.mirostat or 0,
         mirostat_tau=request.mirostat_tau,
         mirostat_eta=request.mirostat_eta,
-        samplers=_samplers(request),
-        repetition_penalty=request.repetition_penalty,
+        samplers=samplers_in_order(request.samplers, is_temperature_last=request.dialect.temperature_last),
+        repetition_penalty=max(LOWEST_REPETITION_PENALTY, request.repetition_penalty),
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         penalty_window=WHOLE_CONTEXT if request.repeat_last_n == -1 else request.repeat_last_n,
@@ -59,12 +54,6 @@ def unencoded(request: CompletionRequest) -> UnencodedParams:
         logit_bias=tuple((key, bias) for key, bias in request.logit_bias if isinstance(key, str)),
         dry_breakers=request.dry_sequence_breakers if _dry(request) is not None else (),
     )
-
-
-def _samplers(request: CompletionRequest) -> tuple[SamplerName, ...]:
-    if request.samplers is not None:
-        return request.samplers
-    return TEMPERATURE_LAST if request.dialect.temperature_last else TEMPERATURE_FIRST
 
 
 def _dry(request: CompletionRequest) -> DryParams | None:

@@ -53,6 +53,7 @@ class Tally:
             prompt_tokens=sum(report.num_tokens for report in reports),
             cached_tokens=sum(report.num_cached_tokens for report in reports),
             completion_tokens=sum(each.num_completion_tokens for each in self._prompts.values()),
+            truncated_tokens=sum(report.num_dropped_tokens for report in reports),
         )
 
     @property

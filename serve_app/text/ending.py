@@ -11,7 +11,7 @@ class Ending:
     """Shows a text up to what ends it, and that too where it is asked to.
 
     Expressions see what the stop strings let through: a match may not reach over a stop string, and one that is
-    complete before it wins.
+    complete before it wins. `$` holds behind all that was fed so far, where no stop string holds anything of it back.
 
     matched: the stop string, or the expression, that ended the text
     """
@@ -38,7 +38,8 @@ class Ending:
 
     def _through_patterns(self, text: str, *, is_last: bool) -> str:
         if self._patterns is not None:
-            text = self._patterns.feed(text) + (self._patterns.flush() if is_last else "")
+            is_tail = not self._strings.holds_back
+            text = self._patterns.feed(text, is_tail=is_tail) + (self._patterns.flush() if is_last else "")
             if self._patterns.matched is not None:
                 self.matched = self._patterns.matched
                 return text + (self._patterns.matched_text if self._shows_pattern else "")

@@ -14,6 +14,9 @@ MAX_STATES = 1000
 
 MAX_REMEMBERED = 4096
 UNKNOWN = "unknown"
+"""Stands for the next character where nothing is known of it."""
+TAIL = "tail"
+"""Stands for the next character where the text has grown to here and may go on: `$` holds, a word may go on."""
 LOOKING_AHEAD = frozenset({"end", "last", "word", "no-word"})
 
 
@@ -74,8 +77,8 @@ class Program:
         """What can be read or is complete from these states, without reading.
 
         seen:   states found before, which are left out; what is found is added
-        before, after: the characters around the place; None is the text's border, and where what comes after is
-                UNKNOWN, anchors that depend on it hold nowhere
+        before, after: the characters around the place; None is the text's border. Where what comes after is UNKNOWN,
+                anchors that depend on it hold nowhere; where it is TAIL, the text's end does
         """
         found: list[State] = []
         pending = list(places)
@@ -166,7 +169,9 @@ def program_of(sources: tuple[str, ...]) -> Program:
 
 def holds(anchor: Anchor, before: str | None, after: str | None) -> bool:
     """Is the place between these characters certainly one that the anchor means?"""
-    if after == UNKNOWN and anchor.kind in LOOKING_AHEAD:
+    if after == TAIL and anchor.kind in ("end", "last"):
+        return True
+    if after in (UNKNOWN, TAIL) and anchor.kind in LOOKING_AHEAD:
         return False
     match anchor.kind:
         case "first":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serve_app.core.errors import InvalidRequest
-from serve_app.text.regex_program import UNKNOWN, Accept, Program, Read, State, program_of
+from serve_app.text.regex_program import TAIL, UNKNOWN, Accept, Program, Read, State, program_of
 from serve_app.text.regex_syntax import BadRegex
 
 
@@ -30,7 +30,8 @@ class RegexStopMatcher:
 
     The text ends at the first character at which any match is complete. Of several that are complete there the one
     that began earliest counts, of those that began together the expression named first. Neither depends on how
-    the text is split into pieces. `$` and `\\b` wait for the next character, or for the end.
+    the text is split into pieces, but for `$` and `\\Z`: they hold where a piece ends, as in SGLang, which searches the
+    end of what was generated after each token. `\\b` waits for the next character, or for the end.
 
     Held back is what follows the earliest place where a match may have begun that can still become complete, and
     nothing else. An expression whose matches have no greatest length (`<a>.*</a>`) may thus hold back from there to
@@ -54,8 +55,11 @@ class RegexStopMatcher:
         self.matched: str | None = None
         self.matched_text = ""
 
-    def feed(self, text: str) -> str:
-        """Take more of the text and return what is now certain to be shown; "" after a match."""
+    def feed(self, text: str, *, is_tail: bool = True) -> str:
+        """Take more of the text and return what is now certain to be shown; "" after a match.
+
+        is_tail: this is all that there is of the text by now, so that `$` may hold behind it
+        """
         if self.matched is not None:
             return ""
         if self._program is None:
@@ -66,15 +70,17 @@ class RegexStopMatcher:
                 return self._show_until(self._num_shown + len(self._held))
             self._last = character
             self._num_read += 1
-            if self._attempts and self._is_complete(self._program, is_at_end=False):
+            if self._attempts and self._is_complete(self._program, after=UNKNOWN):
                 return self._show_until(self._num_shown + len(self._held))
+        if text and is_tail and self._attempts and self._is_complete(self._program, after=TAIL):
+            return self._show_until(self._num_shown + len(self._held))
         return self._show_until(self._attempts[0].begin if self._attempts else self._num_read)
 
     def flush(self) -> str:
         """End the text: return what was held back, up to a match that the end completes."""
         if self.matched is not None or self._program is None:
             return ""
-        self._is_complete(self._program, is_at_end=True)
+        self._is_complete(self._program, after=None)
         return self._show_until(self._num_shown + len(self._held))
 
     def _read(self, program: Program, character: str) -> bool:
@@ -97,10 +103,9 @@ class RegexStopMatcher:
         self._attempts = attempts
         return False
 
-    def _is_complete(self, program: Program, *, is_at_end: bool) -> bool:
-        """Whether a match ends here: at the end of the text, or whatever comes next."""
+    def _is_complete(self, program: Program, *, after: str | None) -> bool:
+        """Whether a match ends here; `after` is what comes next, as for `Program.settle`."""
         seen: set[int] = set()
-        after = None if is_at_end else UNKNOWN
         return any(
             self._accept(attempt, program.settle(attempt.places, seen, before=self._last, after=after))
             for attempt in self._attempts

@@ -28,6 +28,11 @@ class StopMatcher:
         self._candidate: str | None = None
         self.matched: str | None = None
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether something was taken that is not shown yet."""
+        return bool(self._held)
+
     def feed(self, text: str) -> str:
         """Take more of the text and return what is now certain to be shown; "" after a match."""
         if self.matched is not None:

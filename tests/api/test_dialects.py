@@ -13,7 +13,7 @@ from serve_app.api.dialects.listing import dialects_body, effective_defaults
 from serve_app.api.dialects.tables import DIALECTS, dialect_named
 from serve_app.api.parameters import PARAMETERS, Accepted, Carried, NotYet, Renamed
 from serve_app.api.parse import parse_completion
-from serve_app.core.errors import AdapterNotFound, InvalidRequest, ModelNotFound
+from serve_app.core.errors import AdapterNotFound, InvalidRequest, MalformedJson, ModelNotFound
 
 NAMES = ("union", "openai", "llama.cpp", "mistral.rs", "fireworks", "omlx", "sglang")
 MAX = 2**31 - 1
@@ -26,7 +26,7 @@ DEFAULTS = {  # parameter: its value in each dialect where it is not sent, in th
     "top_k":              (0, 0, 40, 0, 0, 0, 0),
     "min_p":              (0.0, 0.0, 0.05, 0.0, 0.0, 0.0, 0.0),
     "repetition_penalty": (1.0, 1.0, 1.1, 1.0, 1.0, 1.0, 1.0),
-    "repeat_last_n":      (None, None, 64, None, None, 20, None),
+    "repeat_last_n":      (None, None, 64, None, None, None, None),
     "mirostat_tau":       (5.0, 5.0, 5.0, 5.0, 1.5, 5.0, 5.0),
     "mirostat_eta":       (0.1,) * 7,
     "no_stop_trim":       (False, False, False, False, True, False, False),
@@ -34,7 +34,7 @@ DEFAULTS = {  # parameter: its value in each dialect where it is not sent, in th
         ("truncate", "error", "truncate", "truncate", "truncate", "truncate", "error"),
 }
 MEANINGS = {
-    "repetition_sees_prompt":       (True, True, True, True, True, True, False),
+    "repetition_sees_prompt":       (True, True, True, True, True, False, False),
     "temperature_last":             (False, False, True, False, False, True, False),
     "max_stop_strings":             (None, 4, None, None, 4, None, None),
     "takes_zero_tokens":            (True, True, True, False, False, True, False),
@@ -51,11 +51,16 @@ MEANINGS = {
     "has_timings":                  (False, False, True, False, False, False, False),
     "ignores_unknown_bias":         (False, False, True, False, False, False, False),
     "keeps_regex_match":            (False,) * 6 + (True,),
-    "error_shape":                  (ErrorShape.NESTED,) * 3 + (ErrorShape.MESSAGE,) + (ErrorShape.NESTED,) * 2
-                                    + (ErrorShape.FLAT,),
+    "refuses_unknown":              (False, True, False, False, True, False, False),
+    "takes_any_model":              (False, False, True, False, False, False, False),
+    "default_model":                (None, None, None, "default", None, None, None),
+    "precedence":                   ((), (), ("n_predict", "max_completion_tokens", "max_tokens"), (), (), (), ()),
+    "error_shape":                  (ErrorShape.NESTED, ErrorShape.OPENAI, ErrorShape.NESTED, ErrorShape.MESSAGE,
+                                     ErrorShape.NESTED, ErrorShape.NESTED, ErrorShape.FLAT),
 }
 STATUSES = {
     InvalidRequest("no"):  (400, 400, 400, 422, 400, 400, 400),
+    MalformedJson("no"):   (400,) * 7,
     AdapterNotFound("no"): (404, 404, 404, 422, 404, 404, 400),
     ModelNotFound("no"):   (404,) * 7,
 }
@@ -250,6 +255,47 @@ def test_best_of_counts_what_is_returned_in_mistral_rs():
     assert (request.num_candidates, request.num_returned) == (4, 2)
 
 
+@pytest.mark.parametrize("asked", ["OpenAI", " MISTRAL.RS ", "Llama.cpp"])
+def test_a_dialect_may_be_named_in_any_case(asked):
+    assert dialect_named(asked).name == asked.strip().lower()
+
+
+def test_of_several_limits_llama_cpp_takes_its_own_and_tells_which_were_ignored():
+    sent = {"max_tokens": 5, "max_completion_tokens": 6, "n_predict": 7}
+    request = parse(DIALECTS["llama.cpp"], **sent)
+    assert (request.max_tokens, request.max_tokens_name) == (7, "n_predict")
+    assert set(request.ignored_parameters) == {"max_tokens", "max_completion_tokens"}
+    assert parse(DIALECTS["llama.cpp"], max_tokens=7, n_predict=None).max_tokens == 7
+    assert parse(DIALECTS["llama.cpp"], max_tokens=7, n_predict=7.0).ignored_parameters == ()
+    assert refusal(DIALECTS["union"], **sent).param == "max_completion_tokens"
+
+
+def test_only_mistral_rs_has_a_model_for_those_who_name_none():
+    for dialect in DIALECTS.values():
+        if dialect.name == "mistral.rs":
+            assert parse(dialect, model=None).model == "default"
+        else:
+            assert refusal(dialect, model=None).param == "model"
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+@EVERY
+def test_tools_that_are_not_to_be_used_change_nothing(dialect):
+    assert parse(dialect, tools=[TOOL], tool_choice="none") == parse(dialect)
+    assert refusal(dialect, tools=[TOOL]).param == "tools"
+    assert refusal(dialect, tools=[TOOL], tool_choice="auto").param == "tools"
+    assert refusal(dialect, tools=[TOOL, {"type": "f"}], tool_choice="none").param == "tools[1]"
+    assert refusal(dialect, tools="f", tool_choice="none").param == "tools"
+
+
+def test_the_listing_says_what_a_name_does_beside_the_one_it_stands_for():
+    body = dialects_body(default=DIALECTS["union"], of_models={})
+    for dialect in body["data"]:
+        assert "switches Mirostat 2 on" in dialect["parameters"]["mirostat_target"]["besides"]
+
+
 def test_an_unknown_dialect_is_refused_with_those_there_are():
     with pytest.raises(InvalidRequest, match=r"mistral\.rs, fireworks") as caught:
         dialect_named("vllm")
@@ -274,6 +320,6 @@ def test_the_listing_shows_defaults_meanings_and_a_disposition_for_each_paramete
 @EVERY
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_a_value_of_no_use_is_refused_by_the_name_it_was_sent_under(dialect, name):
-    found = refusal(dialect, **{name: {"no": [], "such": "value"}})
+    found = refusal(dialect, **{name: {"no": [], "such": "value"} if name != "stream_options" else "value"})
     assert found.param is not None
     assert found.param.startswith(name)

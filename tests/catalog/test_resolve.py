@@ -11,13 +11,18 @@ from hypothesis import strategies as st
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.resolve import Catalog
 from serve_app.core.cards import AdapterCard, ModelCard
-from serve_app.core.errors import AdapterNotFound, AdapterUnusable, InvalidRequest, ModelNotFound, ServeError
+from serve_app.core.errors import AdapterNotFound, AdapterUnusable, Forbidden, InvalidRequest, ModelNotFound, ServeError
 from serve_app.core.names import ModelRef
 
 
 def model(name: str, *adapters: str, broken: tuple[str, ...] = ()) -> ModelCard:
-    cards = [AdapterCard(name=adapter, version=f"{name}/{adapter}", rank=4) for adapter in adapters]
-    cards += [AdapterCard(name=adapter, version="", reason="rank 999") for adapter in broken]
+    cards = [
+        AdapterCard(name=adapter, version=f"{name}/{adapter}", rank=4, root=f"/srv/{name}/{adapter}")
+        for adapter in adapters
+    ]
+    cards += [
+        AdapterCard(name=adapter, version="", reason="rank 999", root=f"/srv/{name}/{adapter}") for adapter in broken
+    ]
     return ModelCard(name=name, root="/", created=0, max_model_len=8, vocab_size=9, adapters=tuple(cards))
 
 
@@ -112,11 +117,30 @@ def test_lora_path_chooses_the_adapter_where_the_model_does_not(
     assert CATALOG.resolve(name, lora_path=lora_path) == expected
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "org/name", "~/x", "c:\\x", "a\0b", "x" * 97, "demo:pirate"])
-def test_a_lora_path_that_is_a_path_is_never_looked_up(path: str) -> None:
-    with pytest.raises(InvalidRequest, match="not a path or the id of a repository") as caught:
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [(path, Forbidden) for path in ("/etc/passwd", "../x", "org/name", "~/x", "c:\\x", "/srv/demo/../../etc/passwd")]
+    + [(path, InvalidRequest) for path in ("a\0b", "x" * 97, "demo:pirate")],
+)
+def test_a_lora_path_that_is_no_listed_one_is_never_looked_up(path: str, error: type[ServeError]) -> None:
+    with pytest.raises(error, match="name or the listed path") as caught:
         CATALOG.resolve("demo", lora_path=path)
+    assert type(caught.value) is error
     assert caught.value.param == "lora_path"
+
+
+@pytest.mark.parametrize("path", ["/srv/demo/json", "/srv/demo//json/", "/srv/other/../demo/json"])
+def test_an_adapter_may_be_named_by_its_listed_path(path: str) -> None:
+    assert CATALOG.resolve("demo", lora_path=path) == ref("demo", "json")
+
+
+def test_a_path_beside_the_listed_ones_is_an_adapter_that_is_not_there() -> None:
+    with pytest.raises(AdapterNotFound, match="'unborn'"):
+        CATALOG.resolve("demo", lora_path="/srv/demo/unborn")
+    with pytest.raises(AdapterUnusable):
+        CATALOG.resolve("demo", lora_path="/srv/demo/huge")
+    with pytest.raises(Forbidden):
+        CATALOG.resolve("demo", lora_path="/srv/org/other/solo")  # of another base
 
 
 def test_a_lora_path_of_an_unknown_adapter_names_lora_path() -> None:

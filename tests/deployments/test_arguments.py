@@ -38,3 +38,15 @@ def test_unknown_settings_are_refused_at_every_level() -> None:
         RouterSettings.model_validate({"limits": {"max_prompt": 1}})
     with pytest.raises(ValidationError):
         RouterSettings.model_validate({"alias": {}})
+
+
+@pytest.mark.parametrize("origin", ["*", "https://app.example.org", "http://127.0.0.1:3000"])
+def test_origins_are_what_browsers_send(origin: str) -> None:
+    assert RouterSettings.model_validate({"cors_origins": [origin]}).cors_origins == (origin,)
+
+
+@pytest.mark.parametrize("origin", ["app.example.org", "https://app.example.org/", "https://a b", "", "null"])
+def test_what_no_browser_sends_as_an_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ValidationError):
+        RouterSettings.model_validate({"cors_origins": [origin]})
+    assert RouterSettings().cors_origins == ()

@@ -77,7 +77,7 @@ def test_a_stop_token_ends_even_where_end_tokens_are_ignored(ending: tuple[Engin
     outcome = run(engine, stop, logprobs=LogprobParams())
     assert (outcome.token_ids, outcome.text) == (tokens, shown)
     assert finish(outcome) == Finish(reason=FinishReason.STOP, matched_stop=tokens[-1], num_tokens=len(tokens))
-    assert len(outcome.logprobs) == len(tokens) - 1
+    assert len(outcome.logprobs) == len(tokens)  # its own entry too, though its text is not shown
 
 
 def test_before_the_least_number_of_tokens_nothing_that_would_end_it_is_drawn(

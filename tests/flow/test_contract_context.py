@@ -67,13 +67,38 @@ async def test_a_prompt_that_leaves_no_room_is_refused(stack: Stack, count: int)
     assert "truncate_sequence" in body["error"]["message"]
 
 
-@pytest.mark.parametrize(("max_tokens", "kept"), [(10, 54), (1, 63), (0, 63), (64, 1), (1000, 1), (-1, 63)])
-async def test_a_truncated_prompt_keeps_its_end(stack: Stack, max_tokens: int, kept: int) -> None:
+KEPT = [(10, 54), (1, 63), (0, 63), (40, 32), (64, 32), (1000, 32), (-1, 63)]
+
+
+@pytest.mark.parametrize(("max_tokens", "kept"), KEPT)
+async def test_a_truncated_prompt_keeps_its_end_and_half_the_context(stack: Stack, max_tokens: int, kept: int) -> None:
     sent = ids(200)
     status, body = await post(stack, prompt=sent, max_tokens=max_tokens, truncate_sequence=True, return_token_ids=True)
     assert status == 200
     assert body["choices"][0]["prompt_token_ids"] == sent[-kept:]
     assert body["usage"]["prompt_tokens"] == kept
+    assert body["usage"]["prompt_tokens_details"]["truncated_tokens"] == 200 - kept
+    assert body["usage"]["completion_tokens"] == (min(max_tokens, CONTEXT - kept) if max_tokens >= 0 else 1)
+
+
+async def test_a_completion_that_must_not_be_shortened_may_take_more_than_half_of_the_context(stack: Stack) -> None:
+    whole = {"truncate_sequence": True, "context_length_exceeded_behavior": "error", "return_token_ids": True}
+    _, body = await post(stack, prompt=ids(200), max_tokens=60, **whole)
+    assert body["choices"][0]["prompt_token_ids"] == ids(200)[-4:]
+    assert body["usage"]["completion_tokens"] == 60
+    status, body = await post(stack, prompt=ids(200), max_tokens=64, **whole)
+    assert (status, body["error"]["param"]) == (400, "max_tokens")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_was_cut_of_the_prompts_is_told_in_a_header_and_in_the_usage(stack: Stack, stream: bool) -> None:
+    body = {"model": "demo", "prompt": ids(200), "max_tokens": 4, "truncate_sequence": True, "stream": stream}
+    response = await stack.post({**body, "stream_options": {"include_usage": True}})
+    assert response.headers["x-truncated-prompt-tokens"] == "140"
+    assert '"truncated_tokens":140' in response.text.replace(" ", "")
+    fits = await stack.post({**body, "prompt": ids(20)})
+    assert "x-truncated-prompt-tokens" not in fits.headers
+    assert "truncated_tokens" not in fits.text
 
 
 async def test_a_prompt_that_fits_is_not_truncated(stack: Stack) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from serve_app.deployments.http import build_app
 from serve_app.router.fleet import Fleet
-from serve_app.router.router import Router
-from tests.fakes import EOS, FakeBackend
+from serve_app.router.router import Router, RouterConfig
+from tests.fakes import EOS, FakeBackend, model_card, replica_card
 
 
 @pytest.fixture
@@ -34,7 +34,11 @@ async def test_one_choice_is_one_result_in_llama_cpps_words(client, path):
     assert (body["stop"], body["stop_type"], body["stopping_word"]) == (True, "limit", "")
     assert (body["tokens_predicted"], body["tokens_evaluated"], body["model"]) == (3, 2, "tiny")
     assert (len(body["tokens"]), body["prompt"], body["truncated"]) == (3, "one two", False)
-    assert body["generation_settings"]["temperature"] == 0.8
+    settings = body["generation_settings"]
+    assert (settings["temperature"], settings["repeat_penalty"], settings["repeat_last_n"]) == (0.8, 1.1, 64)
+    assert (settings["n_predict"], settings["max_tokens"], settings["n_probs"]) == (3, 3, 0)
+    assert settings["samplers"][-1] == "temperature"
+    assert not {"repetition_penalty", "logprobs", "model"} & set(settings)
     assert "completion_probabilities" not in body
 
 
@@ -43,6 +47,40 @@ async def test_what_ended_it_is_told(client):
     assert (word["content"], word["stop_type"], word["stopping_word"]) == (" p0s0w0 p0s0", "word", "w1")
     end = (await client.post("/completion", json={"prompt": "a"})).json()
     assert (end["stop_type"], end["tokens"][-1], end["tokens_predicted"]) == ("eos", EOS, 41)
+
+
+async def test_the_settings_are_those_that_were_sent_in_llama_cpps_words(client):
+    body = {"prompt": "a", "n_predict": 2, "max_tokens": 9, "repeat_penalty": 1.3, "n_probs": 2, "mirostat": 2}
+    body |= {"logit_bias": [[5, False], ["x", 2]], "stop": ["END"], "samplers": ["top_k"], "seed": 7}
+    response = await client.post("/completion", json=body)
+    settings = response.json()["generation_settings"]
+    assert response.headers["x-ignored-parameters"] == "max_tokens"
+    expected = {"n_predict": 2, "max_tokens": 2, "repeat_penalty": 1.3, "n_probs": 2, "mirostat": 2, "seed": 7}
+    expected |= {"logit_bias": [{"token": 5, "bias": False}, {"token": "x", "bias": 2.0}]}
+    expected |= {"stop": ["END"], "samplers": ["top_k"]}
+    assert {name: settings[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+async def test_the_only_model_answers_to_any_name_where_that_is_configured(accepts):
+    fleet = Fleet("router-0")
+    backend = FakeBackend()
+    fleet.put(backend.card, backend)
+    transport = httpx.ASGITransport(build_app(Router(fleet, RouterConfig(accepts_any_model=accepts))))
+    body = {"model": "gpt-3.5-turbo", "prompt": "a", "max_tokens": 1}
+    llama_cpp = {"X-Completions-Dialect": "llama.cpp"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        for path, headers in (("/v1/completions", llama_cpp), ("/completion", {})):
+            response = await client.post(path, json=body, headers=headers)
+            assert response.status_code == (200 if accepts else 404)
+            assert not accepts or response.json()["model"] == "gpt-3.5-turbo"
+        assert (await client.post("/v1/completions", json=body)).status_code == 404
+        nobody = await client.post("/completion", json=body | {"model": "tiny:nobody"})
+        assert nobody.status_code in (400, 404)
+        other = FakeBackend(replica_card("r1", model_card("other")))
+        fleet.put(other.card, other)
+        assert (await client.post("/completion", json=body)).status_code == 404
+    await fleet.close()
 
 
 async def test_several_choices_are_a_list_in_order(client):

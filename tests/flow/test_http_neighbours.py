@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 async def fleet() -> AsyncIterator[Fleet]:
     fleet = Fleet("router-0", aliases={"fast": "org/tiny:sql"})
     card = model_card("org/tiny", adapter_card("broken", reason="no weights"), adapter_card("sql"))
+    card = replace(card, chat_template="{{ messages }}")
     for number in range(2):
         backend = FakeBackend(replica_card(f"r{number}", card))
         fleet.put(backend.card, backend)
@@ -42,6 +44,7 @@ async def client(fleet: Fleet) -> AsyncIterator[httpx.AsyncClient]:
         ({"model": "org/tiny", "prompt": "ab"}, [2, 97, 98]),
         ({"model": "fast", "prompt": "ab", "add_special_tokens": False}, [97, 98]),
         ({"model": None, "prompt": "ab", "add_special_tokens": None}, [2, 97, 98]),
+        ({"content": "ab", "prompt": None, "truncate": None}, [97, 98]),
     ],
 )
 async def test_a_text_is_tokenized_in_the_shape_of_either_system(client, body, tokens):
@@ -136,10 +139,14 @@ async def test_props_tell_the_models_limits_and_cannot_be_written(client):
     body = (await client.get("/props")).json()
     assert (body["model_alias"], body["n_ctx"], body["n_vocab"]) == ("org/tiny", 512, 1000)
     assert body["default_generation_settings"]["n_ctx"] == 512
+    params = body["default_generation_settings"]["params"]
+    assert (params["temperature"], params["top_k"], params["repeat_penalty"], params["n_predict"]) == (0.8, 40, 1.1, -1)
+    assert (params["seed"], params["samplers"][-1]) == (-1, "temperature")
+    assert body["chat_template"] == "{{ messages }}"
     assert (await client.post("/props", json={})).status_code == 405
 
 
 async def test_usable_adapters_are_listed_by_the_number_that_requests_use(client):
     body = (await client.get("/lora-adapters")).json()
-    assert body == [{"id": 0, "path": "sql", "scale": 0.0, "name": "org/tiny:sql"}]
+    assert body == [{"id": 0, "path": "adapters/sql", "scale": 0.0, "name": "org/tiny:sql"}]
     assert (await client.post("/lora-adapters", json=[])).status_code == 405

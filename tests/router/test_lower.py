@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.names import ModelRef
@@ -15,8 +16,8 @@ from serve_app.router.lower import lower, new_response_id
 from tests.fakes import model_card
 
 
-def lowered(**members: object):
-    request = parse_completion(json.dumps({"model": "tiny", "prompt": "Hello", **members}).encode())
+def lowered(limits: WireLimits = DEFAULT_LIMITS, **members: object):
+    request = parse_completion(json.dumps({"model": "tiny", "prompt": "Hello", **members}).encode(), limits)
     return lower(request, "cmpl-1", resolve=resolve, card_of=lambda ref: model_card(ref.base, vocab_size=100))
 
 
@@ -32,6 +33,34 @@ def test_each_prompt_becomes_a_request_named_after_its_place():
     assert {r.n for r in requests} == {3}
     sampling = requests[0].sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 7, 0.9, 0.1)
+
+
+def test_what_completions_come_to_is_bounded_by_the_context_first():
+    limits = WireLimits(max_total_tokens=512 * 4)  # the context is 512 tokens
+    assert len(lowered(limits, prompt=["a"] * 4, max_tokens=20_000_000)) == 4
+    for name in ("max_tokens", "n_predict"):
+        with pytest.raises(InvalidRequest, match="5 × 512") as caught:
+            lowered(limits, prompt=["a"] * 5, **{name: 20_000_000})
+        assert caught.value.param == name
+    assert len(lowered(limits, prompt=["a"] * 5, max_tokens=400)) == 5
+
+
+def test_a_stop_token_is_one_of_the_vocabulary():
+    assert lowered(stop_token_ids=[99])[0].stop.token_ids == (99,)
+    with pytest.raises(InvalidRequest, match="from 0 to 99; 100 is out") as caught:
+        lowered(stop_token_ids=[100, 5])
+    assert caught.value.param == "stop_token_ids"
+
+
+@pytest.mark.parametrize("key", ["9" * 40, "-" + "9" * 40, "100", "-1"])
+def test_a_biased_id_is_one_of_the_vocabulary_however_long_it_is(key):
+    with pytest.raises(InvalidRequest, match="outside of the vocabulary"):
+        lowered(logit_bias={key: 1})
+
+
+@pytest.mark.parametrize(("sent", "used"), [(0, 0.01), (1e-9, 0.01), (0.5, 0.5), (2, 2.0)])
+def test_a_repetition_penalty_of_0_is_the_least_that_divides(sent, used):
+    assert lowered(repetition_penalty=sent)[0].sampling.repetition_penalty == used
 
 
 def test_response_ids_are_unique_and_of_the_contracts_form():

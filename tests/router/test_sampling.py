@@ -65,7 +65,7 @@ def test_temperature_stands_where_the_dialect_has_it_unless_an_order_was_sent(di
 
 @pytest.mark.parametrize(
     ("dialect", "window", "sees_prompt"),
-    [("union", None, True), ("llama.cpp", 64, True), ("omlx", 20, True), ("sglang", None, False)],
+    [("union", None, True), ("llama.cpp", 64, True), ("omlx", None, False), ("sglang", None, False)],
 )
 def test_penalties_see_what_the_dialect_lets_them_see(dialect, window, sees_prompt):
     params = lowered(dialect)

@@ -42,6 +42,20 @@ def test_only_what_was_asked_for_is_kept() -> None:
     assert end("one 42", 1, StopParams(patterns=(r"\d\d",), shows_string=True)) == ("one ", r"\d\d")
 
 
+def test_the_end_of_a_text_is_where_it_has_grown_to_and_nothing_is_held_back() -> None:
+    stop = StopParams(strings=(" END",), patterns=(r"\.\s*$",), shows_pattern=True)
+    ending = Ending(stop)
+    assert ending.feed("One. Two") == "One. Two"
+    assert (ending.feed(". "), ending.matched) == ("", None)  # the blank may begin the stop string
+    assert (ending.feed("EN"), ending.matched) == ("", None)
+    assert (ending.feed("T. "), ending.matched) == (". ENT", None)
+    assert (ending.feed(""), ending.matched) == ("", None)
+    assert ending.flush() == ". "
+    assert ending.matched == r"\.\s*$"
+    ending = Ending(stop)
+    assert (ending.feed("One."), ending.matched) == ("One.", r"\.\s*$")
+
+
 def test_after_its_end_nothing_is_shown() -> None:
     ending = Ending(StopParams(strings=("END",)))
     assert ending.feed("one END two") == "one "

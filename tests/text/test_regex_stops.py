@@ -24,16 +24,20 @@ class Cut:
     matched_text: str
 
 
-def slow_cut(sources: tuple[str, ...], text: str) -> Cut:
+def slow_cut(sources: tuple[str, ...], pieces: list[str]) -> Cut:
     """The law written out: the first end of a match anywhere, then its earliest beginning, then the first named.
 
-    What has to see the next character is complete only with it, after all that need not.
+    What needs no next character is complete at once. Where a piece ends, so is what asks for the end of the text. What
+    has to see the next character is complete only with it, after the others.
     """
+    text = "".join(pieces)
+    ends = {len("".join(pieces[: count + 1])) for count in range(len(pieces))}
     for end in range(1, len(text) + 1):
-        for looks_ahead in (False, True):
+        for group, seen in (("", text), (ENDS, text[:end] if end in ends else ""), ((*ENDS, *BORDERS), text)):
             for begin in range(end):
                 for source in sources:
-                    if source.endswith(LOOKING_AHEAD) is looks_ahead and _spans(source, text, begin, end):
+                    is_meant = source.endswith(group) if group else not source.endswith((*ENDS, *BORDERS))
+                    if is_meant and seen and _spans(source, seen, begin, end):
                         return Cut(text[:begin], source, text[begin:end])
     return Cut(text, None, "")
 
@@ -59,7 +63,8 @@ def random_pieces(text: str, draw: random.Random) -> list[str]:
     return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
-LOOKING_AHEAD = ("$", r"\b", r"\B", r"\Z")
+ENDS = ("$", r"\Z")
+BORDERS = (r"\b", r"\B")
 ATOMS = ["a", "b", "c", ".", "[ab]", "[^a]", r"\d", r"\w", "(?:ab|c)", "(b|ca)", "1", r"\s", "(?:ab?)"]
 
 
@@ -90,7 +95,8 @@ def test_any_text_is_cut_where_the_law_written_out_cuts_it(seed):
             continue
         num_tried += 1
         text = "".join(draw.choices("abcAB1 \n_", k=draw.randint(0, 24)))
-        assert fast_cut(sources, random_pieces(text, draw)) == slow_cut(sources, text), (sources, text)
+        pieces = random_pieces(text, draw)
+        assert fast_cut(sources, pieces) == slow_cut(sources, pieces), (sources, pieces)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +107,9 @@ def test_any_text_is_cut_where_the_law_written_out_cuts_it(seed):
         ((r"<a>.*</a>",), ["x <a>b", "c</", "a> y"], Cut("x ", r"<a>.*</a>", "<a>bc</a>")),
         (("END\\b",), ["the ENDING, the END", ", more"], Cut("the ENDING, the ", "END\\b", "END")),
         (("(?i)stop$",), ["stop it. Stop"], Cut("stop it. ", "(?i)stop$", "Stop")),
+        ((r"[.!?]\s*$",), ["Pi is 3.14", ". ", "More"], Cut("Pi is 3.14", r"[.!?]\s*$", ". ")),
+        ((r"[.!?]\s*\Z",), ["One", ".", " Two"], Cut("One", r"[.!?]\s*\Z", ".")),
+        ((r"[.!?]\s*$",), ["3.14 and", "", " on"], Cut("3.14 and on", None, "")),
         (("bc", "abcd"), ["xabcd"], Cut("xa", "bc", "bc")),  # complete first
         (("b.", "abc"), ["xabc"], Cut("x", "abc", "abc")),  # complete together: began earlier
         (("[a-c]+z", "cz"), ["abcz"], Cut("", "[a-c]+z", "abcz")),

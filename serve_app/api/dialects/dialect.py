@@ -15,7 +15,8 @@ UNLIMITED = -1
 class ErrorShape(StrEnum):
     """The body of an error before the first byte of a stream."""
 
-    NESTED = '{"error": {…}}'
+    NESTED = '{"error": {…}}, code is the status'
+    OPENAI = '{"error": {…}}, code is a word'
     MESSAGE = '{"message": …}'
     FLAT = '{"object": "error", …}'
 
@@ -55,6 +56,10 @@ class Dialect:
     has_timings:       whether a response always carries `timings`
     ignores_unknown_bias: whether a logit_bias of an id that the model does not have is left out, not refused
     keeps_regex_match: whether what a stop_regex matched stays in the text
+    refuses_unknown:   whether a name that is nobody's parameter is refused; otherwise it is ignored, and that is told
+    takes_any_model:   whether any name is served by the only model, where the server is configured so
+    default_model:     what `model` is where it was not sent; None requires it
+    precedence:        names of one parameter, the one that counts first, where several are sent; else they must agree
     statuses:          HTTP status by an error's `code`, before that by its own status
     """
 
@@ -77,6 +82,10 @@ class Dialect:
     has_timings: bool = False
     ignores_unknown_bias: bool = False
     keeps_regex_match: bool = False
+    refuses_unknown: bool = False
+    takes_any_model: bool = False
+    default_model: str | None = None
+    precedence: tuple[str, ...] = ()
     error_shape: ErrorShape = ErrorShape.NESTED
     statuses: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 

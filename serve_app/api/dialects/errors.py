@@ -32,7 +32,8 @@ def error_body(error: ServeError, dialect: Dialect = UNION) -> dict[str, object]
 
 def error_event_body(error: ServeError, dialect: Dialect = UNION) -> dict[str, object]:
     """The error in a stream, where every dialect wraps it."""
-    return _nested(error, error_status(error, dialect))
+    wrapped = _openai if dialect.error_shape is ErrorShape.OPENAI else _nested
+    return wrapped(error, error_status(error, dialect))
 
 
 def _nested(error: ServeError, status: int) -> dict[str, object]:
@@ -47,6 +48,13 @@ def _nested(error: ServeError, status: int) -> dict[str, object]:
             "error_code": error.code,
         }
     }
+
+
+def _openai(error: ServeError, status: int) -> dict[str, object]:
+    """OpenAI's own: `code` is the word."""
+    body = _nested(error, status)["error"]
+    assert isinstance(body, dict)
+    return {"error": body | {"code": error.code}}
 
 
 def _message(error: ServeError, status: int) -> dict[str, object]:
@@ -66,5 +74,5 @@ def _flat(error: ServeError, status: int) -> dict[str, object]:
 
 
 SHAPES: Mapping[ErrorShape, Callable[[ServeError, int], dict[str, object]]] = MappingProxyType(
-    {ErrorShape.NESTED: _nested, ErrorShape.MESSAGE: _message, ErrorShape.FLAT: _flat}
+    {ErrorShape.NESTED: _nested, ErrorShape.OPENAI: _openai, ErrorShape.MESSAGE: _message, ErrorShape.FLAT: _flat}
 )

@@ -15,7 +15,7 @@ from serve_app.api.parameters import PARAMETERS, Accepted, Carried, Disposition,
 from serve_app.api.wording import in_words
 
 NOT_MEANINGS = frozenset({"name", "defaults", "statuses"})
-INTERNAL = frozenset({"dialect", "max_tokens_name", "model", "prompts"})
+INTERNAL = frozenset({"dialect", "max_tokens_name", "ignored_parameters", "max_total_tokens", "model", "prompts"})
 
 
 def dialects_body(
@@ -52,19 +52,20 @@ def _dialect_body(dialect: Dialect, limits: WireLimits) -> dict[str, object]:
             if field.name not in NOT_MEANINGS
         },
         "statuses": dict(dialect.statuses),
-        "parameters": {name: _disposition_body(each, dialect, limits) for name, each in PARAMETERS.items()},
+        "parameters": {name: _disposition_body(name, each, dialect, limits) for name, each in PARAMETERS.items()},
     }
 
 
-def _disposition_body(disposition: Disposition, dialect: Dialect, limits: WireLimits) -> dict[str, object]:
+def _disposition_body(name: str, disposition: Disposition, dialect: Dialect, limits: WireLimits) -> dict[str, object]:
     match disposition:
         case Carried():
-            return {"disposition": "carried", "allowed": in_words(disposition, limits, dialect)}
+            return {"disposition": "carried", "allowed": in_words(name, disposition, limits, dialect)}
         case Accepted():
-            allowed = in_words(disposition, limits, dialect)
+            allowed = in_words(name, disposition, limits, dialect)
             return {"disposition": "accepted", "allowed": allowed, "why": disposition.why}
         case Renamed():
-            return {"disposition": "renamed", "to": disposition.to}
+            besides = {"besides": disposition.besides} if disposition.besides else {}
+            return {"disposition": "renamed", "to": disposition.to, **besides}
         case NotYet():
             return {"disposition": "refused", "neutral": list(disposition.neutral)}
         case _:

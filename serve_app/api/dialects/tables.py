@@ -20,6 +20,8 @@ OPENAI = Dialect(
     takes_mixed_prompts=False,
     stream_options_need_stream=True,
     continuous_usage_needs_usage=True,
+    refuses_unknown=True,
+    error_shape=ErrorShape.OPENAI,
 )
 
 LLAMA_CPP = Dialect(
@@ -40,6 +42,8 @@ LLAMA_CPP = Dialect(
     finish_chunk_has_usage=True,
     has_timings=True,
     ignores_unknown_bias=True,
+    takes_any_model=True,
+    precedence=("n_predict", "max_completion_tokens", "max_tokens"),
 )
 
 MISTRAL_RS = Dialect(
@@ -49,8 +53,9 @@ MISTRAL_RS = Dialect(
     max_logprobs=20,
     best_of=BestOf.RETURNED,
     suffix=Suffix.APPEND,
+    default_model="default",
     error_shape=ErrorShape.MESSAGE,
-    statuses=MappingProxyType({"400": 422, "adapter_not_found": 422}),
+    statuses=MappingProxyType({"malformed_json": 400, "400": 422, "adapter_not_found": 422}),
 )
 
 FIREWORKS = Dialect(
@@ -61,12 +66,14 @@ FIREWORKS = Dialect(
     max_top_k=128,
     takes_mixed_prompts=False,
     finish_chunk_has_usage=True,
+    refuses_unknown=True,
 )
 
 OMLX = Dialect(
     name="omlx",
-    defaults=frozen({"max_tokens": 32768, "top_p": 0.95, "repeat_last_n": 20}),
+    defaults=frozen({"max_tokens": 32768, "top_p": 0.95}),
     temperature_last=True,
+    repetition_sees_prompt=False,
     takes_mixed_prompts=False,
 )
 
@@ -89,8 +96,8 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
 
 
 def dialect_named(name: str) -> Dialect:
-    """The dialect that a client asked for by header. Raises InvalidRequest."""
-    dialect = DIALECTS.get(name.strip())
+    """The dialect that a client asked for by header, in any case. Raises InvalidRequest."""
+    dialect = DIALECTS.get(name.strip().lower())
     if dialect is None:
         raise InvalidRequest(f"The header {HEADER} must be one of {', '.join(DIALECTS)}; found {shown(name)}.", HEADER)
     return dialect
