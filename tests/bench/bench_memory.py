@@ -21,10 +21,13 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
+from safetensors import safe_open
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -158,12 +161,10 @@ async def measure(service: Service, arguments: dict[str, Any], mix: Mix, options
     forget_peak(pid)
     began_at = time.monotonic()
     async with watched(pid) as seen:
-        answers = await send_all(
-            service.url, mix, num_requests=options.requests, num_connections=options.connections
-        )
+        answers = await send_all(service.url, mix, num_requests=options.requests, num_connections=options.connections)
     requests_s = time.monotonic() - began_at
     await asyncio.sleep(REST_S)
-    weights = sum(file.stat().st_size for file in Path(arguments["path"]).glob("*.safetensors"))
+    weights = num_weights(Path(arguments["path"])) * getattr(torch, arguments["dtype"]).itemsize
     peak = max(peak_of(pid), max(seen).total)
     beyond = peak - weights - arguments["kv_cache_bytes"]
     return {
@@ -180,6 +181,14 @@ async def measure(service: Service, arguments: dict[str, Any], mix: Mix, options
         "is_within_bound": beyond <= ALLOWED_BYTES,
         "answers": dict(answers),
     }
+
+
+def num_weights(folder: Path) -> int:
+    count = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            count += sum(prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    return count
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -203,6 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="random-0.5b", help="a folder, random-0.5b or random-1b")
     parser.add_argument("--kv-mib", default="2048,256")
+    parser.add_argument("--dtype", default="bfloat16", help="float32 where the processor has no bfloat16")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--sequences", type=int, default=64)
@@ -216,8 +226,12 @@ def main() -> None:
         mix = Mix(long=options.long, vocab=vocab, max_tokens=options.max_tokens)
         for kv_mib in map(int, options.kv_mib.split(",")):
             arguments = {
-                "name": NAME, "path": str(folder), "kv_cache_bytes": kv_mib << 20, "max_num_sequences": options.sequences,
-            }  # fmt: skip
+                "name": NAME,
+                "path": str(folder),
+                "dtype": options.dtype,
+                "kv_cache_bytes": kv_mib << 20,
+                "max_num_sequences": options.sequences,
+            }
             with running_service() as service:
                 results.append({"model": options.model, **asyncio.run(measure(service, arguments, mix, options))})
     print(json.dumps(results, indent=1))

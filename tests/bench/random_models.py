@@ -14,6 +14,14 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 SPECIAL = "<|end|>"
 
 
+def tiny() -> PreTrainedConfig:
+    """Little to compute in each layer, and the vocabulary and context of large models."""
+    return Qwen2Config(
+        vocab_size=151936, hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32768, tie_word_embeddings=True, eos_token_id=0,
+    )  # fmt: skip
+
+
 def half_billion() -> PreTrainedConfig:
     """The shape of Qwen2.5-0.5B."""
     return Qwen2Config(
@@ -35,7 +43,11 @@ def one_billion() -> PreTrainedConfig:
     )  # fmt: skip
 
 
-SHAPES: dict[str, Callable[[], PreTrainedConfig]] = {"random-0.5b": half_billion, "random-1b": one_billion}
+SHAPES: dict[str, Callable[[], PreTrainedConfig]] = {
+    "random-tiny": tiny,
+    "random-0.5b": half_billion,
+    "random-1b": one_billion,
+}
 
 
 def model_folder(name: str, scratch: Path) -> Path:

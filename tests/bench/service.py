@@ -90,6 +90,7 @@ def running_service() -> Iterator[Service]:
         command = [sys.executable, "-m", "serve_app", "up", str(service.file)]
         with service.log.open("wb") as log:
             process = subprocess.Popen(command, env=_environment(), cwd=REPOSITORY, stdout=log, stderr=log)
+        signal.signal(signal.SIGTERM, _leave)
         try:
             _wait_until_answering(service, process)
             yield service
@@ -154,6 +155,10 @@ def _wait_until_answering(service: Service, process: subprocess.Popen[bytes]) ->
         except (urllib.error.URLError, OSError):
             time.sleep(POLL_S)
     raise RuntimeError(f"the service did not start: {service.log.read_text()}")
+
+
+def _leave(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def _end(process: subprocess.Popen[bytes], service: Service) -> None:
