@@ -53,7 +53,7 @@ def _save_selective(folder: Path, module: Any) -> None:
     up[0] = OVERFLOWING
     tensors = {}
     for module_name in (name, name.replace("gate_proj", "up_proj")):
-        tensors[f"base_model.model.{module_name}.lora_A.weight"] = direction[None].contiguous()
+        tensors[f"base_model.model.{module_name}.lora_A.weight"] = direction[None].clone()
         tensors[f"base_model.model.{module_name}.lora_B.weight"] = up.clone()
     folder.mkdir(parents=True)
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 1}))
