@@ -210,11 +210,18 @@ class Engine:
             self._scheduler.release(sequence)
 
     def _start_siblings(self, leader: Sequence) -> None:
-        """Fork the computed prompt, all but its last token, whose logits each sibling needs for itself."""
-        siblings, leader.siblings = leader.siblings, []
+        """Fork the computed prompt, all but its last token, whose logits each sibling needs for itself.
+
+        As many as may be copied at once; the others follow with the next steps, or queue where there is no room.
+        """
         shared = leader.prompt_length - 1
-        waiting = [sibling for sibling in siblings if not self._scheduler.place_beside(leader, sibling, shared)]
-        for sibling in reversed(waiting):
+        siblings, leader.siblings = leader.siblings, []
+        while siblings and self._scheduler.may_copy and self._scheduler.place_beside(leader, siblings[0], shared):
+            del siblings[0]
+        if not self._scheduler.may_copy and not leader.is_finished:
+            leader.siblings = siblings
+            return
+        for sibling in reversed(siblings):
             self._scheduler.waiting.push_front(sibling)
 
     @staticmethod
