@@ -215,14 +215,12 @@ class Engine:
         As many as may be copied at once; the others follow with the next steps, or queue where there is no room.
         """
         shared = leader.prompt_length - 1
-        siblings, leader.siblings = leader.siblings, []
-        while siblings and self._scheduler.may_copy and self._scheduler.place_beside(leader, siblings[0], shared):
-            del siblings[0]
-        if not self._scheduler.may_copy and not leader.is_finished:
-            leader.siblings = siblings
-            return
-        for sibling in reversed(siblings):
-            self._scheduler.waiting.push_front(sibling)
+        siblings, scheduler = leader.siblings, self._scheduler
+        while siblings and scheduler.may_copy and scheduler.place_beside(leader, siblings[0], shared):
+            del siblings[0]  # not earlier: where placing fails, it is lost with its leader and its client is told
+        if scheduler.may_copy or leader.is_finished:
+            while siblings:
+                scheduler.waiting.push_front(siblings.pop())
 
     @staticmethod
     def _lose(sequences: Items[Sequence], error: ServeError) -> list[Delta]:
