@@ -35,9 +35,10 @@ class Repeats:
                 self._breakers_by_last.setdefault(breaker[-1], []).append(breaker)
         self._lonely_breakers = torch.tensor([breaker[0] for breaker in params.breakers if len(breaker) == 1]).long()
         self._places: dict[int, array[int]] = {}  # where each token occurs
-        self._tokens = torch.empty(0, dtype=torch.int32)  # those taken, then room
+        self._tokens = array("i")  # those taken
         self._lengths = torch.empty(0, dtype=torch.int32)  # of the match that ends one place before; 0 is none
         self._matched = torch.empty(0, dtype=torch.int64)  # one place after the end of each match
+        self._own = torch.empty(0, dtype=torch.int32)  # their lengths
         self._num_taken = 0
         self._free_from = 0  # first position after the last breaker
 
@@ -70,12 +71,12 @@ class Repeats:
         nothing = torch.empty(0, dtype=torch.int64)
         if limit < shortest or not len(self._matched):
             return nothing, nothing
-        lengths = self._lengths.index_select(0, self._matched)
-        if int(lengths.amax()) < shortest:  # as in ordinary text
+        if int(self._own.amax()) < shortest:  # as in ordinary text
             return nothing, nothing
-        lengths = torch.minimum(lengths.long(), self._matched - begin).clamp_(max=limit)
+        lengths = torch.minimum(self._own.long(), self._matched - begin).clamp_(max=limit)
         is_penalised = lengths >= shortest
-        return self._longest(self._tokens[self._matched[is_penalised]].long(), lengths[is_penalised])
+        tokens = torch.frombuffer(self._tokens, dtype=torch.int32)
+        return self._longest(tokens[self._matched[is_penalised]].long(), lengths[is_penalised])
 
     def _longest(self, token_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Each token once, with its greatest length; those that are breakers left out."""
@@ -93,10 +94,11 @@ class Repeats:
         recent = token_ids[begin:]
         for position, token_id in enumerate(recent, begin):
             self._places.setdefault(token_id, array("q")).append(position)
-        self._tokens[begin : last + 1] = torch.tensor(recent, dtype=torch.int32)
+        self._tokens.extend(token_ids)
         lengths = torch.tensor(z_function(recent[::-1])[:0:-1], dtype=torch.int32)  # of matches that end at begin, ...
         self._lengths[begin + 1 : last + 1] = lengths
-        self._matched = torch.nonzero(lengths)[:, 0] + begin + 1
+        places = torch.nonzero(lengths)[:, 0]
+        self._matched, self._own = places + begin + 1, lengths[places]
         ends = (end for end in range(last, begin - 1, -1) if self._ends_breaker(token_ids, end))
         self._free_from = next(ends, -1) + 1
         self._num_taken = len(token_ids)
@@ -104,22 +106,28 @@ class Repeats:
     def _take(self, token_ids: Items[int], position: int) -> None:
         token_id = token_ids[position]
         places = self._places.setdefault(token_id, array("q"))
-        earlier = _tail(places, self._window_begin(position + 1))
-        grown = self._lengths.index_select(0, earlier).add_(1)
-        self._lengths.index_fill_(0, self._matched, 0)
-        self._matched = earlier.add_(1)
-        self._lengths.index_copy_(0, self._matched, grown)
-        self._tokens[position] = token_id
+        self._follow(_tail(places, self._window_begin(position + 1)))
         places.append(position)
+        self._tokens.append(token_id)
         if self._ends_breaker(token_ids, position):
             self._free_from = position + 1
 
+    def _follow(self, earlier: Tensor) -> None:
+        """Let the matches end at these places, [n]; those there, one place on, are one longer."""
+        before = self._matched
+        if len(earlier):
+            self._own = self._lengths.index_select(0, earlier).add_(1)
+        if len(before):
+            self._lengths.index_fill_(0, before, 0)
+        self._matched = earlier.add_(1)
+        if len(earlier):
+            self._lengths.index_copy_(0, earlier, self._own)
+
     def _make_room(self, num_tokens: int) -> None:
-        """For so many tokens, and lengths beside them: twice the memory where there is none."""
+        """For the lengths of so many tokens: twice the memory where there is none."""
         missing = num_tokens + 1 - len(self._lengths)
         if missing > 0:
             more = torch.zeros(max(missing, len(self._lengths), LEAST_ROOM), dtype=torch.int32)
-            self._tokens = torch.cat((self._tokens, more))
             self._lengths = torch.cat((self._lengths, more))
 
     def _window_begin(self, end: int) -> int:
