@@ -93,12 +93,15 @@ class Repeats:
         begin, last = self._window_begin(len(token_ids)), len(token_ids) - 1
         recent = token_ids[begin:]
         for position, token_id in enumerate(recent, begin):
-            self._places.setdefault(token_id, array("q")).append(position)
+            if (places := self._places.get(token_id)) is None:
+                self._places[token_id] = array("q", (position,))
+            else:
+                places.append(position)
         self._tokens.extend(token_ids)
         lengths = torch.tensor(z_function(recent[::-1])[:0:-1], dtype=torch.int32)  # of matches that end at begin, ...
         self._lengths[begin + 1 : last + 1] = lengths
-        places = torch.nonzero(lengths)[:, 0]
-        self._matched, self._own = places + begin + 1, lengths[places]
+        found = torch.nonzero(lengths)[:, 0]
+        self._matched, self._own = found + begin + 1, lengths[found]
         ends = (end for end in range(last, begin - 1, -1) if self._ends_breaker(token_ids, end))
         self._free_from = next(ends, -1) + 1
         self._num_taken = len(token_ids)

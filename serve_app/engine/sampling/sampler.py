@@ -14,6 +14,7 @@ from serve_app.engine.sampling.drawing import Drawn, draw_tokens
 from serve_app.engine.sampling.edits import edit_logits
 from serve_app.engine.sampling.logprobs import Scored, score
 from serve_app.engine.sampling.mirostat import next_mu
+from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sequence import Sequence
 
 
@@ -41,6 +42,7 @@ class Sampler:
 
     def __init__(self, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self._eos_token_ids = eos_token_ids
+        self._scratch = Scratch()
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, batch: Batch) -> list[SampledSpan]:
@@ -65,6 +67,7 @@ class Sampler:
         drawn = self.choose(rows, sequences)
         return {id(sequence): result for sequence, result in zip(sequences, drawn, strict=True)}
 
+    @torch.inference_mode()
     def choose(self, logits: Tensor, sequences: Items[Sequence]) -> list[Drawn | None]:
         """Draw one token per row and carry Mirostat's state on; None where no logit is finite.
 
@@ -82,7 +85,8 @@ class Sampler:
             row for row, sequence in enumerate(sequences) if is_finite[row] and not sequence.request.sampling.is_greedy
         ]
         if random_rows:
-            chosen = draw_tokens(_take_rows(edited, random_rows), [sequences[row] for row in random_rows])
+            drawing = [sequences[row] for row in random_rows]
+            chosen = draw_tokens(edited, drawing, random_rows, scratch=self._scratch)
             for row, result in zip(random_rows, chosen, strict=True):
                 drawn[row] = result
                 _steer(sequences[row], result)
