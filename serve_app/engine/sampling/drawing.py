@@ -100,7 +100,7 @@ def draw_tokens(
 
 def _draw_few(task: _Task, places: list[int], chain: Items[Stage], *, num_candidates: int) -> dict[int, Drawn]:
     """Draw for those of the places that so many candidates settle, some rows at a time."""
-    drawn = {}
+    drawn: dict[int, Drawn] = {}
     for first in range(0, len(places), ROWS_AT_ONCE):
         few = places[first : first + ROWS_AT_ONCE]
         own = task.of(few)
