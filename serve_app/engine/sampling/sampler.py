@@ -54,7 +54,7 @@ class Sampler:
         drawn = self._draw(logits, batch, first_rows)
         results = []
         for span, first in zip(batch.spans, first_rows, strict=True):
-            results.append(_report(span, logits[first : first + span.scores + 1], drawn))
+            results.append(self._report(span, logits[first : first + span.scores + 1], drawn))
         return results
 
     def _draw(self, logits: Tensor, batch: Batch, first_rows: Items[int]) -> dict[int, Drawn | None]:
@@ -92,6 +92,26 @@ class Sampler:
                 _steer(sequences[row], result)
         return drawn
 
+    def _report(self, span: Span, rows: Tensor, drawn: dict[int, Drawn | None]) -> SampledSpan:
+        """Put together what the span's rows say; rows: scored positions first, then the sampled one."""
+        sequence = span.sequence
+        wanted = sequence.request.logprobs
+        prompt: tuple[Scored, ...] = ()
+        if span.scores and wanted is not None:
+            targets = sequence.token_ids[span.start + 1 : span.start + 1 + span.scores]
+            prompt = tuple(score(rows[: span.scores], targets, wanted.top, self._scratch))
+        if not span.samples:
+            return SampledSpan(prompt=prompt)
+        token = drawn[id(sequence)]
+        if token is None:
+            return SampledSpan(is_finite=False, prompt=prompt)
+        scored = None
+        if wanted is not None and wanted.post_sampling:
+            scored = Scored(token.token_id, log(token.probability), token.top)
+        elif wanted is not None:
+            scored = score(rows[span.scores : span.scores + 1], [token.token_id], wanted.top, self._scratch)[0]
+        return SampledSpan(token_id=token.token_id, scored=scored, prompt=prompt)
+
 
 def _certain(token_id: int, sequence: Sequence) -> Drawn:
     """A greedy choice: a distribution of one token."""
@@ -118,24 +138,3 @@ def _first_rows(batch: Batch) -> list[int]:
         first_rows.append(row)
         row += span.scores + int(span.samples)
     return first_rows
-
-
-def _report(span: Span, rows: Tensor, drawn: dict[int, Drawn | None]) -> SampledSpan:
-    """Put together what the span's rows say; rows: scored positions first, then the sampled one."""
-    sequence = span.sequence
-    wanted = sequence.request.logprobs
-    prompt: tuple[Scored, ...] = ()
-    if span.scores and wanted is not None:
-        targets = sequence.token_ids[span.start + 1 : span.start + 1 + span.scores]
-        prompt = tuple(score(rows[: span.scores], targets, wanted.top))
-    if not span.samples:
-        return SampledSpan(prompt=prompt)
-    token = drawn[id(sequence)]
-    if token is None:
-        return SampledSpan(is_finite=False, prompt=prompt)
-    scored = None
-    if wanted is not None and wanted.post_sampling:
-        scored = Scored(token.token_id, log(token.probability), token.top)
-    elif wanted is not None:
-        scored = score(rows[span.scores : span.scores + 1], [token.token_id], wanted.top)[0]
-    return SampledSpan(token_id=token.token_id, scored=scored, prompt=prompt)
