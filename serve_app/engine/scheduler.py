@@ -103,7 +103,11 @@ class Scheduler:
         if not self._store.has_free_place or not self._store.can_reserve(num_tokens):
             return False
         child.slot = self._slots.acquire(child.request.model)
-        self._store.fork(_holding(parent), self._open(child), num_tokens)
+        try:
+            self._store.fork(_holding(parent), self._open(child), num_tokens)
+        except Exception:
+            self._let_go(child)
+            raise
         child.num_computed = num_tokens
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -172,12 +173,17 @@ def test_what_ended_in_a_step_is_told_even_where_another_cannot_be_settled(engin
         engine.add(sequences(engine, request(name, max_tokens=2), prompt(10)))
     engine.step()
     broken = next(each for each in engine._scheduler.running if each.request.request_id == "broken")
-    broken.siblings = [object()]  # type: ignore[list-item]  # what cannot be started
+    (sibling,) = sequences(engine, request("broken", max_tokens=2), prompt(10))
+    sibling.request = replace(sibling.request, model=None)  # type: ignore[arg-type]  # what cannot be started
+    sibling.sample = 1
+    broken.siblings = [sibling]
     deltas = engine.step()
     told = {delta.request_id: delta for delta in deltas}
     assert told["whole"].finish is not None
     assert told["whole"].finish.reason in {FinishReason.LENGTH, FinishReason.STOP}
-    assert len([delta for delta in deltas if delta.request_id == "broken"]) == 1
+    of_broken = {delta.sample: delta for delta in deltas if delta.request_id == "broken"}
+    assert of_broken[0].finish is not None
+    assert isinstance(of_broken[1].error, EngineFailed)
     engine.check_integrity()
     assert not engine.has_work
 
