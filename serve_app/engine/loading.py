@@ -16,11 +16,11 @@ from serve_app.engine.config import EngineConfig
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.probe import probe
+from serve_app.engine.rope import settle_longrope
 
 logger = logging.getLogger(__name__)
 
-SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
-REFUSED_ROPE_TYPES = {"longrope"}  # it looks at the longest row of the batch
+SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     own_limit = int(hf_config.max_position_embeddings)
     budget = kv_budget(config, shape, own_limit=own_limit, dtype=dtype, device=device)
     max_model_len = context_within(config, budget, own_limit=own_limit, bytes_per_token=shape.bytes_per_token(dtype))
+    settle_longrope(module, max_model_len)
     if max_model_len < own_limit and config.max_model_len is None:
         logger.warning("%s: context of %d tokens instead of %d, for want of memory for keys and values", config.name,
                        max_model_len, own_limit)  # fmt: skip
@@ -113,16 +114,6 @@ def _refuse_by_config(hf_config: Any) -> None:
     for layer_type in getattr(hf_config, "layer_types", None) or ():
         if layer_type not in SUPPORTED_LAYER_TYPES:
             raise ModelNotSupported(f"{name}: layers of type {layer_type} are not supported")
-    for rope_type in _rope_types(getattr(hf_config, "rope_parameters", None) or {}):
-        if rope_type in REFUSED_ROPE_TYPES:
-            raise ModelNotSupported(f"{name}: rope_type {rope_type} is not supported")
-    if getattr(hf_config, "attn_temperature_tuning", False):
-        raise ModelNotSupported(f"{name}: attn_temperature_tuning is not supported")
     length = getattr(hf_config, "max_position_embeddings", None)
     if not isinstance(length, int) or length < 1:
         raise ModelNotSupported(f"{name}: config.json has no max_position_embeddings")
-
-
-def _rope_types(parameters: dict[str, Any]) -> list[str]:
-    own = [parameters["rope_type"]] if "rope_type" in parameters else []
-    return own + [t for value in parameters.values() if isinstance(value, dict) for t in _rope_types(value)]

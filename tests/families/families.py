@@ -64,6 +64,11 @@ def rope_per_layer_type(**settings: Any) -> dict[str, Any]:
 MIXED = ["sliding_attention", "full_attention"]
 STRETCHED = {"original_max_position_embeddings": 64}
 OF_ENCODER = {"pad_token_id": 1}  # their embeddings want it small
+LONGROPE = rope("longrope", short_factor=[1.0, 1.1, 1.3, 1.6], long_factor=[1.0, 2.0, 3.0, 4.0])
+LLAMA_4 = {
+    "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2, "attention_chunk_size": 16, "floor_scale": 16,
+    "no_rope_layers": [1, 0],
+}  # fmt: skip
 GEMMA_3N = {
     "vocab_size_per_layer_input": 259, "hidden_size_per_layer_input": 8, "laurel_rank": 4,
     "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0], "intermediate_size": 48,
@@ -173,6 +178,8 @@ SERVED = (
     family(
         "longcat_flash", num_layers=2, ffn_hidden_size=48, expert_ffn_hidden_size=32, zero_expert_num=2, **LATENT_HEADS
     ),
+    family("llama4_text", "chunks", attn_temperature_tuning=False, **LLAMA_4),
+    family("llama4_text", "chunks and scaled queries", **LLAMA_4),
     family("mellum"),
     family("minicpm3", **LATENT_HEADS),
     family("minimax_m2"),
@@ -199,6 +206,7 @@ SERVED = (
     family("phi"),
     family("phi", "query norm", qk_layernorm=True),
     family("phi3"),
+    family("phi3", "rope longrope", rope_parameters=LONGROPE, original_max_position_embeddings=256),
     family("phi3", "sliding window", sliding_window=16),
     family("phimoe"),
     family("qwen2"),
@@ -248,7 +256,6 @@ BLT = {
     "global_config": {"hidden_size": 64, **SMALL_STACK},
     "encoder_hash_byte_group_vocab": 64,
 }
-LONGROPE = rope("longrope", short_factor=[1.0] * 4, long_factor=[2.0] * 4)
 
 TWICE = "layer 0 attends more than once per token"
 OFF = "logits through the engine's attention are off by"
@@ -308,7 +315,6 @@ REFUSED = (
     refused("lfm2_moe", CONVOLUTION, layer_types=["conv", "full_attention"]),
     refused("lfm3", CONVOLUTION),
     refused("llama4", IMAGES),
-    refused("llama4_text", "layers of type chunked_attention are not supported"),
     refused("mamba", LINEAR),
     refused("mamba2", LINEAR, num_heads=4, head_dim=16),
     refused("marian", ENCODER),
@@ -325,7 +331,6 @@ REFUSED = (
     refused("olmo_hybrid", LINEAR),
     refused_by_probe("openai-gpt", OTHER_WAY),
     refused("pegasus", ENCODER),
-    refused("phi3", "rope_type longrope is not supported", "rope longrope", rope_parameters=LONGROPE, **STRETCHED),
     refused("phi4_multimodal", IMAGES),
     refused("plbart", ENCODER),
     refused("prophetnet", ENCODER),
@@ -361,17 +366,6 @@ REFUSED = (
         for name in ("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus", "plbart")
     ),
     refused_by_probe("diffllama", TWICE),
-    refused(
-        "llama4_text",
-        "attn_temperature_tuning is not supported",
-        "scaled queries",
-        layer_types=["full_attention"] * 2,
-        no_rope_layers=[1, 0],
-        intermediate_size_mlp=48,
-        interleave_moe_layer_step=1,
-        attn_temperature_tuning=True,
-        floor_scale=16,
-    ),
     refused("xlnet", NO_LENGTH, d_inner=48),
 )
 
