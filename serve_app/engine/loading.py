@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from serve_app.engine.budget import check_weights_fit, context_within, kv_budget
 from serve_app.engine.config import EngineConfig
@@ -17,6 +17,7 @@ from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.probe import probe
 from serve_app.engine.rope import settle_longrope
+from serve_app.engine.text_part import text_class, text_config
 
 logger = logging.getLogger(__name__)
 
@@ -51,19 +52,12 @@ def load_model(config: EngineConfig) -> LoadedModel:
     _refuse_by_config(hf_config)
     device = choose_device(config.device)
     check_weights_fit(Path(config.path), device=device)
-    dtype = hf_config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    of_text = text_config(hf_config)
+    dtype = (hf_config.dtype or of_text.dtype) if config.dtype == "auto" else getattr(torch, config.dtype)
     dtype = torch.float32 if dtype is None else dtype
-    module = AutoModelForCausalLM.from_pretrained(
-        config.path,
-        dtype=dtype,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        attn_implementation="eager",
-    )
-    module = module.to(device).eval().requires_grad_(False)
+    module = _read_module(config.path, hf_config, dtype).to(device).eval().requires_grad_(False)
     shape = probe(module)
-    own_limit = int(hf_config.max_position_embeddings)
+    own_limit = int(of_text.max_position_embeddings)
     budget = kv_budget(config, shape, own_limit=own_limit, dtype=dtype, device=device)
     max_model_len = context_within(config, budget, own_limit=own_limit, bytes_per_token=shape.bytes_per_token(dtype))
     settle_longrope(module, max_model_len)
@@ -77,9 +71,31 @@ def load_model(config: EngineConfig) -> LoadedModel:
         device=device,
         max_model_len=max_model_len,
         kv_cache_bytes=budget,
-        vocab_size=int(hf_config.vocab_size),
-        eos_token_ids=read_eos_token_ids(config.path, hf_config),
+        vocab_size=int(of_text.vocab_size),
+        eos_token_ids=read_eos_token_ids(config.path, of_text),
     )
+
+
+def _read_module(path: str, hf_config: Any, dtype: torch.dtype) -> PreTrainedModel:
+    try:
+        return text_class(hf_config).from_pretrained(
+            path,
+            config=hf_config,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            attn_implementation="eager",
+        )
+    except ImportError as error:
+        raise ModelNotSupported(f"{hf_config.model_type}: {_package_of(error)}") from error
+
+
+def _package_of(error: ImportError) -> str:
+    """Which package a model wants, in words shorter than transformers' own."""
+    if "timm" in str(error):
+        return "it needs the packages timm and pillow, even for text alone: pip install timm pillow"
+    return f"it needs a package that is not installed: {str(error).strip().splitlines()[0]}"
 
 
 def choose_device(name: str) -> torch.device:
@@ -109,11 +125,10 @@ def _refuse_by_config(hf_config: Any) -> None:
         raise ModelNotSupported(f"{name}: encoder-decoder models are not supported")
     if getattr(hf_config, "quantization_config", None) is not None:
         raise ModelNotSupported(f"{name}: quantization_config is not supported")
-    if getattr(hf_config, "vision_config", None) is not None:
-        raise ModelNotSupported(f"{name}: vision_config (images) is not supported")
-    for layer_type in getattr(hf_config, "layer_types", None) or ():
+    of_text = text_config(hf_config)
+    for layer_type in getattr(of_text, "layer_types", None) or ():
         if layer_type not in SUPPORTED_LAYER_TYPES:
             raise ModelNotSupported(f"{name}: layers of type {layer_type} are not supported")
-    length = getattr(hf_config, "max_position_embeddings", None)
+    length = getattr(of_text, "max_position_embeddings", None)
     if not isinstance(length, int) or length < 1:
         raise ModelNotSupported(f"{name}: config.json has no max_position_embeddings")

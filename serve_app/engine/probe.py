@@ -16,6 +16,7 @@ from serve_app.engine.kv.shape import KeyValueShape, LayerShape
 from serve_app.engine.kv.storage import Holding
 from serve_app.engine.query_scale import take_over_scales
 from serve_app.engine.step import CurrentStep, Step
+from serve_app.engine.text_part import text_config
 
 CHUNKS = (13, 9, 1, 1)
 """Tokens of each probed step: two chunks, then single ones."""
@@ -30,7 +31,7 @@ def probe(module: PreTrainedModel) -> KeyValueShape:
     Returns the shape of keys and values, as seen. Leaves the model with its own attention, its queries to be scaled
     by the engine. Raises ModelNotSupported.
     """
-    config = module.config.get_text_config(decoder=True)
+    config = text_config(module.config)
     length = min(sum(CHUNKS), int(config.max_position_embeddings))
     token_ids = (torch.arange(length, device=module.device) * 7919 + 11) % int(config.vocab_size)
     try:
@@ -38,7 +39,7 @@ def probe(module: PreTrainedModel) -> KeyValueShape:
         take_over_scales(module)
         shape = _seen_shape(module, token_ids)
         ours = _compute_in_steps(module, token_ids, shape).float()
-    except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         raise ModelNotSupported(f"{module.config.model_type}: {error}") from error
     finally:
         module.set_attn_implementation("eager")
@@ -53,14 +54,14 @@ def probe(module: PreTrainedModel) -> KeyValueShape:
     return shape
 
 
-def _compute(module: PreTrainedModel, token_ids: Tensor, positions: Tensor) -> Tensor:
-    output = module(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+def _compute(module: PreTrainedModel, token_ids: Tensor, positions: Tensor, **chosen: Tensor) -> Tensor:
+    output = module(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **chosen)
     logits: Tensor = output.logits[0]
     return logits
 
 
 def _seen_shape(module: PreTrainedModel, token_ids: Tensor) -> KeyValueShape:
-    recorder = _Recorder(module.config.get_text_config(decoder=True))
+    recorder = _Recorder(text_config(module.config))
     register(RECORDER, recorder)
     try:
         module.set_attn_implementation(RECORDER)
@@ -86,7 +87,8 @@ def _compute_in_steps(module: PreTrainedModel, token_ids: Tensor, shape: KeyValu
             if length:
                 step = _step_of(storage, holding, token_ids, start, length)
                 with current.running(step):
-                    logits.append(_compute(module, step.token_ids, step.positions))
+                    rows = _compute(module, step.token_ids, step.positions, logits_to_keep=step.logit_rows)
+                logits.append(rows[step.logit_rows])  # back in order, if they came as asked for
                 start += length
     finally:
         attention.close()
@@ -100,7 +102,7 @@ def _step_of(storage: PageStorage, holding: Holding, token_ids: Tensor, start: i
         token_ids=token_ids[start:end],
         positions=torch.arange(start, end, device=device),
         places=torch.tensor(storage.places(holding, start, end), device=device),
-        logit_rows=torch.arange(length, device=device),
+        logit_rows=torch.arange(length, device=device).flip(0),
         slots=(-1,) * length,
         groups=tuple(storage.groups([reading])),
     )
@@ -159,7 +161,7 @@ class _Recorder:
         if not self._places:
             raise ValueError("its attention does not go through AttentionInterface")
         across = set(getattr(self._config, "cross_attention_layers", None) or ())  # they attend to images alone
-        if set(self._places) | across != set(range(int(self._config.num_hidden_layers))):
+        if set(self._places) != set(range(int(self._config.num_hidden_layers))) - across:
             raise ValueError(f"only layers {sorted(self._places)} use AttentionInterface")
         moved = {number: place for number, place in self._places.items() if number != place}
         return KeyValueShape(layers=tuple(self._layers), places=moved, readers=frozenset(self._readers))

@@ -34,11 +34,13 @@ class Refusal:
     family:    small
     reason:    the words of the refusal after the family's name
     by_config: it is refused before any weight is read
+    needs:     a package with which it is served
     """
 
     family: Family
     reason: str
     by_config: bool = True
+    needs: str | None = None
 
 
 def family(name: str, variant: str = "", *, seed: int = 0, **settings: Any) -> Family:
@@ -75,6 +77,12 @@ GEMMA_3N = {
     "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": MIXED * 2,
 }  # fmt: skip
 GEMMA_4 = {"vocab_size_per_layer_input": 259, "hidden_size_per_layer_input": 8}
+SECTIONED = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0}
+PHI_4_EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+PHI_4_EARS = {
+    "hidden_size": 16, "intermediate_size": 16, "num_blocks": 1, "num_attention_heads": 2,
+    "ext_pw_out_channel": 16, "nemo_conv_channels": 16, "depthwise_separable_out_channel": 16,
+}  # fmt: skip
 LATENT_HEADS = {"num_key_value_heads": 4}  # keys and values come from a shared latent: as many as queries
 
 SERVED = (
@@ -240,6 +248,40 @@ SERVED = (
     family("xmod", default_language="en_XX", **OF_ENCODER),
     family("youtu", **LATENT_HEADS),
     family("afmoe"),
+    family("aria"),
+    family("aya_vision"),
+    family("cohere2_vision"),
+    family("exaone4_5"),
+    family("fuyu"),
+    family("gemma3"),
+    family("gemma4", global_head_dim=16, **GEMMA_4),
+    family("gemma4_unified", global_head_dim=16, **GEMMA_4),
+    family("glm4v", rope_parameters=SECTIONED),
+    family("glm4v_moe", rope_parameters=SECTIONED),
+    family("got_ocr2"),
+    family("idefics2"),
+    family("idefics3"),
+    family("internvl"),
+    family("kimi_k25", **LATENT_HEADS),
+    family("lighton_ocr"),
+    family("llama4", **LLAMA_4),
+    family("llava"),
+    family("llava_next"),
+    family("llava_onevision"),
+    family("mistral3"),
+    family(
+        "mllama", num_hidden_layers=4, cross_attention_layers=[1, 3], vision_config={"max_num_tiles": 4}
+    ),
+    family("moss_transcribe_diarize"),
+    family("paddleocr_vl", rope_parameters=SECTIONED),
+    family("phi4_multimodal", vision_config=PHI_4_EYES, audio_config=PHI_4_EARS),
+    family("qwen2_5_vl", rope_parameters=SECTIONED),
+    family("qwen2_vl", rope_parameters=SECTIONED),
+    family("qwen3_vl"),
+    family("qwen3_vl_moe"),
+    family("smolvlm"),
+    family("vipllava"),
+    family("voxtral"),
     family("gemma4_text", "heads of two sizes", global_head_dim=16, **GEMMA_4),
     family("gemma4_unified_text", "heads of two sizes", global_head_dim=16, **GEMMA_4),
     family("llama", "rope dynamic", rope_parameters=rope("dynamic")),
@@ -263,7 +305,7 @@ LINEAR = "layers of type linear_attention are not supported"
 INDEXED = "layers of type indexed_attention are not supported"
 CONVOLUTION = "layers of type conv are not supported"
 HYBRID = "layers of type hybrid are not supported"
-IMAGES = "vision_config (images) is not supported"
+NOT_CAUSAL = "attention that is not causal is not supported"
 ENCODER = "encoder-decoder models are not supported"
 NO_LENGTH = "config.json has no max_position_embeddings"
 OWN_MASKS = "the model makes attention masks of its own"
@@ -274,7 +316,7 @@ REFUSED = (
     refused("bailing_hybrid", LINEAR),
     refused("bamba", LINEAR, mamba_n_heads=4, mamba_d_head=16),
     refused("bart", ENCODER),
-    refused_by_probe("bert", "attention that is not causal is not supported", "encoder", is_decoder=False),
+    refused_by_probe("bert", NOT_CAUSAL, "encoder", is_decoder=False),
     refused_by_probe("big_bird", OTHER_WAY),
     refused("bigbird_pegasus", ENCODER),
     refused("blenderbot", ENCODER),
@@ -286,21 +328,16 @@ REFUSED = (
     refused("deepseek_v32", INDEXED),
     refused("deepseek_v4", "layers of type heavily_compressed_attention are not supported"),
     refused_by_probe("doge", OWN_MASKS),
-    refused("dots3_note", IMAGES),
+    refused("dots3_note", INDEXED, **LATENT_HEADS),
     refused("dots3_note_text", INDEXED, **LATENT_HEADS),
     refused("emu3", NO_LENGTH),
     refused_by_probe("falcon", OTHER_WAY),
     refused("falcon_h1", HYBRID),
     refused("falcon_mamba", LINEAR),
-    refused("fuyu", NO_LENGTH),
-    refused("gemma3", IMAGES),
-    refused("gemma3n", IMAGES),
-    refused("gemma4", NO_LENGTH),
-    refused("gemma4_unified", NO_LENGTH),
+    Refusal(family=family("gemma3n"), reason="it needs the packages timm and pillow", needs="timm"),
     refused("gemma4_unified_assistant", NO_LENGTH),
-    refused("git", IMAGES),
+    refused_by_probe("git", OTHER_WAY),
     refused("glm_moe_dsa", INDEXED),
-    refused("got_ocr2", IMAGES),
     refused_by_probe("gpt_neo", OTHER_WAY, attention_types=[[["global", "local"], 1]], window_size=16),
     refused_by_probe("gpt_neox_japanese", OTHER_WAY),
     refused_by_probe("gptj", OTHER_WAY, rotary_dim=4),
@@ -314,15 +351,12 @@ REFUSED = (
     refused("lfm2", CONVOLUTION, layer_types=["conv", "full_attention"]),
     refused("lfm2_moe", CONVOLUTION, layer_types=["conv", "full_attention"]),
     refused("lfm3", CONVOLUTION),
-    refused("llama4", IMAGES),
     refused("mamba", LINEAR),
     refused("mamba2", LINEAR, num_heads=4, head_dim=16),
     refused("marian", ENCODER),
     refused("mbart", ENCODER),
     refused_by_probe("megatron-bert", OTHER_WAY),
     refused("minimax", LINEAR),
-    refused("mllama", IMAGES),
-    refused("moss_transcribe_diarize", NO_LENGTH),
     refused("mpt", NO_LENGTH),
     refused("musicgen", ENCODER),
     refused("musicgen_melody", ENCODER),
@@ -331,15 +365,14 @@ REFUSED = (
     refused("olmo_hybrid", LINEAR),
     refused_by_probe("openai-gpt", OTHER_WAY),
     refused("pegasus", ENCODER),
-    refused("phi4_multimodal", IMAGES),
     refused("plbart", ENCODER),
     refused("prophetnet", ENCODER),
-    refused("qwen3_5", IMAGES),
-    refused("qwen3_5_moe", IMAGES),
+    refused("qwen3_5", LINEAR),
+    refused("qwen3_5_moe", LINEAR),
     refused("qwen3_5_moe_text", LINEAR),
     refused("qwen3_5_text", LINEAR),
     refused("qwen3_next", LINEAR),
-    refused("qwen4_exp", IMAGES),
+    refused("qwen4_exp", LINEAR),
     refused("qwen4_exp_text", LINEAR),
     refused("recurrent_gemma", LINEAR),
     refused_by_probe(
@@ -350,6 +383,7 @@ REFUSED = (
         feed_forward_size=48,
         attention_head_size=8,
     ),
+    refused_by_probe("paligemma", NOT_CAUSAL),
     refused_by_probe("rembert", OTHER_WAY),
     refused_by_probe("roformer", OTHER_WAY),
     refused_by_probe("rwkv", OTHER_WAY, attention_hidden_size=32),

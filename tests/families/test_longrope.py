@@ -14,7 +14,7 @@ from tests.families.families import LONGROPE, STRETCHED, Family, family
 from tests.families.making import NUM_BYTES
 from tests.families.test_parity import MAX_TOKENS, generate
 
-PHI = family("phi3", "rope longrope", rope_parameters=LONGROPE, **STRETCHED)
+PHI = family("phi3", "rope longrope beyond", rope_parameters=LONGROPE, **STRETCHED)
 ORIGINAL = STRETCHED["original_max_position_embeddings"]
 
 
