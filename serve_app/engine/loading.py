@@ -16,6 +16,8 @@ from serve_app.engine.config import EngineConfig
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.probe import probe
+from serve_app.engine.quantized.checkpoint import Weight, open_checkpoint
+from serve_app.engine.quantized.formats import formats_of
 from serve_app.engine.rope import settle_longrope
 from serve_app.engine.text_part import text_class, text_config
 
@@ -51,11 +53,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
     hf_config = AutoConfig.from_pretrained(config.path, local_files_only=True, trust_remote_code=False)
     _refuse_by_config(hf_config)
     device = choose_device(config.device)
-    check_weights_fit(Path(config.path), device=device)
     of_text = text_config(hf_config)
     dtype = (hf_config.dtype or of_text.dtype) if config.dtype == "auto" else getattr(torch, config.dtype)
     dtype = torch.float32 if dtype is None else dtype
-    module = _read_module(config.path, hf_config, dtype).to(device).eval().requires_grad_(False)
+    weights = _dequantised(config.path, hf_config)
+    num_bytes = None if weights is None else sum(weight.num_bytes(dtype) for weight in weights.values())
+    check_weights_fit(Path(config.path), device=device, num_bytes=num_bytes)
+    module = _read_module(config.path, hf_config, dtype, weights).to(device).eval().requires_grad_(False)
     shape = probe(module)
     own_limit = int(of_text.max_position_embeddings)
     budget = kv_budget(config, shape, own_limit=own_limit, dtype=dtype, device=device)
@@ -76,19 +80,41 @@ def load_model(config: EngineConfig) -> LoadedModel:
     )
 
 
-def _read_module(path: str, hf_config: Any, dtype: torch.dtype) -> PreTrainedModel:
+def _read_module(path: str, hf_config: Any, dtype: torch.dtype, weights: dict[str, Weight] | None) -> PreTrainedModel:
+    """The model with its weights, all of them found. Weights that are given are those of the folder, dequantised."""
+    source = {"pretrained_model_name_or_path": path} if weights is None else {"state_dict": weights}
     try:
-        return text_class(hf_config).from_pretrained(
-            path,
+        module, found = text_class(hf_config).from_pretrained(
+            **{"pretrained_model_name_or_path": None, **source},
             config=hf_config,
             dtype=dtype,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
             attn_implementation="eager",
+            output_loading_info=True,
         )
     except ImportError as error:
         raise ModelNotSupported(f"{hf_config.model_type}: {_package_of(error)}") from error
+    lacking = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
+    if lacking:
+        named = ", ".join(lacking[:5]) + (" …" if len(lacking) > 5 else "")
+        raise ModelNotSupported(f"{hf_config.model_type}: {len(lacking)} weights are not in the checkpoint: {named}")
+    loaded: PreTrainedModel = module
+    return loaded
+
+
+def _dequantised(path: str, hf_config: Any) -> dict[str, Weight] | None:
+    """A quantised checkpoint's weights; None where they are plain. Takes the announcement out of the configuration."""
+    settings = getattr(hf_config, "quantization_config", None)
+    if settings is None:
+        return None
+    fields = settings if isinstance(settings, dict) else settings.to_dict()
+    formats = formats_of(fields, hf_config.model_type)
+    for config in (hf_config, text_config(hf_config)):
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+    return open_checkpoint(Path(path), formats)
 
 
 def _package_of(error: ImportError) -> str:
@@ -123,8 +149,6 @@ def _refuse_by_config(hf_config: Any) -> None:
     name = hf_config.model_type
     if getattr(hf_config, "is_encoder_decoder", False):
         raise ModelNotSupported(f"{name}: encoder-decoder models are not supported")
-    if getattr(hf_config, "quantization_config", None) is not None:
-        raise ModelNotSupported(f"{name}: quantization_config is not supported")
     of_text = text_config(hf_config)
     for layer_type in getattr(of_text, "layer_types", None) or ():
         if layer_type not in SUPPORTED_LAYER_TYPES:

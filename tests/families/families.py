@@ -78,7 +78,8 @@ GEMMA_3N = {
 }  # fmt: skip
 GEMMA_4 = {"vocab_size_per_layer_input": 259, "hidden_size_per_layer_input": 8}
 SECTIONED = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0}
-PHI_4_EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+EMU_3_EYES = {"codebook_size": 8, "base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1}
+EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 PHI_4_EARS = {
     "hidden_size": 16, "intermediate_size": 16, "num_blocks": 1, "num_attention_heads": 2,
     "ext_pw_out_channel": 16, "nemo_conv_channels": 16, "depthwise_separable_out_channel": 16,
@@ -251,6 +252,7 @@ SERVED = (
     family("aria"),
     family("aya_vision"),
     family("cohere2_vision"),
+    family("emu3", whole={"vocabulary_map": {"<image>": 5}}, vq_config=EMU_3_EYES),
     family("exaone4_5"),
     family("fuyu"),
     family("gemma3"),
@@ -269,12 +271,10 @@ SERVED = (
     family("llava_next"),
     family("llava_onevision"),
     family("mistral3"),
-    family(
-        "mllama", num_hidden_layers=4, cross_attention_layers=[1, 3], vision_config={"max_num_tiles": 4}
-    ),
+    family("mllama", num_hidden_layers=4, cross_attention_layers=[1, 3], vision_config={"max_num_tiles": 4}),
     family("moss_transcribe_diarize"),
     family("paddleocr_vl", rope_parameters=SECTIONED),
-    family("phi4_multimodal", vision_config=PHI_4_EYES, audio_config=PHI_4_EARS),
+    family("phi4_multimodal", vision_config=EYES, audio_config=PHI_4_EARS),
     family("qwen2_5_vl", rope_parameters=SECTIONED),
     family("qwen2_vl", rope_parameters=SECTIONED),
     family("qwen3_vl"),
@@ -304,12 +304,33 @@ OFF = "logits through the engine's attention are off by"
 LINEAR = "layers of type linear_attention are not supported"
 INDEXED = "layers of type indexed_attention are not supported"
 CONVOLUTION = "layers of type conv are not supported"
+COMPRESSED = "layers of type heavily_compressed_attention are not supported"
+HYBRID_SLIDING = "layers of type hybrid_sliding are not supported"
 HYBRID = "layers of type hybrid are not supported"
 NOT_CAUSAL = "attention that is not causal is not supported"
 ENCODER = "encoder-decoder models are not supported"
 NO_LENGTH = "config.json has no max_position_embeddings"
 OWN_MASKS = "the model makes attention masks of its own"
 OTHER_WAY = "its attention does not go through AttentionInterface"
+
+PACKAGES = "it needs the packages timm and pillow"
+LATER_STATE = "a store for a layer's running state beside keys and values; the engine has none yet"
+REMEDIES = {
+    TWICE: "a store with several keys per layer and token; none is planned",
+    OFF: "use the whole model's family with a service for encoder-decoder models",
+    LINEAR: LATER_STATE,
+    CONVOLUTION: LATER_STATE,
+    HYBRID: LATER_STATE,
+    HYBRID_SLIDING: LATER_STATE,
+    INDEXED: "attention over chosen keys alone, with a store for the index; the engine has none yet",
+    COMPRESSED: "a store for compressed keys; the engine has none yet",
+    NOT_CAUSAL: "nothing: what was read would change with every token that is written",
+    ENCODER: "a service for encoder-decoder models",
+    NO_LENGTH: "add the length it was trained for to `config.json`, as `max_position_embeddings`; the probe decides",
+    OWN_MASKS: "a class of transformers that leaves masks to attention",
+    OTHER_WAY: "a class of transformers that calls attention by `AttentionInterface`",
+    PACKAGES: "`pip install timm pillow`",
+}
 
 REFUSED = (
     refused("axk2", INDEXED),
@@ -326,17 +347,17 @@ REFUSED = (
     refused_by_probe("codegen", OTHER_WAY, rotary_dim=4),
     refused("cpmant", NO_LENGTH),
     refused("deepseek_v32", INDEXED),
-    refused("deepseek_v4", "layers of type heavily_compressed_attention are not supported"),
+    refused("deepseek_v4", COMPRESSED),
     refused_by_probe("doge", OWN_MASKS),
-    refused("dots3_note", INDEXED, **LATENT_HEADS),
+    refused(
+        "dots3_note", INDEXED, head_dim=16, vision_config=None, audio_config=None, hidden_size=5120, **LATENT_HEADS
+    ),
     refused("dots3_note_text", INDEXED, **LATENT_HEADS),
-    refused("emu3", NO_LENGTH),
     refused_by_probe("falcon", OTHER_WAY),
     refused("falcon_h1", HYBRID),
     refused("falcon_mamba", LINEAR),
-    Refusal(family=family("gemma3n"), reason="it needs the packages timm and pillow", needs="timm"),
-    refused("gemma4_unified_assistant", NO_LENGTH),
-    refused_by_probe("git", OTHER_WAY),
+    Refusal(family=family("gemma3n"), reason=PACKAGES, needs="timm"),
+    refused_by_probe("git", OTHER_WAY, vision_config=EYES),
     refused("glm_moe_dsa", INDEXED),
     refused_by_probe("gpt_neo", OTHER_WAY, attention_types=[[["global", "local"], 1]], window_size=16),
     refused_by_probe("gpt_neox_japanese", OTHER_WAY),
@@ -344,8 +365,8 @@ REFUSED = (
     refused("granitemoehybrid", LINEAR, mamba_n_heads=4, mamba_d_head=16),
     refused_by_probe("hrm_text", TWICE),
     refused("hy_v4", INDEXED),
-    refused("inkling2_text", "layers of type hybrid_sliding are not supported"),
-    refused("inkling_text", "layers of type hybrid_sliding are not supported"),
+    refused("inkling2_text", HYBRID_SLIDING),
+    refused("inkling_text", HYBRID_SLIDING),
     refused("jamba", LINEAR),
     refused("kimi_linear", LINEAR),
     refused("lfm2", CONVOLUTION, layer_types=["conv", "full_attention"]),
@@ -403,4 +424,7 @@ REFUSED = (
     refused("xlnet", NO_LENGTH, d_inner=48),
 )
 
-NOT_ALONE = {"gemma4_assistant": "drafts for another model, whose keys and values it reads"}
+NOT_ALONE = {
+    "gemma4_assistant": "drafts for another model, whose keys and values it reads",
+    "gemma4_unified_assistant": "drafts for another model, whose keys and values it reads",
+}

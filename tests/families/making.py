@@ -61,7 +61,8 @@ SIZES: dict[str, Any] = {
     "bos_token_id": NUM_BYTES, "eos_token_id": NUM_BYTES + 1, "pad_token_id": NUM_BYTES + 2,
 }  # fmt: skip
 TOWER: dict[str, Any] = {
-    "hidden_size": 16, "embed_dim": 16, "out_hidden_size": 32, "vision_output_dim": 32, "projector_input_dim": 32,
+    "hidden_size": 16, "embed_dim": 16, "out_hidden_size": 32, "vision_output_dim": 32,
+    "projector_input_dim": 32, "projector_output_dim": 32,
     "intermediate_size": 16, "num_hidden_layers": 1, "depth": 1, "num_attention_heads": 2, "num_heads": 2,
     "image_size": 28, "patch_size": 14,
 }  # fmt: skip
@@ -81,19 +82,19 @@ def make_config(family: str, settings: Mapping[str, Any] | None = None) -> PreTr
 
 
 def _make_composite(default: PreTrainedConfig, settings: dict[str, Any]) -> PreTrainedConfig:
-    """A model with towers: its text is as small as any, each tower still smaller; `settings` are the text's."""
-    towers = {
-        name: {**_small_tower(tower), "model_type": tower.model_type}
-        for name in default.sub_configs
-        if name != "text_config" and (tower := getattr(default, name, None)) is not None
-    }
-    for name in towers:
-        towers[name] |= settings.pop(name, {})
+    """A model with towers: its text is as small as any, each tower still smaller; `settings` are the text's.
+
+    What they have under a tower's name is the tower's; None leaves it as large as it is.
+    """
+    towers = {}
+    for name in default.sub_configs:
+        tower = getattr(default, name, None)
+        changes = settings.pop(name, {})
+        if name != "text_config" and tower is not None and changes is not None:
+            towers[name] = {**_small_tower(tower), "model_type": tower.model_type, **changes}
     whole = settings.pop("whole", {})
     text = default.text_config
-    return type(default)(
-        **towers, **whole, text_config={**_small(text), **settings, "model_type": text.model_type}
-    )
+    return type(default)(**towers, **whole, text_config={**_small(text), **settings, "model_type": text.model_type})
 
 
 def _small_tower(default: PreTrainedConfig) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 from serve_app.engine.loading import ModelNotSupported, load_model
 from tests.engine.harness import config
@@ -25,6 +26,7 @@ def test_what_is_not_served_is_refused_with_its_reason(
     if refusal.by_config:
         folder = tmp_path / family.label
         save_config(family.name, family.settings, folder)
+        save_file({}, folder / "model.safetensors", metadata={"format": "pt"})
     else:
         folder = model_folder(family)
     with pytest.raises(ModelNotSupported, match=f"^{re.escape(f'{family.name}: {refusal.reason}')}"):
