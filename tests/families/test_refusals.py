@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from serve_app.engine.loading import ModelNotSupported, load_model
+from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.judgement import judge
+from serve_app.engine.loading import load_model
 from tests.engine.harness import config
 from tests.families.families import REFUSED, Family, Refusal
 from tests.families.making import save_config
@@ -29,5 +31,8 @@ def test_what_is_not_served_is_refused_with_its_reason(
         save_file({}, folder / "model.safetensors", metadata={"format": "pt"})
     else:
         folder = model_folder(family)
-    with pytest.raises(ModelNotSupported, match=f"^{re.escape(f'{family.name}: {refusal.reason}')}"):
+    with pytest.raises(ModelNotSupported, match=f"^{re.escape(f'{family.name}: {refusal.reason}')}") as refused:
         load_model(config(folder))
+    if refusal.by_config and refusal.needs is None:
+        with pytest.raises(ModelNotSupported, match=f"^{re.escape(str(refused.value))}$"):
+            judge(folder)
