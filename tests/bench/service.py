@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from serve_app.cli_environment import environment
 from serve_app.cli_processes import processes_of_runs
 

@@ -104,7 +104,7 @@ SERVED = (
     family("cohere_compass_text", rope_parameters=rope_per_layer_type(mrope_section=[2, 1, 1])),
     family("ctrl"),
     family("cwm"),
-    family("data2vec-text", **OF_ENCODER),
+    family("data2vec-text", seed=1, **OF_ENCODER),
     family(
         "dbrx",
         attn_config={"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
