@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from safetensors.torch import save_file
-from serve_app.check.folders import check_model
 
 from serve_app.catalog.adapters import read_records
 from serve_app.check.findings import Severity
+from serve_app.check.folders import check_model
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.errors import ModelNotSupported
