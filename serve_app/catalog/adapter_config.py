@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from serve_app.catalog.errors import CatalogError
-
-T = TypeVar("T")
+from serve_app.core.adapters import MAX_PATTERN_KEYS, AdapterConfig, compile_pattern
 
 MAX_RANK = 256
 MAX_PATTERN_CHARS = 256
-MAX_PATTERN_KEYS = 4096
 
 # Fields that say how the adapter was made or where, or that its tensors show as well.
 _WITHOUT_EFFECT = frozenset(
@@ -41,36 +36,6 @@ _MAX_REPEATS = 3
 _MAX_ALPHA = 1e6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterConfig:
-    """What an adapter's tensors mean.
-
-    rank, alpha:    where no pattern names the module; PEFT's `r` and `lora_alpha`
-    fan_in_fan_out: the base keeps these weights transposed, as GPT-2 does
-    """
-
-    rank: int
-    alpha: float
-    use_rslora: bool = False
-    use_dora: bool = False
-    fan_in_fan_out: bool = False
-    rank_pattern: Mapping[str, int] = field(default_factory=dict)
-    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
-
-    def rank_of(self, module: str) -> int:
-        """Give the rank for a module, by its name within the base model."""
-        return _lookup(self.rank_pattern, module, default=self.rank)
-
-    def alpha_of(self, module: str) -> float:
-        """Give the alpha for a module, by its name within the base model."""
-        return _lookup(self.alpha_pattern, module, default=self.alpha)
-
-    def scale_of(self, module: str) -> float:
-        """Give the factor of B·A: alpha / r, or alpha / √r with rsLoRA (arXiv 2312.03732)."""
-        rank = self.rank_of(module)
-        return self.alpha_of(module) / (math.sqrt(rank) if self.use_rslora else rank)
-
-
 def parse_adapter_config(fields: Mapping[str, Any], *, max_rank: int = MAX_RANK) -> AdapterConfig:
     """Check the fields of an adapter_config.json.
 
@@ -91,6 +56,7 @@ def parse_adapter_config(fields: Mapping[str, Any], *, max_rank: int = MAX_RANK)
         )
     _check_rank("r", fields.get("r"), max_rank=max_rank)
     _check_alpha("lora_alpha", fields.get("lora_alpha"))
+    _flag(fields, "fan_in_fan_out")  # how the base keeps its weights: the model itself shows it
     rank_pattern = _pattern(fields, "rank_pattern")
     for key, value in rank_pattern.items():
         _check_rank(f"rank_pattern[{key!r}]", value, max_rank=max_rank)
@@ -102,18 +68,9 @@ def parse_adapter_config(fields: Mapping[str, Any], *, max_rank: int = MAX_RANK)
         alpha=float(fields["lora_alpha"]),
         use_rslora=_flag(fields, "use_rslora"),
         use_dora=_flag(fields, "use_dora"),
-        fan_in_fan_out=_flag(fields, "fan_in_fan_out"),
         rank_pattern=rank_pattern,
         alpha_pattern={key: float(value) for key, value in alpha_pattern.items()},
     )
-
-
-def _lookup(pattern: Mapping[str, T], module: str, *, default: T) -> T:
-    """Find the first key that matches the end of the module's name, as PEFT's `get_pattern_key` does."""
-    for key, value in pattern.items():
-        if _compile(key).match(module):
-            return value
-    return default
 
 
 def _pattern(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -136,14 +93,9 @@ def _check_expression(name: str, key: str) -> None:
             f"{MAX_PATTERN_CHARS} characters, {_MAX_REPEATS} of the signs * + ? and none of them behind a group"
         )
     try:
-        _compile(key)
+        compile_pattern(key)
     except (re.error, OverflowError, RecursionError) as error:
         raise CatalogError(f"adapter_config.json: {name} has the key {key!r}, no expression: {error}") from None
-
-
-@lru_cache(maxsize=2 * MAX_PATTERN_KEYS)
-def _compile(key: str) -> re.Pattern[str]:
-    return re.compile(rf"(.*\.)?({key})$")
 
 
 def _check_rank(name: str, value: Any, *, max_rank: int) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from serve_app.catalog.adapter_config import AdapterConfig
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.headers import TensorInfo
+from serve_app.core.adapters import AdapterConfig, Change
 
 MODULE_PREFIX = "base_model.model."
 LORA_A = ".lora_A.weight"
@@ -17,8 +18,8 @@ DTYPES = frozenset({"float16", "bfloat16", "float32"})
 _FORMS: Mapping[str, str] = {LORA_A: LORA_A, LORA_B: LORA_B, MAGNITUDE: MAGNITUDE, f"{MAGNITUDE}.weight": MAGNITUDE}
 
 
-def check_tensors(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> int:
-    """Check names, pairs, shapes and dtypes; return the largest rank.
+def read_changes(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> dict[str, Change]:
+    """Check names, pairs, shapes and dtypes; return what is done to each module, by its name.
 
     lora_A [rank, inputs], lora_B [outputs, rank], lora_magnitude_vector [outputs] with DoRA and only with it.
     Raises CatalogError, which names the tensor.
@@ -26,11 +27,19 @@ def check_tensors(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> i
     modules = _by_module(tensors)
     if not modules:
         raise CatalogError("adapter_model.safetensors has no tensors")
-    return max(_check_module(module, forms, config=config) for module, forms in sorted(modules.items()))
+    return {module: _change(module, forms, config=config) for module, forms in sorted(modules.items())}
 
 
-def _by_module(tensors: Mapping[str, TensorInfo]) -> dict[str, dict[str, TensorInfo]]:
-    modules: dict[str, dict[str, TensorInfo]] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tensor:
+    """One tensor: its name in the file, and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+def _by_module(tensors: Mapping[str, TensorInfo]) -> dict[str, dict[str, _Tensor]]:
+    modules: dict[str, dict[str, _Tensor]] = {}
     for name, info in sorted(tensors.items()):
         form = next((form for form in _FORMS if name.endswith(form)), None)
         if form is None or not name.startswith(MODULE_PREFIX) or len(name) <= len(MODULE_PREFIX) + len(form):
@@ -43,11 +52,11 @@ def _by_module(tensors: Mapping[str, TensorInfo]) -> dict[str, dict[str, TensorI
         forms = modules.setdefault(name[len(MODULE_PREFIX) : -len(form)], {})
         if _FORMS[form] in forms:
             raise CatalogError(f"tensor {name!r} is there twice, with and without .weight")
-        forms[_FORMS[form]] = info
+        forms[_FORMS[form]] = _Tensor(name=name, shape=info.shape)
     return modules
 
 
-def _check_module(module: str, forms: Mapping[str, TensorInfo], *, config: AdapterConfig) -> int:
+def _change(module: str, forms: Mapping[str, _Tensor], *, config: AdapterConfig) -> Change:
     for form in (LORA_A, LORA_B):
         if form not in forms:
             raise CatalogError(f"tensor {MODULE_PREFIX + module + form!r} is missing")
@@ -63,10 +72,18 @@ def _check_module(module: str, forms: Mapping[str, TensorInfo], *, config: Adapt
             f"module {module!r}: lora_A has rank {inner_a} and lora_B rank {inner_b}; adapter_config.json says {rank}"
         )
     _check_magnitude(module, forms, use_dora=config.use_dora)
-    return rank
+    return Change(
+        rank=rank,
+        inputs=forms[LORA_A].shape[1],
+        outputs=forms[LORA_B].shape[0],
+        scaling=config.scale_of(module),
+        down=forms[LORA_A].name,
+        up=forms[LORA_B].name,
+        magnitude=forms[MAGNITUDE].name if MAGNITUDE in forms else None,
+    )
 
 
-def _check_magnitude(module: str, forms: Mapping[str, TensorInfo], *, use_dora: bool) -> None:
+def _check_magnitude(module: str, forms: Mapping[str, _Tensor], *, use_dora: bool) -> None:
     magnitude = forms.get(MAGNITUDE)
     if magnitude is None:
         if use_dora:

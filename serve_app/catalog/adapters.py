@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from serve_app.catalog.adapter_config import MAX_RANK, AdapterConfig, parse_adapter_config
-from serve_app.catalog.adapter_tensors import check_tensors
+from serve_app.catalog.adapter_config import MAX_RANK, parse_adapter_config
+from serve_app.catalog.adapter_tensors import read_changes
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.files import confined_file, read_json_object
-from serve_app.catalog.headers import TensorInfo, read_header
+from serve_app.catalog.headers import read_header
+from serve_app.core.adapters import AdapterRecord
 from serve_app.core.cards import AdapterCard
 
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,96}")
@@ -23,36 +22,6 @@ MAX_CONFIG_BYTES = 2**20
 MAX_WEIGHT_BYTES = 8 * 2**30
 NUM_VERSION_CHARS = 32
 _PICKLED_WEIGHTS = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pkl")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterRecord:
-    """One adapter found on disk.
-
-    version: digest of configuration and weights; "" where they could not be read
-    rank:    the largest of its modules
-    config:  None where it was refused
-    tensors: by their names in the file; whether they bind to modules of the model is for the engine to say
-    reason:  why it cannot be used; None for a usable one
-    """
-
-    name: str
-    path: Path
-    version: str = ""
-    rank: int = 0
-    config: AdapterConfig | None = None
-    tensors: Mapping[str, TensorInfo] = field(default_factory=dict)
-    reason: str | None = None
-
-    @property
-    def is_usable(self) -> bool:
-        return self.reason is None
-
-    def card(self) -> AdapterCard:
-        """Give what routers and clients are told of it."""
-        return AdapterCard(
-            name=self.name, version=self.version, rank=self.rank, reason=self.reason, root=str(self.path)
-        )
 
 
 def read_adapters(folder: Path, *, max_rank: int = MAX_RANK) -> tuple[AdapterCard, ...]:
@@ -86,14 +55,12 @@ def read_adapter(path: Path, *, root: Path, max_rank: int = MAX_RANK) -> Adapter
         weights_path = _weights_path(path, root=root)
         fields = read_json_object(config_path, max_bytes=MAX_CONFIG_BYTES)
         version = _digest(config_path, weights_path)
-        config = parse_adapter_config(fields, max_rank=max_rank)
-        tensors = read_header(weights_path)
-        rank = check_tensors(tensors, config)
+        changes = read_changes(read_header(weights_path), parse_adapter_config(fields, max_rank=max_rank))
     except CatalogError as error:
         return AdapterRecord(name=name, path=path, version=version, reason=str(error))
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, on resolving
         return AdapterRecord(name=name, path=path, version=version, reason=f"its files cannot be read: {error}")
-    return AdapterRecord(name=name, path=path, version=version, rank=rank, config=config, tensors=tensors)
+    return AdapterRecord(name=name, path=path, version=version, weights=weights_path, changes=changes)
 
 
 def _weights_path(path: Path, *, root: Path) -> Path:

@@ -1,4 +1,7 @@
-"""Finds the folder of a base model and reads what must be known before its weights are loaded."""
+"""Finds the folder of a base model and looks whether its files are whole and safe to load.
+
+Whether the engine computes such a model is the engine's to say (`serve_app.engine.judgement`).
+"""
 
 from __future__ import annotations
 
@@ -20,39 +23,25 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 PICKLED_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 
-# A model type's own words for its context, in the order in which they are asked.
-_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
 _PRIVATE_KEYS_ALLOWED = frozenset({"_name_or_path", "_commit_hash", "_sliding_window_pattern"})
-# Keys that make a library fetch or run code, or load what the engine does not compute.
+# Keys that make a library fetch or run code.
 _REFUSED_KEYS: Mapping[str, str] = {
     "auto_map": "the model asks for code of its own, which is never run",
     "custom_pipelines": "the model asks for code of its own, which is never run",
     "attn_implementation": "only the engine chooses an attention implementation; remove it",
     "experts_implementation": "only the engine chooses an experts implementation; remove it",
-    "quantization_config": "quantized weights are not supported; use the unquantized ones",
-    "compression_config": "compressed weights are not supported; use the uncompressed ones",
-    "is_encoder_decoder": "only decoders complete text; encoder-decoder models are not served",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """A base model on disk that may be loaded.
+    """A base model on disk whose files may be loaded.
 
-    config:           the whole config.json;  text_config: its part for text, or the same
-    max_model_len:    context in tokens
-    vocab_size:       rows of the output, padding included
     created:          Unix seconds of the newest weight file
     num_weight_bytes: of all weight files together
     """
 
     path: Path
-    config: Mapping[str, Any]
-    text_config: Mapping[str, Any]
-    model_type: str
-    architectures: tuple[str, ...]
-    max_model_len: int
-    vocab_size: int
     weights: tuple[Path, ...]
     created: int
     num_weight_bytes: int
@@ -74,10 +63,10 @@ def locate_model(path: str) -> Path:
 
 
 def read_model_folder(path: Path) -> ModelFolder:
-    """Read a model's configuration and the headers of its weights; no weight is loaded.
+    """Read what a model's configuration asks for and the headers of its weights; no weight is loaded.
 
     Operators choose model folders, and caches link their files, so links are followed here.
-    Raises CatalogError, whose message begins with the folder, where the model cannot or must not be served.
+    Raises CatalogError, whose message begins with the folder, where its files are not all there or must not be loaded.
     """
     try:
         return _read_model_folder(path)
@@ -93,21 +82,9 @@ def _read_model_folder(path: Path) -> ModelFolder:
             raise CatalogError(f"{name} is missing")
     config = read_json_object(path / CONFIG, max_bytes=MAX_CONFIG_BYTES)
     _refuse_keys(config)
-    text_config = config.get("text_config", config)
-    if not isinstance(text_config, dict):
-        raise CatalogError(f"{CONFIG}: text_config must be an object, found {type(text_config).__name__}")
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or not model_type:
-        raise CatalogError(f"{CONFIG}: model_type is missing, so the architecture is unknown")
     weights = _weight_files(path)
     return ModelFolder(
         path=path,
-        config=config,
-        text_config=text_config,
-        model_type=model_type,
-        architectures=_architectures(config),
-        max_model_len=_positive(text_config, config, keys=_CONTEXT_KEYS),
-        vocab_size=_positive(text_config, config, keys=("vocab_size",)),
         weights=weights,
         created=int(max(file.stat().st_mtime for file in weights)),
         num_weight_bytes=sum(file.stat().st_size for file in weights),
@@ -133,25 +110,6 @@ def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 open_values.extend(entries.values())
             case list() as values:
                 open_values.extend(values)
-
-
-def _architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
-    architectures = config.get("architectures") or []
-    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
-        raise CatalogError(f"{CONFIG}: architectures must be a list of names")
-    return tuple(architectures)
-
-
-def _positive(*configs: Mapping[str, Any], keys: tuple[str, ...]) -> int:
-    for config in configs:
-        for key in keys:
-            value = config.get(key)
-            if value is None:
-                continue
-            if type(value) is not int or value < 1:
-                raise CatalogError(f"{CONFIG}: {key} must be a positive whole number, found {value!r}")
-            return value
-    raise CatalogError(f"{CONFIG}: none of {', '.join(keys)} is given")
 
 
 def _weight_files(path: Path) -> tuple[Path, ...]:

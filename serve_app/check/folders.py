@@ -14,9 +14,12 @@ from serve_app.deployments.arguments import ModelArgs
 
 def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
     """Findings of `args.path` and `args.adapters`; usable adapters are notes."""
+    from serve_app.engine.errors import ModelNotSupported
+    from serve_app.engine.judgement import judge  # imported here: it brings torch, which takes time
+
     try:
-        read_model_folder(locate_model(args.path))
-    except (CatalogError, OSError) as error:
+        judge(read_model_folder(locate_model(args.path)).path)
+    except (CatalogError, ModelNotSupported, OSError) as error:
         yield Finding(path=(*path, "path"), message=str(error))
     if args.adapters is not None:
         yield from _check_adapters(FilePath(args.adapters), (*path, "adapters"))

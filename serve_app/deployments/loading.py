@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serve_app.catalog.adapters import read_adapters
+from serve_app.catalog.adapters import read_records
 from serve_app.catalog.chat_template import read_chat_template
 from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.deployments.arguments import ModelArgs
@@ -27,7 +27,7 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
     log_as_configured()
     folder = read_model_folder(locate_model(args.path))
     settings = args.model_dump(include={field.name for field in fields(EngineConfig)})
-    adapters = read_adapters(Path(args.adapters)) if args.adapters is not None else ()
+    adapters = read_records(Path(args.adapters)) if args.adapters is not None else ()
     config = EngineConfig(**settings | {"path": str(folder.path)})
     return ModelService.load(
         config,

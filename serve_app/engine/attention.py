@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.kv.storage import Storage
+from serve_app.engine.query_scale import query_scale
 from serve_app.engine.step import CurrentStep
 
 _numbers = count()
@@ -24,9 +26,10 @@ class PackedAttention:
     to what its rows hold. Nothing is masked by the model itself.
     """
 
-    def __init__(self, storage: Storage, current: CurrentStep) -> None:
+    def __init__(self, storage: Storage, current: CurrentStep, shape: KeyValueShape) -> None:
         self.name = f"serve_app_packed_{next(_numbers)}"
         self._storage = storage
+        self._shape = shape
         self._current = current
         register(self.name, self)
 
@@ -49,13 +52,19 @@ class PackedAttention:
         Returns [1, tokens, heads, value_dim].
         """
         step, layer = self._current.step, int(module.layer_idx)
-        self._storage.write(layer, step.places, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        place = self._shape.places.get(layer, layer)
+        if layer not in self._shape.readers:
+            self._storage.write(place, step.places, key[0].transpose(0, 1), value[0].transpose(0, 1))
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         tokens = query[0].transpose(0, 1)  # [tokens, heads, key_dim]
+        factor = query_scale(module, step.positions)
+        if factor is not None:
+            tokens = (tokens * factor[:, None, None]).to(tokens.dtype)
+        chunk = chunk_of(module)
         output = query.new_empty(*tokens.shape[:2], value.shape[-1])
         for group in step.groups:
-            keys, values = self._storage.read(layer, group)
-            mask = group.mask(sliding_window, query.dtype, query.device)
+            keys, values = self._storage.read(place, group)
+            mask = group.mask(sliding_window, query.dtype, query.device, chunk=chunk)
             attended = attend(group.queries(tokens), keys, values, mask=mask, scale=scale, softcap=softcap, sinks=s_aux)
             group.put(output, attended)
         return output[None], None
@@ -63,6 +72,16 @@ class PackedAttention:
     def close(self) -> None:
         """Forget the function; the model it was given to has none then."""
         unregister(self.name)
+
+
+def chunk_of(layer: Any) -> int | None:
+    """How many positions make one chunk, where the layer's queries see nothing before their own chunk (Llama 4)."""
+    config = getattr(layer, "config", None)
+    types = getattr(config, "layer_types", None)
+    if not types or types[layer.layer_idx] != "chunked_attention":
+        return None
+    size: int = config.attention_chunk_size  # type: ignore[union-attr]
+    return size
 
 
 def register(name: str, function: Callable[..., tuple[Tensor, None]]) -> None:

@@ -67,9 +67,12 @@ def context_within(config: EngineConfig, budget: int, *, own_limit: int, bytes_p
     return min(wanted, in_budget)
 
 
-def check_weights_fit(path: Path, *, device: torch.device) -> None:
-    """Refuse weights that are larger than what is free. Raises ModelNotSupported."""
-    weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+def check_weights_fit(path: Path, *, device: torch.device, num_bytes: int | None = None) -> None:
+    """Refuse weights that are larger than what is free. Raises ModelNotSupported.
+
+    num_bytes: what they take in memory; None is the size of their files
+    """
+    weights = sum(file.stat().st_size for file in path.glob("*.safetensors")) if num_bytes is None else num_bytes
     free = free_bytes(device)
     if weights > free:
         raise ModelNotSupported(f"the weights take {weights // MIB} MiB, {free // MIB} MiB of memory are free")

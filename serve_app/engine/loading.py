@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from serve_app.engine.budget import check_weights_fit, context_within, kv_budget
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.judgement import Judged, judge
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.probe import probe
+from serve_app.engine.quantized.checkpoint import open_checkpoint
+from serve_app.engine.rope import settle_longrope
 
 logger = logging.getLogger(__name__)
-
-SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
-REFUSED_ROPE_TYPES = {"longrope"}  # it looks at the longest row of the batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,25 +47,15 @@ def load_model(config: EngineConfig) -> LoadedModel:
     Raises ModelNotSupported.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    hf_config = AutoConfig.from_pretrained(config.path, local_files_only=True, trust_remote_code=False)
-    _refuse_by_config(hf_config)
+    judged = judge(config.path)
     device = choose_device(config.device)
-    check_weights_fit(Path(config.path), device=device)
-    dtype = hf_config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-    dtype = torch.float32 if dtype is None else dtype
-    module = AutoModelForCausalLM.from_pretrained(
-        config.path,
-        dtype=dtype,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        attn_implementation="eager",
-    )
-    module = module.to(device).eval().requires_grad_(False)
+    dtype = _choose_dtype(config.dtype, judged)
+    module = _read_module(config.path, judged, dtype, device).to(device).eval().requires_grad_(False)
     shape = probe(module)
-    own_limit = int(hf_config.max_position_embeddings)
+    own_limit = judged.max_model_len
     budget = kv_budget(config, shape, own_limit=own_limit, dtype=dtype, device=device)
     max_model_len = context_within(config, budget, own_limit=own_limit, bytes_per_token=shape.bytes_per_token(dtype))
+    settle_longrope(module, max_model_len)
     if max_model_len < own_limit and config.max_model_len is None:
         logger.warning("%s: context of %d tokens instead of %d, for want of memory for keys and values", config.name,
                        max_model_len, own_limit)  # fmt: skip
@@ -76,9 +66,52 @@ def load_model(config: EngineConfig) -> LoadedModel:
         device=device,
         max_model_len=max_model_len,
         kv_cache_bytes=budget,
-        vocab_size=int(hf_config.vocab_size),
-        eos_token_ids=read_eos_token_ids(config.path, hf_config),
+        vocab_size=int(judged.text.vocab_size),
+        eos_token_ids=read_eos_token_ids(config.path, judged.text),
     )
+
+
+def _choose_dtype(name: str, judged: Judged) -> torch.dtype:
+    if name != "auto":
+        asked: torch.dtype = getattr(torch, name)
+        return asked
+    return judged.config.dtype or judged.text.dtype or torch.float32
+
+
+def _read_module(path: str, judged: Judged, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The model with its weights, all of them found; quantised ones as the numbers that they mean."""
+    weights = None if judged.formats is None else open_checkpoint(Path(path), judged.formats)
+    num_bytes = None if weights is None else sum(weight.num_bytes(dtype) for weight in weights.values())
+    check_weights_fit(Path(path), device=device, num_bytes=num_bytes)
+    try:
+        module, found = judged.kind.from_pretrained(
+            path if weights is None else None,
+            state_dict=weights,
+            config=judged.config,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            attn_implementation="eager",
+            output_loading_info=True,
+        )
+    except ImportError as error:
+        raise ModelNotSupported(f"{judged.config.model_type}: {_package_of(error)}") from error
+    lacking = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
+    if lacking:
+        named = ", ".join(lacking[:5]) + (" …" if len(lacking) > 5 else "")
+        raise ModelNotSupported(
+            f"{judged.config.model_type}: {len(lacking)} weights are not in the checkpoint: {named}"
+        )
+    loaded: PreTrainedModel = module
+    return loaded
+
+
+def _package_of(error: ImportError) -> str:
+    """Which package a model wants, in words shorter than transformers' own."""
+    if "timm" in str(error):
+        return "it needs the packages timm and pillow, even for text alone: pip install timm pillow"
+    return f"it needs a package that is not installed: {str(error).strip().splitlines()[0]}"
 
 
 def choose_device(name: str) -> torch.device:
@@ -100,29 +133,3 @@ def read_eos_token_ids(path: str, hf_config: Any) -> frozenset[int]:
     if eos is None:
         return frozenset()
     return frozenset(eos) if isinstance(eos, list) else frozenset([int(eos)])
-
-
-def _refuse_by_config(hf_config: Any) -> None:
-    name = hf_config.model_type
-    if getattr(hf_config, "is_encoder_decoder", False):
-        raise ModelNotSupported(f"{name}: encoder-decoder models are not supported")
-    if getattr(hf_config, "quantization_config", None) is not None:
-        raise ModelNotSupported(f"{name}: quantization_config is not supported")
-    if getattr(hf_config, "vision_config", None) is not None:
-        raise ModelNotSupported(f"{name}: vision_config (images) is not supported")
-    for layer_type in getattr(hf_config, "layer_types", None) or ():
-        if layer_type not in SUPPORTED_LAYER_TYPES:
-            raise ModelNotSupported(f"{name}: layers of type {layer_type} are not supported")
-    for rope_type in _rope_types(getattr(hf_config, "rope_parameters", None) or {}):
-        if rope_type in REFUSED_ROPE_TYPES:
-            raise ModelNotSupported(f"{name}: rope_type {rope_type} is not supported")
-    if getattr(hf_config, "attn_temperature_tuning", False):
-        raise ModelNotSupported(f"{name}: attn_temperature_tuning is not supported")
-    length = getattr(hf_config, "max_position_embeddings", None)
-    if not isinstance(length, int) or length < 1:
-        raise ModelNotSupported(f"{name}: config.json has no max_position_embeddings")
-
-
-def _rope_types(parameters: dict[str, Any]) -> list[str]:
-    own = [parameters["rope_type"]] if "rope_type" in parameters else []
-    return own + [t for value in parameters.values() if isinstance(value, dict) for t in _rope_types(value)]

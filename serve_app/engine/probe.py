@@ -14,7 +14,9 @@ from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.shape import KeyValueShape, LayerShape
 from serve_app.engine.kv.storage import Holding
+from serve_app.engine.query_scale import take_over_scales
 from serve_app.engine.step import CurrentStep, Step
+from serve_app.engine.text_part import text_config
 
 CHUNKS = (13, 9, 1, 1)
 """Tokens of each probed step: two chunks, then single ones."""
@@ -26,15 +28,18 @@ RECORDER = "serve_app_probe"
 def probe(module: PreTrainedModel) -> KeyValueShape:
     """Compute a few tokens in one piece by the model's own attention and in steps by the engine's; compare the logits.
 
-    Returns the shape of keys and values, as seen. Leaves the model with its own attention. Raises ModelNotSupported.
+    Returns the shape of keys and values, as seen. Leaves the model with its own attention, its queries to be scaled
+    by the engine. Raises ModelNotSupported.
     """
-    length = min(sum(CHUNKS), int(module.config.max_position_embeddings))
-    token_ids = (torch.arange(length, device=module.device) * 7919 + 11) % int(module.config.vocab_size)
+    config = text_config(module.config)
+    length = min(sum(CHUNKS), int(config.max_position_embeddings))
+    token_ids = (torch.arange(length, device=module.device) * 7919 + 11) % int(config.vocab_size)
     try:
         own = _compute(module, token_ids, torch.arange(length, device=module.device)).float()
+        take_over_scales(module)
         shape = _seen_shape(module, token_ids)
         ours = _compute_in_steps(module, token_ids, shape).float()
-    except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         raise ModelNotSupported(f"{module.config.model_type}: {error}") from error
     finally:
         module.set_attn_implementation("eager")
@@ -49,21 +54,21 @@ def probe(module: PreTrainedModel) -> KeyValueShape:
     return shape
 
 
-def _compute(module: PreTrainedModel, token_ids: Tensor, positions: Tensor) -> Tensor:
-    output = module(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+def _compute(module: PreTrainedModel, token_ids: Tensor, positions: Tensor, **chosen: Tensor) -> Tensor:
+    output = module(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **chosen)
     logits: Tensor = output.logits[0]
     return logits
 
 
 def _seen_shape(module: PreTrainedModel, token_ids: Tensor) -> KeyValueShape:
-    recorder = _Recorder()
+    recorder = _Recorder(text_config(module.config))
     register(RECORDER, recorder)
     try:
         module.set_attn_implementation(RECORDER)
         _compute(module, token_ids, torch.arange(len(token_ids), device=module.device))
     finally:
         unregister(RECORDER)
-    return recorder.shape(int(module.config.num_hidden_layers))
+    return recorder.shape()
 
 
 def _compute_in_steps(module: PreTrainedModel, token_ids: Tensor, shape: KeyValueShape) -> Tensor:
@@ -72,7 +77,7 @@ def _compute_in_steps(module: PreTrainedModel, token_ids: Tensor, shape: KeyValu
     storage = PageStorage(shape, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=module.dtype, device=module.device)
     holding = Holding(0, blocks=list(range(num_blocks))[::-1])
     current = CurrentStep()
-    attention = PackedAttention(storage, current)
+    attention = PackedAttention(storage, current, shape)
     logits: list[Tensor] = []
     start = 0
     try:
@@ -82,7 +87,8 @@ def _compute_in_steps(module: PreTrainedModel, token_ids: Tensor, shape: KeyValu
             if length:
                 step = _step_of(storage, holding, token_ids, start, length)
                 with current.running(step):
-                    logits.append(_compute(module, step.token_ids, step.positions))
+                    rows = _compute(module, step.token_ids, step.positions, logits_to_keep=step.logit_rows)
+                logits.append(rows[step.logit_rows])  # back in order, if they came as asked for
                 start += length
     finally:
         attention.close()
@@ -96,7 +102,7 @@ def _step_of(storage: PageStorage, holding: Holding, token_ids: Tensor, start: i
         token_ids=token_ids[start:end],
         positions=torch.arange(start, end, device=device),
         places=torch.tensor(storage.places(holding, start, end), device=device),
-        logit_rows=torch.arange(length, device=device),
+        logit_rows=torch.arange(length, device=device).flip(0),
         slots=(-1,) * length,
         groups=tuple(storage.groups([reading])),
     )
@@ -105,8 +111,12 @@ def _step_of(storage: PageStorage, holding: Holding, token_ids: Tensor, start: i
 class _Recorder:
     """In the place of attention: notes what each layer hands it, and gives zeros."""
 
-    def __init__(self) -> None:
-        self._seen: dict[int, LayerShape] = {}
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self._layers: list[LayerShape] = []
+        self._keys: list[Tensor] = []  # of those layers: kept, so that no other tensor comes to lie where they do
+        self._places: dict[int, int] = {}
+        self._readers: set[int] = set()
 
     def __call__(
         self,
@@ -115,6 +125,7 @@ class _Recorder:
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None,
+        sliding_window: int | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
         if attention_mask is not None:
@@ -122,14 +133,35 @@ class _Recorder:
         if not getattr(layer, "is_causal", True):
             raise ValueError("attention that is not causal is not supported")
         number = int(layer.layer_idx)
-        if number in self._seen:
+        if number in self._places:
             raise ValueError(f"layer {number} attends more than once per token")
-        self._seen[number] = LayerShape(heads=key.shape[1], key_dim=key.shape[-1], value_dim=value.shape[-1])
+        self._check_window(number, sliding_window)
+        self._note(number, key, LayerShape(heads=key.shape[1], key_dim=key.shape[-1], value_dim=value.shape[-1]))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
 
-    def shape(self, num_layers: int) -> KeyValueShape:
-        if not self._seen:
+    def _check_window(self, number: int, handed: int | None) -> None:
+        """A window longer than the probe would show in no logits."""
+        types = getattr(self._config, "layer_types", None)
+        if types and types[number] == "sliding_attention" and handed is None:
+            wanted = getattr(self._config, "sliding_window", None)
+            if wanted is not None:
+                raise ValueError(f"layer {number} hands attention no window, where config.json wants {wanted}")
+
+    def _note(self, number: int, key: Tensor, shape: LayerShape) -> None:
+        for place, earlier in enumerate(self._keys):
+            if earlier.data_ptr() == key.data_ptr() and earlier.shape == key.shape:
+                self._places[number] = place
+                self._readers.add(number)
+                return
+        self._places[number] = len(self._layers)
+        self._layers.append(shape)
+        self._keys.append(key)
+
+    def shape(self) -> KeyValueShape:
+        if not self._places:
             raise ValueError("its attention does not go through AttentionInterface")
-        if sorted(self._seen) != list(range(num_layers)):
-            raise ValueError(f"only layers {sorted(self._seen)} use AttentionInterface")
-        return KeyValueShape(layers=tuple(self._seen[number] for number in range(num_layers)))
+        across = set(getattr(self._config, "cross_attention_layers", None) or ())  # they attend to images alone
+        if set(self._places) != set(range(int(self._config.num_hidden_layers))) - across:
+            raise ValueError(f"only layers {sorted(self._places)} use AttentionInterface")
+        moved = {number: place for number, place in self._places.items() if number != place}
+        return KeyValueShape(layers=tuple(self._layers), places=moved, readers=frozenset(self._readers))

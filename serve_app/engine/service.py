@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
+from serve_app.core.adapters import AdapterRecord
+from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound, EngineFailed, Overloaded
 from serve_app.core.request import GenerationRequest
@@ -84,7 +85,7 @@ class ModelService:
     def load(
         cls,
         config: EngineConfig,
-        adapters: Items[AdapterCard] = (),
+        adapters: Items[AdapterRecord] = (),
         *,
         replica_id: str,
         root: str | None = None,

@@ -23,9 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 from torch import nn
 
-from serve_app.engine.lora.adapter import load_adapter
 from serve_app.engine.lora.bank import AdapterBank
-from tests.engine.adapter_files import save_adapter
+from tests.engine.adapter_files import load_adapter, save_adapter
 
 WIDTH, KEYS, HIDDEN = 896, 128, 4864
 SHAPES = {

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft.utils.other import get_pattern_key
 
-from serve_app.catalog.adapter_config import AdapterConfig, parse_adapter_config
+from serve_app.catalog.adapter_config import parse_adapter_config
 from serve_app.catalog.errors import CatalogError
+from serve_app.core.adapters import AdapterConfig
 from tests.catalog.zoo import SOUND_CONFIG
 
 MODULES = [
@@ -38,7 +39,8 @@ def test_patterns_choose_the_rank_that_peft_would_choose(keys: list[str], module
     pattern = {key: rank for rank, key in enumerate(keys, start=1)}
     expected = pattern.get(get_pattern_key(list(pattern), module), 4)
     assert parse(rank_pattern=pattern).rank_of(module) == expected
-    assert parse(alpha_pattern=pattern).alpha_of(module) == pattern.get(get_pattern_key(list(pattern), module), 8)
+    alpha = pattern.get(get_pattern_key(list(pattern), module), 8)
+    assert parse(alpha_pattern=pattern).scale_of(module) == alpha / 4
 
 
 @pytest.mark.parametrize(("use_rslora", "scale"), [(False, 8 / 4), (True, 8 / 2)])

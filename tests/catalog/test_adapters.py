@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from serve_app.catalog.adapters import AdapterRecord, read_adapters, read_records
+from serve_app.catalog.adapters import read_adapters, read_records
+from serve_app.core.adapters import AdapterRecord
 from tests.catalog.zoo import MODULE, SOUND_CONFIG, array, entry, pair, raw_file, write_adapter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,7 +205,10 @@ def test_what_is_no_regular_file_is_refused_and_never_opened(tmp_path: Path) -> 
 def test_all_that_the_engine_computes_is_accepted(fields: dict[str, Any], tensors: Any, tmp_path: Path) -> None:
     record = read_one(write_adapter(tmp_path / "sound", config=config(**fields), weights=tensors))
     assert record.reason is None
-    assert set(record.tensors) == set(tensors)
+    [(module, change)] = record.changes.items()
+    assert f"base_model.model.{module}" == MODULE
+    assert {change.down, change.up, change.magnitude} - {None} == set(tensors)
+    assert (change.inputs, change.outputs) == (6, 5)
     assert record.rank == tensors[A].shape[0]
 
 

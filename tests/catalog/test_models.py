@@ -35,15 +35,8 @@ def write_model(folder: Path, *, config: dict[str, Any] = SOUND, weights: str | 
 
 def test_a_sound_folder_is_read(tmp_path: Path) -> None:
     model = read_model_folder(write_model(tmp_path))
-    assert (model.model_type, model.architectures) == ("llama", ("LlamaForCausalLM",))
-    assert (model.max_model_len, model.vocab_size, model.created) == (64, 9, 1_700_000_000)
+    assert (model.path, model.weights, model.created) == (tmp_path, (tmp_path / "model.safetensors",), 1_700_000_000)
     assert model.num_weight_bytes == (tmp_path / "model.safetensors").stat().st_size
-
-
-def test_the_text_part_of_a_nested_config_counts(tmp_path: Path) -> None:
-    config = {"model_type": "gemma3", "text_config": {"max_position_embeddings": 32, "vocab_size": 7}, "vocab_size": 3}
-    model = read_model_folder(write_model(tmp_path, config=config))
-    assert (model.max_model_len, model.vocab_size) == (32, 7)
 
 
 def test_sharded_weights_are_counted_together(tmp_path: Path) -> None:
@@ -65,14 +58,6 @@ def test_sharded_weights_are_counted_together(tmp_path: Path) -> None:
         ({"_attn_implementation_internal": "evil/kernel"}, "private settings of the library are refused"),
         ({"_experts_implementation_internal": "evil/kernel"}, "private settings"),
         ({"attn_implementation": "evil/kernel"}, "only the engine chooses an attention"),
-        ({"is_encoder_decoder": True}, "only decoders complete text"),
-        ({"quantization_config": {"bits": 4}}, "quantized weights are not supported"),
-        ({"model_type": None}, "model_type is missing"),
-        ({"architectures": "LlamaForCausalLM"}, "architectures must be a list"),
-        ({"vocab_size": None}, "none of vocab_size is given"),
-        ({"vocab_size": "9"}, "vocab_size must be a positive whole number"),
-        ({"max_position_embeddings": True}, "max_position_embeddings must be a positive whole number"),
-        ({"text_config": [1]}, "text_config must be an object"),
     ],
 )
 def test_a_config_that_must_not_be_served_is_refused_by_field(
@@ -83,7 +68,7 @@ def test_a_config_that_must_not_be_served_is_refused_by_field(
 
 
 def test_harmless_private_keys_are_left_alone(tmp_path: Path) -> None:
-    assert read_model_folder(write_model(tmp_path, config={**SOUND, "_name_or_path": "x"})).vocab_size == 9
+    assert read_model_folder(write_model(tmp_path, config={**SOUND, "_name_or_path": "x"})).num_weight_bytes > 0
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pkl"])
@@ -134,12 +119,13 @@ def test_a_model_that_is_no_local_folder_is_refused(tmp_path: Path) -> None:
         locate_model("org/name")
 
 
-@pytest.mark.parametrize(
-    ("name", "max_model_len", "vocab_size"),
-    [("stories260K", 512, 512), ("sort-gpt2", 11, 3), ("tinystories-656K", 512, 2048), ("babyllama-105", 256, 105)],
-)
-def test_real_models_are_read(name: str, max_model_len: int, vocab_size: int) -> None:
+def test_the_builtin_model_is_read() -> None:
+    model = read_model_folder(locate_model("builtin:demo"))
+    assert model.num_weight_bytes == sum(file.stat().st_size for file in model.weights) > 0
+
+
+@pytest.mark.parametrize("name", ["stories260K", "sort-gpt2", "tinystories-656K", "babyllama-105"])
+def test_models_from_elsewhere_are_read(name: str) -> None:
     if not (MODELS / name).is_dir():
         pytest.skip(f"{name} is not here")
-    model = read_model_folder(MODELS / name)
-    assert (model.max_model_len, model.vocab_size) == (max_model_len, vocab_size)
+    assert read_model_folder(MODELS / name).num_weight_bytes > 0

@@ -1,16 +1,18 @@
-"""Writes PEFT adapter folders of chosen numbers, without training anything."""
+"""Writes PEFT adapter folders of chosen numbers, without training anything; and reads them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from serve_app.engine.lora.adapter import linear_modules, weight_of
+from serve_app.catalog.adapters import read_adapter
+from serve_app.engine.lora.adapter import Adapter, bind_adapter, linear_modules, weight_of
 
 
 def save_adapter(
@@ -50,3 +52,8 @@ def save_adapter(
     (folder / "adapter_config.json").write_text(json.dumps(config))
     save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
     return folder
+
+
+def load_adapter(folder: Path, *, version: str, model: nn.Module) -> Adapter:
+    """Read an adapter's folder as the catalog does, and bind it under a version of one's own. Raises AdapterRefused."""
+    return bind_adapter(replace(read_adapter(folder, root=folder.parent), version=version), model)

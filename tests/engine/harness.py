@@ -14,9 +14,9 @@ from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, Sam
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.engine import Engine
 from serve_app.engine.loading import load_model
-from serve_app.engine.lora.adapter import load_adapter
 from serve_app.engine.sequence import Sequence
 from serve_app.text.tokenizer import TextTokenizer
+from tests.engine.adapter_files import load_adapter
 
 GREEDY = SamplingParams(temperature=0.0)
 

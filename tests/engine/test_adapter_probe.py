@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from serve_app.core.cards import AdapterCard
-from serve_app.engine.lora.adapter import load_adapter
+from serve_app.catalog.adapters import read_adapter
+from serve_app.core.adapters import AdapterRecord
 from serve_app.engine.lora.banked import BankedLinear
 from serve_app.engine.lora.registration import bind_adapters
-from tests.engine.adapter_files import save_adapter
+from tests.engine.adapter_files import load_adapter, save_adapter
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS, SHARED_MODELS
 
 
@@ -26,12 +27,12 @@ def model() -> PreTrainedModel:
     return load(DEMO)
 
 
-def card(folder: Path) -> AdapterCard:
-    return AdapterCard(name=folder.name, version=f"version of {folder.name}", root=str(folder))
+def record(folder: Path) -> AdapterRecord:
+    return replace(read_adapter(folder, root=folder.parent), version=f"version of {folder.name}")
 
 
 def reasons(model: PreTrainedModel, *folders: Path) -> dict[str, str | None]:
-    bound, cards = bind_adapters([card(folder) for folder in folders], model)
+    bound, cards = bind_adapters([record(folder) for folder in folders], model)
     assert [adapter.version for adapter in bound] == [each.version for each in cards if each.is_usable]
     return {each.name: each.reason for each in cards}
 

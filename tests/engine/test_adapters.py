@@ -10,8 +10,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from serve_app.engine.lora.adapter import AdapterRefused, load_adapter
-from tests.engine.adapter_files import save_adapter
+from serve_app.engine.lora.errors import AdapterRefused
+from tests.engine.adapter_files import load_adapter, save_adapter
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import complete, config, make_engine, reference_greedy, request
 

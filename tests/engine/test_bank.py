@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from serve_app.engine.lora.adapter import load_adapter
 from serve_app.engine.lora.bank import AdapterBank
 from serve_app.engine.lora.errors import AdapterRefused
 from serve_app.engine.lora.weights import LowRank, read_weights
-from tests.engine.adapter_files import save_adapter
+from tests.engine.adapter_files import load_adapter, save_adapter
 
 WIDTH, HIDDEN = 24, 40
 

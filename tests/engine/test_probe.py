@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DiffLlamaConfig, LlamaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, DiffLlamaConfig, LlamaConfig, PreTrainedModel, Qwen2Config
 
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.kv.shape import LayerShape
 from serve_app.engine.probe import probe
+from tests.families.families import GEMMA_3N
+from tests.families.making import make_config
 
 SMALL = {
     "vocab_size": 128,
@@ -52,3 +54,20 @@ def test_a_model_whose_rows_see_each_other_is_refused() -> None:
     model.lm_head = Mixing()
     with pytest.raises(ModelNotSupported, match="off by"):
         probe(model)
+
+
+def test_a_window_that_is_longer_than_the_probe_must_reach_attention() -> None:
+    config = Qwen2Config(
+        **SMALL, use_sliding_window=True, sliding_window=48, layer_types=["full_attention"] * 2 + ["sliding_attention"]
+    )
+    model = make(config)
+    assert len(probe(model).layers) == 3
+    model.model.layers[2].self_attn.sliding_window = None
+    with pytest.raises(ModelNotSupported, match="layer 2 hands attention no window"):
+        probe(model)
+
+
+def test_layers_that_attend_to_an_earlier_ones_keys_keep_none_of_their_own() -> None:
+    model = make(make_config("gemma3n_text", GEMMA_3N))
+    shape = probe(model)
+    assert (len(shape.layers), shape.places, shape.readers) == (2, {2: 0, 3: 1}, {2, 3})

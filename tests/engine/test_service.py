@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.cards import AdapterCard
+from serve_app.catalog.adapters import read_adapter
 from serve_app.core.delta import Delta, Finish, FinishReason, Load
 from serve_app.core.errors import AdapterNotFound, ContextOverflow, EngineFailed, InvalidRequest, Overloaded
 from serve_app.core.names import ModelRef
@@ -391,8 +391,7 @@ async def test_an_adapter_that_does_not_fit_is_listed_with_its_reason_and_stops_
 ) -> None:
     folder = tmp_path_factory.mktemp("broken")
     (folder / "adapter_config.json").write_text("{}")
-    card = AdapterCard(name="broken", version="1", root=str(folder))
-    service = ModelService.load(config(DEMO), [card], replica_id="r1")
+    service = ModelService.load(config(DEMO), [read_adapter(folder, root=folder.parent)], replica_id="r1")
     service.start()
     listed = service.card.model.adapters[0]
     assert not listed.is_usable
@@ -407,8 +406,7 @@ def test_a_model_with_an_unsupported_part_is_refused_by_name(tmp_path_factory: p
     folder = tmp_path_factory.mktemp("model")
     shutil.copytree(DEMO, folder, dirs_exist_ok=True)
     settings = json.loads((folder / "config.json").read_text())
-    factors = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
-    settings["rope_parameters"] = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 2.0, **factors}
+    settings["quantization_config"] = {"quant_method": "aqlm"}
     (folder / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(ModelNotSupported, match="rope_type longrope"):
+    with pytest.raises(ModelNotSupported, match="quant_method 'aqlm'"):
         ModelService.load(config(folder), replica_id="r1")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from tests.families.families import Family
 from tests.families.making import save_model
@@ -24,6 +25,12 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family],
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_progress_bars() -> None:
+    """Two for each of some hundred models."""
+    disable_progress_bar()
 
 
 @pytest.fixture(autouse=True)

@@ -34,11 +34,13 @@ class Refusal:
     family:    small
     reason:    the words of the refusal after the family's name
     by_config: it is refused before any weight is read
+    needs:     a package with which it is served
     """
 
     family: Family
     reason: str
     by_config: bool = True
+    needs: str | None = None
 
 
 def family(name: str, variant: str = "", *, seed: int = 0, **settings: Any) -> Family:
@@ -64,12 +66,24 @@ def rope_per_layer_type(**settings: Any) -> dict[str, Any]:
 MIXED = ["sliding_attention", "full_attention"]
 STRETCHED = {"original_max_position_embeddings": 64}
 OF_ENCODER = {"pad_token_id": 1}  # their embeddings want it small
+LONGROPE = rope("longrope", short_factor=[1.0, 1.1, 1.3, 1.6], long_factor=[1.0, 2.0, 3.0, 4.0])
+LLAMA_4 = {
+    "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2, "attention_chunk_size": 16, "floor_scale": 16,
+    "no_rope_layers": [1, 0],
+}  # fmt: skip
 GEMMA_3N = {
     "vocab_size_per_layer_input": 259, "hidden_size_per_layer_input": 8, "laurel_rank": 4,
     "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0], "intermediate_size": 48,
     "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": MIXED * 2,
 }  # fmt: skip
 GEMMA_4 = {"vocab_size_per_layer_input": 259, "hidden_size_per_layer_input": 8}
+SECTIONED = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0}
+EMU_3_EYES = {"codebook_size": 8, "base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1}
+EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+PHI_4_EARS = {
+    "hidden_size": 16, "intermediate_size": 16, "num_blocks": 1, "num_attention_heads": 2,
+    "ext_pw_out_channel": 16, "nemo_conv_channels": 16, "depthwise_separable_out_channel": 16,
+}  # fmt: skip
 LATENT_HEADS = {"num_key_value_heads": 4}  # keys and values come from a shared latent: as many as queries
 
 SERVED = (
@@ -90,7 +104,7 @@ SERVED = (
     family("cohere_compass_text", rope_parameters=rope_per_layer_type(mrope_section=[2, 1, 1])),
     family("ctrl"),
     family("cwm"),
-    family("data2vec-text", **OF_ENCODER),
+    family("data2vec-text", seed=1, **OF_ENCODER),
     family(
         "dbrx",
         attn_config={"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
@@ -173,6 +187,8 @@ SERVED = (
     family(
         "longcat_flash", num_layers=2, ffn_hidden_size=48, expert_ffn_hidden_size=32, zero_expert_num=2, **LATENT_HEADS
     ),
+    family("llama4_text", "chunks", attn_temperature_tuning=False, **LLAMA_4),
+    family("llama4_text", "chunks and scaled queries", **LLAMA_4),
     family("mellum"),
     family("minicpm3", **LATENT_HEADS),
     family("minimax_m2"),
@@ -199,6 +215,7 @@ SERVED = (
     family("phi"),
     family("phi", "query norm", qk_layernorm=True),
     family("phi3"),
+    family("phi3", "rope longrope", rope_parameters=LONGROPE, original_max_position_embeddings=256),
     family("phi3", "sliding window", sliding_window=16),
     family("phimoe"),
     family("qwen2"),
@@ -232,6 +249,39 @@ SERVED = (
     family("xmod", default_language="en_XX", **OF_ENCODER),
     family("youtu", **LATENT_HEADS),
     family("afmoe"),
+    family("aria"),
+    family("aya_vision"),
+    family("cohere2_vision"),
+    family("emu3", whole={"vocabulary_map": {"<image>": 5}}, vq_config=EMU_3_EYES),
+    family("exaone4_5"),
+    family("fuyu"),
+    family("gemma3"),
+    family("gemma4", global_head_dim=16, **GEMMA_4),
+    family("gemma4_unified", global_head_dim=16, **GEMMA_4),
+    family("glm4v", rope_parameters=SECTIONED),
+    family("glm4v_moe", rope_parameters=SECTIONED),
+    family("got_ocr2"),
+    family("idefics2"),
+    family("idefics3"),
+    family("internvl"),
+    family("kimi_k25", **LATENT_HEADS),
+    family("lighton_ocr"),
+    family("llama4", **LLAMA_4),
+    family("llava"),
+    family("llava_next"),
+    family("llava_onevision"),
+    family("mistral3"),
+    family("mllama", num_hidden_layers=4, cross_attention_layers=[1, 3], vision_config={"max_num_tiles": 4}),
+    family("moss_transcribe_diarize"),
+    family("paddleocr_vl", rope_parameters=SECTIONED),
+    family("phi4_multimodal", vision_config=EYES, audio_config=PHI_4_EARS),
+    family("qwen2_5_vl", rope_parameters=SECTIONED),
+    family("qwen2_vl", rope_parameters=SECTIONED),
+    family("qwen3_vl"),
+    family("qwen3_vl_moe"),
+    family("smolvlm"),
+    family("vipllava"),
+    family("voxtral"),
     family("gemma4_text", "heads of two sizes", global_head_dim=16, **GEMMA_4),
     family("gemma4_unified_text", "heads of two sizes", global_head_dim=16, **GEMMA_4),
     family("llama", "rope dynamic", rope_parameters=rope("dynamic")),
@@ -248,26 +298,46 @@ BLT = {
     "global_config": {"hidden_size": 64, **SMALL_STACK},
     "encoder_hash_byte_group_vocab": 64,
 }
-LONGROPE = rope("longrope", short_factor=[1.0] * 4, long_factor=[2.0] * 4)
 
 TWICE = "layer 0 attends more than once per token"
 OFF = "logits through the engine's attention are off by"
 LINEAR = "layers of type linear_attention are not supported"
 INDEXED = "layers of type indexed_attention are not supported"
 CONVOLUTION = "layers of type conv are not supported"
+COMPRESSED = "layers of type heavily_compressed_attention are not supported"
+HYBRID_SLIDING = "layers of type hybrid_sliding are not supported"
 HYBRID = "layers of type hybrid are not supported"
-IMAGES = "vision_config (images) is not supported"
+NOT_CAUSAL = "attention that is not causal is not supported"
 ENCODER = "encoder-decoder models are not supported"
 NO_LENGTH = "config.json has no max_position_embeddings"
 OWN_MASKS = "the model makes attention masks of its own"
 OTHER_WAY = "its attention does not go through AttentionInterface"
+
+PACKAGES = "it needs the packages timm and pillow"
+LATER_STATE = "a store for a layer's running state beside keys and values; the engine has none yet"
+REMEDIES = {
+    TWICE: "a store with several keys per layer and token; none is planned",
+    OFF: "use the whole model's family with a service for encoder-decoder models",
+    LINEAR: LATER_STATE,
+    CONVOLUTION: LATER_STATE,
+    HYBRID: LATER_STATE,
+    HYBRID_SLIDING: LATER_STATE,
+    INDEXED: "attention over chosen keys alone, with a store for the index; the engine has none yet",
+    COMPRESSED: "a store for compressed keys; the engine has none yet",
+    NOT_CAUSAL: "nothing: what was read would change with every token that is written",
+    ENCODER: "a service for encoder-decoder models",
+    NO_LENGTH: "add the length it was trained for to `config.json`, as `max_position_embeddings`; the probe decides",
+    OWN_MASKS: "a class of transformers that leaves masks to attention",
+    OTHER_WAY: "a class of transformers that calls attention by `AttentionInterface`",
+    PACKAGES: "`pip install timm pillow`",
+}
 
 REFUSED = (
     refused("axk2", INDEXED),
     refused("bailing_hybrid", LINEAR),
     refused("bamba", LINEAR, mamba_n_heads=4, mamba_d_head=16),
     refused("bart", ENCODER),
-    refused_by_probe("bert", "attention that is not causal is not supported", "encoder", is_decoder=False),
+    refused_by_probe("bert", NOT_CAUSAL, "encoder", is_decoder=False),
     refused_by_probe("big_bird", OTHER_WAY),
     refused("bigbird_pegasus", ENCODER),
     refused("blenderbot", ENCODER),
@@ -277,46 +347,37 @@ REFUSED = (
     refused_by_probe("codegen", OTHER_WAY, rotary_dim=4),
     refused("cpmant", NO_LENGTH),
     refused("deepseek_v32", INDEXED),
-    refused("deepseek_v4", "layers of type heavily_compressed_attention are not supported"),
+    refused("deepseek_v4", COMPRESSED),
     refused_by_probe("doge", OWN_MASKS),
-    refused("dots3_note", IMAGES),
+    refused(
+        "dots3_note", INDEXED, head_dim=16, vision_config=None, audio_config=None, hidden_size=5120, **LATENT_HEADS
+    ),
     refused("dots3_note_text", INDEXED, **LATENT_HEADS),
-    refused("emu3", NO_LENGTH),
     refused_by_probe("falcon", OTHER_WAY),
     refused("falcon_h1", HYBRID),
     refused("falcon_mamba", LINEAR),
-    refused("fuyu", NO_LENGTH),
-    refused("gemma3", IMAGES),
-    refused("gemma3n", IMAGES),
-    refused("gemma4", NO_LENGTH),
-    refused("gemma4_unified", NO_LENGTH),
-    refused("gemma4_unified_assistant", NO_LENGTH),
-    refused("git", IMAGES),
+    Refusal(family=family("gemma3n"), reason=PACKAGES, needs="timm"),
+    refused_by_probe("git", OTHER_WAY, vision_config=EYES),
     refused("glm_moe_dsa", INDEXED),
-    refused("got_ocr2", IMAGES),
     refused_by_probe("gpt_neo", OTHER_WAY, attention_types=[[["global", "local"], 1]], window_size=16),
     refused_by_probe("gpt_neox_japanese", OTHER_WAY),
     refused_by_probe("gptj", OTHER_WAY, rotary_dim=4),
     refused("granitemoehybrid", LINEAR, mamba_n_heads=4, mamba_d_head=16),
     refused_by_probe("hrm_text", TWICE),
     refused("hy_v4", INDEXED),
-    refused("inkling2_text", "layers of type hybrid_sliding are not supported"),
-    refused("inkling_text", "layers of type hybrid_sliding are not supported"),
+    refused("inkling2_text", HYBRID_SLIDING),
+    refused("inkling_text", HYBRID_SLIDING),
     refused("jamba", LINEAR),
     refused("kimi_linear", LINEAR),
     refused("lfm2", CONVOLUTION, layer_types=["conv", "full_attention"]),
     refused("lfm2_moe", CONVOLUTION, layer_types=["conv", "full_attention"]),
     refused("lfm3", CONVOLUTION),
-    refused("llama4", IMAGES),
-    refused("llama4_text", "layers of type chunked_attention are not supported"),
     refused("mamba", LINEAR),
     refused("mamba2", LINEAR, num_heads=4, head_dim=16),
     refused("marian", ENCODER),
     refused("mbart", ENCODER),
     refused_by_probe("megatron-bert", OTHER_WAY),
     refused("minimax", LINEAR),
-    refused("mllama", IMAGES),
-    refused("moss_transcribe_diarize", NO_LENGTH),
     refused("mpt", NO_LENGTH),
     refused("musicgen", ENCODER),
     refused("musicgen_melody", ENCODER),
@@ -325,16 +386,14 @@ REFUSED = (
     refused("olmo_hybrid", LINEAR),
     refused_by_probe("openai-gpt", OTHER_WAY),
     refused("pegasus", ENCODER),
-    refused("phi3", "rope_type longrope is not supported", "rope longrope", rope_parameters=LONGROPE, **STRETCHED),
-    refused("phi4_multimodal", IMAGES),
     refused("plbart", ENCODER),
     refused("prophetnet", ENCODER),
-    refused("qwen3_5", IMAGES),
-    refused("qwen3_5_moe", IMAGES),
+    refused("qwen3_5", LINEAR),
+    refused("qwen3_5_moe", LINEAR),
     refused("qwen3_5_moe_text", LINEAR),
     refused("qwen3_5_text", LINEAR),
     refused("qwen3_next", LINEAR),
-    refused("qwen4_exp", IMAGES),
+    refused("qwen4_exp", LINEAR),
     refused("qwen4_exp_text", LINEAR),
     refused("recurrent_gemma", LINEAR),
     refused_by_probe(
@@ -345,6 +404,7 @@ REFUSED = (
         feed_forward_size=48,
         attention_head_size=8,
     ),
+    refused_by_probe("paligemma", NOT_CAUSAL),
     refused_by_probe("rembert", OTHER_WAY),
     refused_by_probe("roformer", OTHER_WAY),
     refused_by_probe("rwkv", OTHER_WAY, attention_hidden_size=32),
@@ -361,18 +421,10 @@ REFUSED = (
         for name in ("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus", "plbart")
     ),
     refused_by_probe("diffllama", TWICE),
-    refused(
-        "llama4_text",
-        "attn_temperature_tuning is not supported",
-        "scaled queries",
-        layer_types=["full_attention"] * 2,
-        no_rope_layers=[1, 0],
-        intermediate_size_mlp=48,
-        interleave_moe_layer_step=1,
-        attn_temperature_tuning=True,
-        floor_scale=16,
-    ),
     refused("xlnet", NO_LENGTH, d_inner=48),
 )
 
-NOT_ALONE = {"gemma4_assistant": "drafts for another model, whose keys and values it reads"}
+NOT_ALONE = {
+    "gemma4_assistant": "drafts for another model, whose keys and values it reads",
+    "gemma4_unified_assistant": "drafts for another model, whose keys and values it reads",
+}

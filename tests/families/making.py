@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -59,6 +60,12 @@ SIZES: dict[str, Any] = {
     "sliding_window": 16, "is_decoder": True, "tie_word_embeddings": False,
     "bos_token_id": NUM_BYTES, "eos_token_id": NUM_BYTES + 1, "pad_token_id": NUM_BYTES + 2,
 }  # fmt: skip
+TOWER: dict[str, Any] = {
+    "hidden_size": 16, "embed_dim": 16, "out_hidden_size": 32, "vision_output_dim": 32,
+    "projector_input_dim": 32, "projector_output_dim": 32,
+    "intermediate_size": 16, "num_hidden_layers": 1, "depth": 1, "num_attention_heads": 2, "num_heads": 2,
+    "image_size": 28, "patch_size": 14,
+}  # fmt: skip
 ONLY_WHERE_SET = {"sliding_window", "q_lora_rank"}  # None in a family's defaults means that it has none
 
 
@@ -69,6 +76,33 @@ def make_config(family: str, settings: Mapping[str, Any] | None = None) -> PreTr
     """
     kind = CONFIG_MAPPING[family]
     default = kind()
+    if "text_config" in kind.sub_configs:
+        return _make_composite(default, dict(settings or {}))
+    return kind(**{**_small(default), **(settings or {})})
+
+
+def _make_composite(default: PreTrainedConfig, settings: dict[str, Any]) -> PreTrainedConfig:
+    """A model with towers: its text is as small as any, each tower still smaller; `settings` are the text's.
+
+    What they have under a tower's name is the tower's; None leaves it as large as it is.
+    """
+    towers = {}
+    for name in default.sub_configs:
+        tower = getattr(default, name, None)
+        changes = settings.pop(name, {})
+        if name != "text_config" and tower is not None and changes is not None:
+            towers[name] = {**_small_tower(tower), "model_type": tower.model_type, **changes}
+    whole = settings.pop("whole", {})
+    text = default.text_config
+    return type(default)(**towers, **whole, text_config={**_small(text), **settings, "model_type": text.model_type})
+
+
+def _small_tower(default: PreTrainedConfig) -> dict[str, Any]:
+    own = default.to_dict()
+    return {name: size for name, size in TOWER.items() if name in own and _takes(default, name)}
+
+
+def _small(default: PreTrainedConfig) -> dict[str, Any]:
     own = default.to_dict()
     small = {name: size for name, size in SIZES.items() if name in own and _takes(default, name)}
     if own.get("is_encoder_decoder"):
@@ -77,7 +111,7 @@ def make_config(family: str, settings: Mapping[str, Any] | None = None) -> PreTr
     types = list(dict.fromkeys(own.get("layer_types") or ()))
     if types and _takes(default, "layer_types"):
         small["layer_types"] = (types * 2)[:2]
-    return kind(**{**small, **(settings or {})})
+    return small
 
 
 def _takes(default: PreTrainedConfig, name: str) -> bool:
@@ -88,13 +122,19 @@ def _takes(default: PreTrainedConfig, name: str) -> bool:
 
 def save_model(family: str, settings: Mapping[str, Any], folder: Path, *, seed: int = 0) -> None:
     """Write weights, config and tokenizer to `folder`."""
-    model = AutoModelForCausalLM.from_config(make_config(family, settings), dtype=torch.float32)
+    config = make_config(family, settings)
+    model = auto_class(config).from_config(config, dtype=torch.float32)
     fill(model, zlib.crc32(f"{family} {seed}".encode()))
     model.generation_config = GenerationConfig(
         bos_token_id=SIZES["bos_token_id"], eos_token_id=SIZES["eos_token_id"], pad_token_id=SIZES["pad_token_id"]
     )
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
+
+
+def auto_class(config: PreTrainedConfig) -> Any:
+    """By what transformers makes the whole model."""
+    return AutoModelForMultimodalLM if "text_config" in config.sub_configs else AutoModelForCausalLM
 
 
 def save_config(family: str, settings: Mapping[str, Any], folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.families.families import NOT_ALONE, REFUSED, SERVED, Family
+from tests.families.families import NOT_ALONE, REFUSED, REMEDIES, SERVED, Family
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """# Models
@@ -20,6 +20,35 @@ Small random models of these families, made by `tests/families/making.py`, give 
 transformers' `generate`: prompts of many lengths computed together, cut into chunks, continued from cached prefixes and
 forked into two samples. What is named in brackets is tested besides the plain form; after "only", in its place.
 
+"""
+NOTES = """
+Of a model that takes images or sounds as well, the part that computes text is served: its towers are neither made nor
+read, prompts are texts, and the reference is the whole model on the same text. Other families of this kind, which are
+in no table here, are loaded too: the probe at the end of loading compares their logits with transformers' own and
+refuses what differs.
+
+LongRoPE (`phi3` and its like) has two sets of frequencies. transformers chooses by the longest row of each batch and
+computes a text anew when it crosses the length the model was first trained at. Here the context that is served
+decides, once, for every sequence: within `original_max_position_embeddings` the short ones, beyond it the long ones,
+short texts included. Who serves short texts alone sets `max_model_len` to that length.
+
+## Quantised checkpoints
+
+Weights are dequantised as they are loaded, one by one, into `dtype`; they take the memory of plain ones. Numbers are
+those that the format's own library gives; activations are not quantised, so results are those of the stored weights
+in full.
+
+| `quant_method` | what is read |
+|---|---|
+| `fp8` | one scale, one per output, or blocks (`weight_block_size`); DeepSeek's and Qwen's, experts included |
+| `compressed-tensors` | `float-`, `int-` and `naive-quantized` (8 bits); `pack-quantized` (2, 4, 8 bits) |
+| `gptq` | 2, 4 and 8 bits, formats `gptq` and `gptq_v2`, act-order included |
+| `awq` | 4 bits, version `gemm` |
+| `bitsandbytes` | int8; nf4 and fp4, nested or not |
+| `mxfp4` | gpt-oss's experts |
+
+Any other method, or another form of these, is refused by its name: serve the checkpoint it was made from, or save it
+dequantised with the library that made it. A checkpoint that lacks a weight is refused, too.
 """
 REFUSED_HEAD = """
 ## Refused
@@ -39,8 +68,9 @@ def render() -> str:
             HEAD,
             SERVED_HEAD,
             *(f"- {line}\n" for line in gather(SERVED)),
+            NOTES,
             REFUSED_HEAD,
-            *table("reason", reasons),
+            *table(reasons),
             *(f"\n`{name}` is no model by itself: it {why}.\n" for name, why in NOT_ALONE.items()),
         ]
     )
@@ -61,9 +91,10 @@ def _brackets(variants: list[str]) -> str:
     return f" ({named})" if "" in variants else f" (only {named})"
 
 
-def table(heading: str, rows: dict[str, list[Family]]) -> list[str]:
-    lines = [f"| {heading} | families |\n", "|---|---|\n"]
-    return lines + [f"| {name} | {', '.join(gather(rows[name]))} |\n" for name in sorted(rows)]
+def table(rows: dict[str, list[Family]]) -> list[str]:
+    """Reasons, what would help, and families."""
+    lines = ["| reason | families | what would help |\n", "|---|---|---|\n"]
+    return lines + [f"| {name} | {', '.join(gather(rows[name]))} | {REMEDIES[name]} |\n" for name in sorted(rows)]
 
 
 if __name__ == "__main__":

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
-from serve_app.engine.loading import ModelNotSupported, load_model
+from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.judgement import judge
+from serve_app.engine.loading import load_model
 from tests.engine.harness import config
 from tests.families.families import REFUSED, Family, Refusal
 from tests.families.making import save_config
@@ -19,10 +23,16 @@ def test_what_is_not_served_is_refused_with_its_reason(
     refusal: Refusal, model_folder: Callable[[Family], Path], tmp_path: Path
 ) -> None:
     family = refusal.family
+    if refusal.needs is not None and find_spec(refusal.needs) is not None:
+        pytest.skip(f"{refusal.needs} is installed")
     if refusal.by_config:
         folder = tmp_path / family.label
         save_config(family.name, family.settings, folder)
+        save_file({}, folder / "model.safetensors", metadata={"format": "pt"})
     else:
         folder = model_folder(family)
-    with pytest.raises(ModelNotSupported, match=f"^{re.escape(f'{family.name}: {refusal.reason}')}"):
+    with pytest.raises(ModelNotSupported, match=f"^{re.escape(f'{family.name}: {refusal.reason}')}") as refused:
         load_model(config(folder))
+    if refusal.by_config and refusal.needs is None:
+        with pytest.raises(ModelNotSupported, match=f"^{re.escape(str(refused.value))}$"):
+            judge(folder)

@@ -38,7 +38,7 @@ WALLS = {
     "router": wall("core api catalog tenants"),
     "http": wall("core api router", "starlette uvicorn prometheus_client"),
     "deployments": wall("core api catalog engine router http", "ray starlette pydantic"),
-    "check": wall("core catalog deployments", "ray pydantic yaml"),
+    "check": wall("core catalog engine deployments", "ray pydantic yaml"),
     "cli": wall("check", "ray yaml"),
     "demo": wall("core text engine catalog", "torch transformers tokenizers peft safetensors numpy"),
 }

@@ -42,7 +42,7 @@ class Group:
     tokens: the packed tokens of the queries, [rows * length] int64, or where they lie side by side, from … to
     filled: which rows are somebody's, int64; None is all. The others are places that happen to lie between
     starts: position of each row's first query
-    masks:  what was built for this step so far, by window and element type
+    masks:  what was built for this step so far, by window, chunk and element type
     """
 
     rows: tuple[int, int] | Tensor
@@ -51,7 +51,7 @@ class Group:
     length: int
     num_keys: int
     starts: tuple[int, ...]
-    masks: dict[tuple[int | None, torch.dtype], Tensor | None] = field(default_factory=dict, compare=False)
+    masks: dict[tuple[int | None, int | None, torch.dtype], Tensor | None] = field(default_factory=dict, compare=False)
 
     @property
     def num_rows(self) -> int:
@@ -72,25 +72,33 @@ class Group:
         else:
             packed[self.tokens[self.filled]] = flat[self.filled]
 
-    def mask(self, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    def mask(
+        self, window: int | None, dtype: torch.dtype, device: torch.device, *, chunk: int | None = None
+    ) -> Tensor | None:
         """What is added to the scores, [rows, 1, length, keys]: 0 where a query sees a key, else -inf; None is all 0.
 
         window: a query sees itself and so many positions before it less one; None sees all before it
+        chunk:  a query sees nothing before the last multiple of it; None has no such border
         """
-        if (window, dtype) not in self.masks:
-            self.masks[window, dtype] = self._build_mask(window, dtype, device)
-        return self.masks[window, dtype]
+        if (window, chunk, dtype) not in self.masks:
+            self.masks[window, chunk, dtype] = self._build_mask(window, chunk, dtype, device)
+        return self.masks[window, chunk, dtype]
 
-    def _build_mask(self, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    def _build_mask(
+        self, window: int | None, chunk: int | None, dtype: torch.dtype, device: torch.device
+    ) -> Tensor | None:
         fits_window = window is None or self.num_keys <= window
-        if self.length == 1 and fits_window and all(start + 1 == self.num_keys for start in self.starts):
+        fits_chunk = chunk is None or self.num_keys <= chunk
+        if self.length == 1 and fits_window and fits_chunk and all(start + 1 == self.num_keys for start in self.starts):
             return None
         starts = torch.tensor(self.starts, device=device)
         queries = starts[:, None] + torch.arange(self.length, device=device)  # [rows, length]
         keys = torch.arange(self.num_keys, device=device)
         hidden = keys > queries[:, :, None]
-        if not fits_window:
+        if window is not None and not fits_window:
             hidden |= keys <= queries[:, :, None] - window
+        if chunk is not None and not fits_chunk:
+            hidden |= keys < (queries - queries % chunk)[:, :, None]
         mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
         return mask[:, None]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -22,9 +23,17 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyValueShape:
-    """Keys and values of one position, layer by layer; layers may differ."""
+    """Keys and values of one position, layer by layer; layers may differ.
+
+    layers: what is kept, in the order of the model's layers
+    places: where in `layers` the keys and values of a model's layer are, by the layer's number, where that is not the
+            number itself: layers that attend to an earlier one's, and those behind a layer that keeps none
+    readers: layers that attend to what another has written
+    """
 
     layers: tuple[LayerShape, ...]
+    places: Mapping[int, int] = field(default_factory=dict)
+    readers: frozenset[int] = frozenset()
 
     @classmethod
     def uniform(cls, *, layers: int, heads: int, key_dim: int, value_dim: int) -> KeyValueShape:

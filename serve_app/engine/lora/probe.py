@@ -15,6 +15,7 @@ from serve_app.engine.lora.adapter import Adapter
 from serve_app.engine.lora.bank import AdapterBank
 from serve_app.engine.lora.errors import AdapterRefused
 from serve_app.engine.lora.shelf import shelf_rank
+from serve_app.engine.text_part import text_config
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ def _forward(model: Any, bank: AdapterBank, slots: Items[int]) -> tuple[Tensor, 
 
     So are the squares of their outputs, in float32: a norm would turn larger ones into zeros, which look harmless.
     """
-    vocab = int(model.config.vocab_size)
+    vocab = int(text_config(model.config).vocab_size)
     parameter = next(model.parameters())
     token_ids = (torch.arange(NUM_TOKENS, device=parameter.device) * 7919 + 11) % vocab
     positions = torch.arange(NUM_TOKENS, device=parameter.device)

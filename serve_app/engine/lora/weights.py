@@ -10,7 +10,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from serve_app.engine.lora.adapter import Adapter, Change, weight_of
+from serve_app.core.adapters import Change
+from serve_app.engine.lora.adapter import Adapter, weight_of
 from serve_app.engine.lora.errors import AdapterRefused
 
 

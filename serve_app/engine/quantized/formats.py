@@ -1,0 +1,144 @@
+"""Which quantised checkpoints are served: a table of formats, and the refusal of every other by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.quantized import decoding
+from serve_app.engine.quantized.decoding import Parts
+
+SERVED = (
+    "fp8, compressed-tensors (int-, float-, naive- and pack-quantized), gptq (2, 4, 8 bits), awq (gemm), bitsandbytes,"
+    " mxfp4"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """How one kind of weight is stored.
+
+    main:    ending of the tensor a weight is known by, where one of `signs` is beside it
+    parts:   endings of the others that it is made of
+    becomes: the ending under which the model knows it
+    ratio:   numbers in one element of the main tensor
+    """
+
+    main: str
+    signs: tuple[str, ...]
+    parts: tuple[str, ...]
+    decode: Callable[[Parts], Tensor]
+    becomes: str = ".weight"
+    ratio: int = 1
+
+
+IGNORED = (".input_scale", ".activation_scale", ".input_zero_point", ".k_scale", ".v_scale", ".weight_format",
+           ".output_scale", ".kv_scale")  # fmt: skip
+"""Endings of what only quantised activations or caches would need."""
+
+BNB_STATES = (".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4")
+
+
+def formats_of(settings: Mapping[str, Any], model_type: str) -> tuple[Format, ...]:
+    """The formats that a `quantization_config` announces.
+
+    Raises ModelNotSupported, which names the method and what would help.
+    """
+    method = str(settings.get("quant_method") or "")
+    if not method and (settings.get("load_in_8bit") or settings.get("load_in_4bit")):
+        method = "bitsandbytes"
+    match method:
+        case "fp8":
+            return (_scaled(settings.get("weight_block_size")),)
+        case "compressed-tensors":
+            return _compressed_tensors(settings, model_type)
+        case "gptq":
+            return (_gptq(settings, model_type),)
+        case "awq":
+            return (_awq(settings, model_type),)
+        case "bitsandbytes":
+            return (_BNB_INT8, _BNB_4BIT)
+        case "mxfp4":
+            return (_MXFP4,)
+    raise _refused(model_type, f"quant_method {method or None!r}")
+
+
+def _scaled(block: Any) -> Format:
+    return Format(
+        main=".weight",
+        signs=(".weight_scale", ".weight_scale_inv"),
+        parts=(".weight_scale", ".weight_scale_inv", ".weight_zero_point"),
+        decode=partial(decoding.decode_scaled, block=tuple(block) if block else None),
+    )
+
+
+_PACKED = Format(
+    main=".weight_packed",
+    signs=(".weight_scale",),
+    parts=(".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx"),
+    decode=decoding.decode_packed,
+    ratio=8,
+)
+_BNB_INT8 = Format(main=".weight", signs=(".SCB",), parts=(".SCB",), decode=decoding.decode_bnb_int8)
+_BNB_4BIT = Format(
+    main=".weight",
+    signs=BNB_STATES,
+    parts=(".weight.absmax", ".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map", *BNB_STATES),
+    decode=decoding.decode_bnb_4bit,
+    ratio=2,
+)
+_MXFP4 = Format(
+    main="_blocks", signs=("_scales",), parts=("_scales",), decode=decoding.decode_mxfp4, becomes="", ratio=2
+)
+
+
+def _compressed_tensors(settings: Mapping[str, Any], model_type: str) -> tuple[Format, ...]:
+    groups = dict(settings.get("config_groups") or {}).values()
+    found = {str(group.get("format") or settings.get("format")) for group in groups}
+    unknown = found - {"int-quantized", "float-quantized", "naive-quantized", "pack-quantized"}
+    if unknown or not groups:
+        raise _refused(model_type, f"compressed-tensors' format {', '.join(sorted(unknown)) or None}")
+    if (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        raise _refused(model_type, "compressed-tensors' sparsity_config")
+    if settings.get("transform_config"):
+        raise _refused(model_type, "compressed-tensors' transform_config")
+    status = settings.get("quantization_status", "compressed")
+    if status != "compressed":
+        raise _refused(model_type, f"compressed-tensors' quantization_status {status}")
+    blocks = {tuple((group.get("weights") or {}).get("block_structure") or ()) for group in groups}
+    if len(blocks) > 1:
+        raise _refused(model_type, "compressed-tensors with blocks of several sizes")
+    return (_PACKED, _scaled(blocks.pop()))
+
+
+def _gptq(settings: Mapping[str, Any], model_type: str) -> Format:
+    bits, kind = settings.get("bits"), settings.get("checkpoint_format") or "gptq"
+    if bits not in (2, 4, 8) or kind not in ("gptq", "gptq_v2"):
+        raise _refused(model_type, f"gptq of {bits} bits in checkpoint_format {kind}")
+    return Format(
+        main=".qweight",
+        signs=(".scales",),
+        parts=(".qzeros", ".scales", ".g_idx"),
+        decode=partial(decoding.decode_gptq, bits=bits, zero_offset=1 if kind == "gptq" else 0),
+        ratio=32 // bits,
+    )
+
+
+def _awq(settings: Mapping[str, Any], model_type: str) -> Format:
+    bits, version = settings.get("bits", 4), str(settings.get("version") or settings.get("format") or "gemm").lower()
+    if bits != 4 or version != "gemm":
+        raise _refused(model_type, f"awq of {bits} bits in version {version}")
+    parts = (".qzeros", ".scales")
+    return Format(main=".qweight", signs=(".scales",), parts=parts, decode=decoding.decode_awq, ratio=8)
+
+
+def _refused(model_type: str, what: str) -> ModelNotSupported:
+    return ModelNotSupported(
+        f"{model_type}: {what} is not supported (quantised weights that are: {SERVED}); serve the checkpoint it was"
+        " made from, or save it dequantised with the library that made it"
+    )

@@ -1,0 +1,58 @@
+"""`serve_app check` says of a model and of its adapters what loading them says: both ask the same judges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+
+from serve_app.catalog.adapters import read_records
+from serve_app.check.findings import Severity
+from serve_app.check.folders import check_model
+from serve_app.deployments.arguments import ModelArgs
+from serve_app.engine.config import EngineConfig
+from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.loading import load_model
+from serve_app.engine.lora.registration import bind_adapters
+from tests.catalog.zoo import SOUND_CONFIG, write_adapter
+from tests.families.making import save_config, save_model
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama", {"quantization_config": {"quant_method": "aqlm"}}),
+        ("qwen3_next", {}),
+        ("bart", {}),
+        ("bloom", {}),
+    ],
+)
+def test_a_model_is_refused_by_the_check_with_the_reason_of_loading(
+    family: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    save_config(family, settings, tmp_path)
+    save_file({}, tmp_path / "model.safetensors")
+    [finding] = check_model(ModelArgs(name="a", path=str(tmp_path)), ("applications", 0))
+    with pytest.raises(ModelNotSupported) as refused:
+        load_model(EngineConfig(name="a", path=str(tmp_path)))
+    assert (finding.severity, finding.message) == (Severity.ERROR, str(refused.value))
+
+
+def test_what_the_check_lets_pass_is_loaded(tmp_path: Path) -> None:
+    save_model("llama", {}, tmp_path)
+    assert list(check_model(ModelArgs(name="a", path=str(tmp_path)), ("applications", 0))) == []
+    assert load_model(EngineConfig(name="a", path=str(tmp_path), kv_cache_bytes=1 << 20)).max_model_len == 256
+
+
+def test_an_adapter_is_refused_by_the_check_with_the_reason_of_loading(tmp_path: Path) -> None:
+    save_model("llama", {}, tmp_path / "model")
+    for name, fields in (("bias", {"bias": "all"}), ("pissa", {"init_lora_weights": "pissa"}), ("rank", {"r": 8})):
+        write_adapter(tmp_path / "adapters" / name, config={**SOUND_CONFIG, **fields})
+    args = ModelArgs(name="a", path=str(tmp_path / "model"), adapters=str(tmp_path / "adapters"))
+    checked = [finding.message for finding in check_model(args, ("applications", 0))]
+    module = load_model(EngineConfig(name="a", path=args.path, kv_cache_bytes=1 << 20)).module
+    _, cards = bind_adapters(read_records(tmp_path / "adapters"), module)
+    assert checked == [f"adapter {card.name}: refused, {card.reason}" for card in cards]
+    assert len(cards) == 3
