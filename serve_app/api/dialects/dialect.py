@@ -49,6 +49,7 @@ class Dialect:
     takes_zero_tokens, takes_unlimited_tokens: whether `max_tokens` may be sent as 0, as -1
     max_stop_strings:  None is as many as the server is configured for
     max_logprobs:      at least so many are allowed, more where the server is configured so
+    best_of:           what it counts, the best n of `best_of` candidates or the best `best_of` of n
     takes_mixed_prompts: whether text and token ids may stand in one prompt
     stream_options_need_stream: whether `stream_options` without `stream` is an error
     continuous_usage_needs_usage: whether continuous_usage_stats counts only beside include_usage
@@ -60,6 +61,7 @@ class Dialect:
     takes_any_model:   whether any name is served by the only model, where the server is configured so
     default_model:     what `model` is where it was not sent; None requires it
     precedence:        names of one parameter, the one that counts first, where several are sent; else they must agree
+    error_shape:       the body of an error before the first byte of a stream
     statuses:          HTTP status by an error's `code`, before that by its own status
     """
 
