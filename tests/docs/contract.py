@@ -19,7 +19,8 @@ from tests.docs.markdown import code, codes, table
 TOLD_ELSEWHERE = frozenset(
     {
         "name", "defaults", "statuses",  # have tables of their own
-        "takes_zero_tokens", "takes_unlimited_tokens", "max_stop_strings", "max_logprobs", "max_n", "max_top_k",  # ranges
+        "takes_zero_tokens", "takes_unlimited_tokens", "max_stop_strings",  # are ranges
+        "max_logprobs", "max_n", "max_top_k",  # so are these
         "suffix",  # not carried out
     }
 )  # fmt: skip
