@@ -7,9 +7,11 @@ from typing import Any
 
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import DIALECTS, HEADER, LLAMA_CPP
+from serve_app.api.forms.form import Schema, Terms
+from serve_app.api.forms.numbers import TOKEN_ID
 from serve_app.api.limits import WireLimits
-from serve_app.api.openapi_parameters import TOKEN_ID, completion_schema
-from serve_app.api.openapi_schemas import SCHEMAS, STRING, Schema, nullable, reference
+from serve_app.api.openapi_parameters import completion_schema
+from serve_app.api.openapi_schemas import SCHEMAS, STRING, nullable, reference
 
 ERRORS = {
     400: "The request is malformed or a parameter is out of its range; `param` names it.",
@@ -49,7 +51,7 @@ MODEL_PATH = {"name": "id", "in": "path", "required": True, "schema": STRING, "d
 
 def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
     """dialect: of requests that name none; defaults and ranges are told as it has them"""
-    native = completion_schema(limits, LLAMA_CPP)
+    native = completion_schema(Terms(limits=limits, dialect=LLAMA_CPP))
     native["required"] = ["prompt"]
     return {
         "openapi": "3.1.0",
@@ -74,7 +76,7 @@ def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
         "components": {
             "schemas": {
                 **SCHEMAS,
-                "CompletionRequest": completion_schema(limits, dialect),
+                "CompletionRequest": completion_schema(Terms(limits=limits, dialect=dialect)),
                 "NativeRequest": native,
                 "TokenizeRequest": _tokenize(limits),
                 "DetokenizeRequest": _detokenize(limits),

@@ -59,8 +59,12 @@ async def test_comments_go_out_while_a_prompt_is_computed_and_between_tokens(app
 async def test_a_failure_after_a_comment_is_an_event(app, backend):
     connection = connect(app)
     await sent(connection, 2)
+    backend.fail(EngineFailed("The engine failed."))  # nothing was shown: it is tried once more
+    await settle()
+    await sent(connection, len(connection.sent) + 1)
     backend.fail(EngineFailed("The engine failed."))
-    await connection.task
+    async with asyncio.timeout(5):
+        await connection.task
     assert connection.status == 200
     events = [event for event in connection.body.decode().split("\n\n")[:-1] if event != COMMENT]
     assert json.loads(events[0].removeprefix("data: "))["error"]["error_code"] == "engine_failed"
