@@ -75,6 +75,11 @@ def test_what_a_parameter_must_be_is_told_alike_by_contract_openapi_and_parser(
         parse_completion(json.dumps(body).encode())
 
 
+@pytest.mark.parametrize("row", list(rows_of("parameters")), ids=lambda row: row[0].strip("`"))
+def test_a_parameter_is_told_what_it_does(row: list[str]) -> None:
+    assert len(row[4]) > 10
+
+
 def test_defaults_of_the_contract_are_those_of_openapi(document: Mapping[str, Any]) -> None:
     properties = document["components"]["schemas"]["CompletionRequest"]["properties"]
     told = {row[0].strip("`"): row[3].strip("`") for row in rows_of("parameters")}
