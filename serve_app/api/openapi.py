@@ -12,6 +12,7 @@ from serve_app.api.forms.numbers import TOKEN_ID
 from serve_app.api.limits import WireLimits
 from serve_app.api.openapi_parameters import completion_schema
 from serve_app.api.openapi_schemas import SCHEMAS, STRING, nullable, reference
+from serve_app.api.paths import Path
 
 ERRORS = {
     400: "The request is malformed or a parameter is out of its range; `param` names it.",
@@ -56,23 +57,7 @@ def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "serve_app", "version": _version(), "description": "Text completions of many models."},
-        "paths": {
-            "/v1/completions": _completions("CompletionRequest", "Completion", "CompletionChunk", stream_end=True),
-            "/completion": _completions("NativeRequest", "NativeCompletion", "NativeResult", stream_end=False),
-            "/completions": _completions("NativeRequest", "NativeCompletion", "NativeResult", stream_end=False),
-            "/tokenize": {"post": _operation("Cut a text into tokens", "Tokens", body="TokenizeRequest")},
-            "/detokenize": {"post": _operation("Give the text of tokens", "Text", body="DetokenizeRequest")},
-            "/v1/models": {"get": _operation("List the models", "ModelList")},
-            "/v1/models/{id}": {"get": _operation("One model", "Model", parameters=[MODEL_PATH])},
-            "/v1/dialects": {"get": _operation("What each dialect makes of every parameter", "Dialects")},
-            "/props": {"get": _operation("Properties of a model", "Props", parameters=[MODEL_QUERY])},
-            "/lora-adapters": {"get": _operation("Adapters of a model", "Adapters", parameters=[MODEL_QUERY])},
-            "/health": {"get": _health()},
-            "/v1/health": {"get": _health()},
-            "/metrics": {"get": _other("Metrics for Prometheus", "text/plain")},
-            "/openapi.json": {"get": _other("This document", "application/json")},
-            "/docs": {"get": _other("This document, to be read", "text/html")},
-        },
+        "paths": {path: {path.method.lower(): operation} for path, operation in _operations().items()},
         "components": {
             "schemas": {
                 **SCHEMAS,
@@ -85,6 +70,27 @@ def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
     }
 
 
+def _operations() -> dict[Path, dict[str, Any]]:
+    native = _completions("NativeRequest", "NativeCompletion", "NativeResult", stream_end=False)
+    return {
+        Path.COMPLETIONS: _completions("CompletionRequest", "Completion", "CompletionChunk", stream_end=True),
+        Path.NATIVE_COMPLETION: native,
+        Path.NATIVE_COMPLETIONS: native,
+        Path.TOKENIZE: _operation("Cut a text into tokens", "Tokens", body="TokenizeRequest"),
+        Path.DETOKENIZE: _operation("Give the text of tokens", "Text", body="DetokenizeRequest"),
+        Path.MODELS: _operation("List the models", "ModelList"),
+        Path.MODEL: _operation("One model", "Model", parameters=[MODEL_PATH]),
+        Path.DIALECTS: _operation("What each dialect makes of every parameter", "Dialects"),
+        Path.PROPS: _operation("Properties of a model", "Props", parameters=[MODEL_QUERY]),
+        Path.ADAPTERS: _operation("Adapters of a model", "Adapters", parameters=[MODEL_QUERY]),
+        Path.HEALTH: _health(),
+        Path.V1_HEALTH: _health(),
+        Path.METRICS: _other("Metrics for Prometheus", "text/plain"),
+        Path.DESCRIPTION: _other("This document", "application/json"),
+        Path.DOCS: _other("This document, to be read", "text/html"),
+    }
+
+
 def _completions(body: str, answer: str, chunk: str, *, stream_end: bool) -> dict[str, Any]:
     operation = _operation("Complete prompts", answer, body=body, parameters=[DIALECT_HEADER])
     operation["responses"]["200"]["headers"] = TOLD_HEADERS
@@ -92,7 +98,7 @@ def _completions(body: str, answer: str, chunk: str, *, stream_end: bool) -> dic
     operation["responses"]["200"]["content"]["text/event-stream"] = {
         "schema": {"type": "string", "description": f"Where `stream` is true: events whose data is a {chunk}.{end}"}
     }
-    return {"post": operation}
+    return operation
 
 
 def _operation(

@@ -16,7 +16,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.chunks import dump
@@ -24,6 +23,7 @@ from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import HEADER, dialect_named
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.model_list import models_body
+from serve_app.api.paths import Path
 from serve_app.api.responses import ResponseHead
 from serve_app.api.told import told_headers
 from serve_app.core.errors import DeadlineExceeded, EngineFailed, ServeError
@@ -36,8 +36,9 @@ from serve_app.http.framing import WholeForHttp10
 from serve_app.http.headers import HeaderGate
 from serve_app.http.metrics import Measured, Metrics, Served
 from serve_app.http.model_routes import answer_nobody, model_routes
-from serve_app.http.paths import TrailingSlash
 from serve_app.http.refusals import dialect_heard, error_response, raise_as_ours
+from serve_app.http.routes import route
+from serve_app.http.slashes import TrailingSlash
 from serve_app.http.streams import Renderer, in_time, stream
 from serve_app.http.styles import NativeStyle, OpenAiStyle, Style
 from serve_app.http.upgrades import Upgrades
@@ -100,15 +101,15 @@ def build_app(router: Router, settings: HttpSettings | None = None, *, metrics: 
     native = Completions(router, settings, NativeStyle(inquiries))
     app = Starlette(
         routes=[
-            Route("/v1/completions", Completions(router, settings, OpenAiStyle(router)), methods=["POST"]),
-            Route("/completion", native, methods=["POST"]),
-            Route("/completions", native, methods=["POST"]),
-            Route("/v1/dialects", dialects, methods=["GET"]),
-            Route("/v1/models", models, methods=["GET"]),
-            Route("/v1/models/{id:path}", model, methods=["GET"]),
-            Route("/health", health, methods=["GET"]),
-            Route("/v1/health", health, methods=["GET"]),
-            Route("/metrics", metrics.answer, methods=["GET"]),
+            route(Path.COMPLETIONS, Completions(router, settings, OpenAiStyle(router))),
+            route(Path.NATIVE_COMPLETION, native),
+            route(Path.NATIVE_COMPLETIONS, native),
+            route(Path.DIALECTS, dialects),
+            route(Path.MODELS, models),
+            route(Path.MODEL, model),
+            route(Path.HEALTH, health),
+            route(Path.V1_HEALTH, health),
+            route(Path.METRICS, metrics.answer),
             *docs_routes(settings.limits, router.dialect),
             *model_routes(inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         ],
