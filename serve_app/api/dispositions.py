@@ -16,7 +16,7 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Checked, and by contract without any effect."""
+    """Checked, and without any effect; docs/contract.md#parameters says so of each."""
 
     parameter: Parameter
 

@@ -1,4 +1,4 @@
-"""The dialects are tables: the contract's matrix (§2.1) row by row, and every parameter in every dialect."""
+"""The dialects are tables: the matrix of docs/contract.md#dialects row by row, and every parameter in every dialect."""
 
 from __future__ import annotations
 
