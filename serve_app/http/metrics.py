@@ -188,7 +188,7 @@ class AdmissionState(Collector):
         return gauge
 
 
-class Measured:
+class CountedRequests:
     """ASGI middleware that counts every request, whatever becomes of it."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
