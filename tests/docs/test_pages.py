@@ -133,6 +133,40 @@ def test_the_headers_are_those_that_pages_may_read() -> None:
     assert {name.lower() for name in first_cells(chapter("Headers"))} == {name.lower() for name in READABLE}
 
 
+def test_the_statuses_of_errors_are_those_of_openapi(document: Mapping[str, Any]) -> None:
+    told = {status for row in rows_of("errors") for status in re.findall(r"\b[45]\d\d\b", f"{row[0]} {row[3]}")}
+    described = {
+        status
+        for path in document["paths"].values()
+        for operation in path.values()
+        for status in operation["responses"]
+        if status != "200"
+    }
+    assert told - {"401"} == described  # no key is asked for
+
+
+PROMPT_FORMS = [
+    (json.loads(form), meaning)
+    for forms, meaning in re.findall(r"^\| (`[^|]+) \| ([^|]+) \|$", chapter("Prompts"), re.MULTILINE)
+    for form in re.findall(r"`([^`]+)`", forms)
+]
+
+
+@pytest.mark.parametrize(("prompt", "meaning"), PROMPT_FORMS, ids=lambda each: json.dumps(each)[:40])
+def test_a_prompt_is_as_many_as_the_contract_says(prompt: Any, meaning: str) -> None:
+    body = json.dumps({"model": "m", "prompt": prompt}).encode()
+    if meaning == "400":
+        with pytest.raises(InvalidRequest):
+            parse_completion(body)
+    else:
+        count = len(prompt) if meaning == "one per element" else 1
+        assert len(parse_completion(body).prompts) == count
+
+
+def test_the_contract_shows_more_than_one_form_of_prompt() -> None:
+    assert len(PROMPT_FORMS) > 10
+
+
 @pytest.mark.parametrize(
     ("settings", "owners"),
     [

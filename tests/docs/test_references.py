@@ -18,8 +18,11 @@ from tests.docs.markdown import SECTION
 from tests.docs.operations import subcommands
 from tests.docs.sections import REPOSITORY
 
-UNTRACKED = {".venv", ".git", "node_modules"}
-DOCUMENTS = sorted(file for file in REPOSITORY.rglob("*.md") if not UNTRACKED & set(file.relative_to(REPOSITORY).parts))
+DOCUMENTS = sorted(
+    file
+    for file in REPOSITORY.rglob("*.md")
+    if not any(part.startswith(".") for part in file.relative_to(REPOSITORY).parts)
+)
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -68,6 +71,12 @@ def words_of_code() -> frozenset[str]:
     return frozenset(re.findall(r"\w+", text))
 
 
+@cache
+def functions_of(file: Path) -> frozenset[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
 @pytest.mark.parametrize("file", DOCUMENTS, ids=name_of)
 def test_relative_links_lead_somewhere(file: Path) -> None:
     for link in LINK.finditer(FENCE.sub("", file.read_text(encoding="utf-8"))):
@@ -90,9 +99,7 @@ def test_files_that_are_named_exist(file: Path) -> None:
 @pytest.mark.parametrize("file", DOCUMENTS, ids=name_of)
 def test_tests_that_are_named_exist(file: Path) -> None:
     for found in TEST.finditer(file.read_text(encoding="utf-8")):
-        tree = ast.parse((REPOSITORY / found["file"]).read_text(encoding="utf-8"))
-        functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-        assert found["name"] in functions, found.group()
+        assert found["name"] in functions_of(REPOSITORY / found["file"]), found.group()
 
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=name_of)
