@@ -12,7 +12,7 @@ from serve_app.api.dialects.tables import UNION
 from serve_app.api.forms.adapters import AdapterNames, AdapterScales
 from serve_app.api.forms.form import Parameter
 from serve_app.api.forms.numbers import CountOrFlag, Integer, Real
-from serve_app.api.forms.plain import AnyText, Members, OneOf, Text
+from serve_app.api.forms.plain import Members, OneOf, Text
 from serve_app.api.forms.prompts import Prompts
 from serve_app.api.forms.samplers import Samplers
 from serve_app.api.forms.shared import (
@@ -62,7 +62,7 @@ class CompletionRequest(BaseModel):
     model: Annotated[
         str,
         Parameter(
-            Text(max_chars=lambda terms: terms.limits.max_model_chars),
+            Text(min_chars=1, max_chars=lambda terms: terms.limits.max_model_chars),
             "A base model, an adapter as `base:adapter`, or an alias.",
         ),
     ]
@@ -79,7 +79,7 @@ class CompletionRequest(BaseModel):
         Parameter(AdapterScales(), "An adapter of the model by its number at /lora-adapters."),
     ] = ()
     user: Annotated[
-        str | None, Parameter(AnyText(), "Names the end user for abuse reports; the completion is the same.")
+        str | None, Parameter(Text(), "Names the end user for abuse reports; the completion is the same.")
     ] = None
     cache_prompt: Annotated[bool, Parameter(FLAG, "Whether prefixes computed before may be used.")] = True
 

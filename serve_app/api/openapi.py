@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import DIALECTS, HEADER, LLAMA_CPP
-from serve_app.api.forms.form import Schema, Terms
-from serve_app.api.forms.numbers import TOKEN_ID
+from serve_app.api.forms.form import Parameter, Schema, Terms
 from serve_app.api.limits import WireLimits
 from serve_app.api.openapi_parameters import completion_schema
 from serve_app.api.openapi_schemas import SCHEMAS, STRING, nullable, reference
 from serve_app.api.paths import Path
+from serve_app.api.tokenize import DETOKENIZE, TOKENIZE
 
 ERRORS = {
     400: "The request is malformed or a parameter is out of its range; `param` names it.",
@@ -38,7 +39,6 @@ TOLD_HEADERS: dict[str, Any] = {
     },
     "X-Truncated-Prompt-Tokens": {"description": "Tokens that prompts lost at their beginning.", "schema": STRING},
 }
-BOOLEAN: Schema = {"type": "boolean"}
 DIALECT_HEADER: dict[str, Any] = {
     "name": HEADER,
     "in": "header",
@@ -52,6 +52,7 @@ MODEL_PATH = {"name": "id", "in": "path", "required": True, "schema": STRING, "d
 
 def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
     """dialect: of requests that name none; defaults and ranges are told as it has them"""
+    terms = Terms(limits=limits, dialect=dialect)
     native = completion_schema(Terms(limits=limits, dialect=LLAMA_CPP))
     native["required"] = ["prompt"]
     return {
@@ -61,10 +62,10 @@ def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
         "components": {
             "schemas": {
                 **SCHEMAS,
-                "CompletionRequest": completion_schema(Terms(limits=limits, dialect=dialect)),
+                "CompletionRequest": completion_schema(terms),
                 "NativeRequest": native,
-                "TokenizeRequest": _tokenize(limits),
-                "DetokenizeRequest": _detokenize(limits),
+                "TokenizeRequest": _tokenize(terms),
+                "DetokenizeRequest": _detokenize(terms),
             }
         },
     }
@@ -141,28 +142,23 @@ def _json(name: str) -> dict[str, Any]:
     return {"application/json": {"schema": reference(name)}}
 
 
-def _tokenize(limits: WireLimits) -> Schema:
-    text = {"type": "string", "maxLength": limits.max_prompt_chars}
-    flags = ("add_special", "add_special_tokens", "parse_special", "with_pieces", "return_token_strs")
+def _tokenize(terms: Terms) -> Schema:
+    either = [{"required": ["content"]}, {"required": ["prompt"]}]
+    return {"type": "object", "oneOf": either, **_properties(TOKENIZE, terms, asked=("content", "prompt"))}
+
+
+def _detokenize(terms: Terms) -> Schema:
+    return {"type": "object", "required": ["tokens"], **_properties(DETOKENIZE, terms, asked=("tokens",))}
+
+
+def _properties(table: Mapping[str, Parameter], terms: Terms, *, asked: tuple[str, ...]) -> Schema:
+    """Whatever is not asked for may be null."""
+    schemas = {name: parameter.form.schema(terms) for name, parameter in table.items()}
     return {
-        "type": "object",
-        "oneOf": [{"required": ["content"]}, {"required": ["prompt"]}],
         "properties": {
-            "model": nullable(STRING),
-            "content": {**text, "description": "llama.cpp's name; without special tokens unless asked for"},
-            "prompt": {**text, "description": "vLLM's name; with special tokens unless refused"},
-            **{name: nullable(BOOLEAN) for name in flags},
+            name: {**(schema if name in asked else nullable(schema)), "description": table[name].about}
+            for name, schema in schemas.items()
         },
-        "additionalProperties": False,
-    }
-
-
-def _detokenize(limits: WireLimits) -> Schema:
-    tokens = {"type": "array", "items": TOKEN_ID, "maxItems": limits.max_prompt_ids}
-    return {
-        "type": "object",
-        "required": ["tokens"],
-        "properties": {"model": nullable(STRING), "tokens": tokens},
         "additionalProperties": False,
     }
 

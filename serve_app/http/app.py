@@ -53,7 +53,7 @@ def _routes(router: Router, settings: HttpSettings, metrics: Metrics) -> list[Ro
         route(Path.NATIVE_COMPLETION, native),
         route(Path.NATIVE_COMPLETIONS, native),
         *model_routes(inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
-        *service_routes(router),
+        *service_routes(router, settings.limits),
         *docs_routes(settings.limits, router.dialect),
         route(Path.METRICS, metrics.answer),
     ]

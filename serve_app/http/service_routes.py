@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from serve_app.api.limits import WireLimits
 from serve_app.api.model_list import models_body
 from serve_app.api.paths import Path
 from serve_app.http.routes import route
@@ -14,14 +15,14 @@ from serve_app.router.router import Router
 LOADING_RETRY_S = 1
 
 
-def service_routes(router: Router) -> list[Route]:
+def service_routes(router: Router, limits: WireLimits) -> list[Route]:
     """Open while the service is full: none of them waits for a replica."""
 
     async def models(request: Request) -> Response:
         return JSONResponse(models_body(router.models()))
 
     async def dialects(request: Request) -> Response:
-        return JSONResponse(router.dialects())
+        return JSONResponse(router.dialects(limits))
 
     async def model(request: Request) -> Response:
         return JSONResponse(router.model(request.path_params["id"]).body())

@@ -24,38 +24,32 @@ class Boolean:
         return value.sent
 
 
-@dataclass(frozen=True, slots=True)
-class AnyText:
-    """Any string."""
-
-    def words(self, terms: Terms) -> str:
-        return "a string"
-
-    def schema(self, terms: Terms) -> Schema:
-        return {"type": "string"}
-
-    def read(self, value: Value) -> str:
-        if not isinstance(value.sent, str):
-            raise value.refused(self.words(value.terms))
-        return value.sent
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A string of one to so many characters."""
+    """A string of so many characters; without `max_chars` of any number."""
 
-    max_chars: Callable[[Terms], int]
+    min_chars: int = 0
+    max_chars: Callable[[Terms], int] | None = None
 
     def words(self, terms: Terms) -> str:
-        return f"a non-empty string of at most {self.max_chars(terms)} characters"
+        kind = "a non-empty string" if self.min_chars else "a string"
+        return kind if self.max_chars is None else f"{kind} of at most {self.max_chars(terms)} characters"
 
     def schema(self, terms: Terms) -> Schema:
-        return {"type": "string", "minLength": 1, "maxLength": self.max_chars(terms)}
+        schema: Schema = {"type": "string"}
+        if self.min_chars:
+            schema["minLength"] = self.min_chars
+        if self.max_chars is not None:
+            schema["maxLength"] = self.max_chars(terms)
+        return schema
 
     def read(self, value: Value) -> str:
-        if not (isinstance(value.sent, str) and 1 <= len(value.sent) <= self.max_chars(value.terms)):
+        if not (isinstance(value.sent, str) and self._holds(len(value.sent), value.terms)):
             raise value.refused(self.words(value.terms))
         return value.sent
+
+    def _holds(self, num_chars: int, terms: Terms) -> bool:
+        return num_chars >= self.min_chars and (self.max_chars is None or num_chars <= self.max_chars(terms))
 
 
 class OneOf:

@@ -1,4 +1,4 @@
-"""Token ids in a list, and what is added to the logits of some of them."""
+"""Token ids in lists, and what is added to the logits of some of them."""
 
 from __future__ import annotations
 
@@ -35,6 +35,25 @@ class TokenIds:
                 raise value.part_refused(at, "a token id", element)
             token_ids.append(element)
         return tuple(dict.fromkeys(token_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """The tokens of a text, every one as it stands."""
+
+    def words(self, terms: Terms) -> str:
+        return f"a list of at most {terms.limits.max_prompt_ids} token ids"
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"type": "array", "items": TOKEN_ID, "maxItems": terms.limits.max_prompt_ids}
+
+    def read(self, value: Value) -> tuple[int, ...]:
+        token_ids: list[int] = []
+        for at, element in enumerate(value.elements(value.terms.limits.max_prompt_ids, self.words(value.terms))):
+            if not is_token_id(element):
+                raise value.part_refused(at, "a token id", element)
+            token_ids.append(element)
+        return tuple(token_ids)
 
 
 @dataclass(frozen=True, slots=True)
