@@ -12,6 +12,10 @@ from typing import Any
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.listing import dialects_body
 from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.forms.form import Terms
+from serve_app.api.limits import DEFAULT_LIMITS
+from serve_app.api.paths import Path
+from serve_app.api.tokenize import DETOKENIZE, TOKENIZE
 from serve_app.core.errors import ServeError
 from tests.docs.docstrings import told_of
 from tests.docs.markdown import code, codes, table
@@ -112,6 +116,17 @@ def refused() -> str:
             by_neutral.setdefault(neutral or "–", []).append(name)
     rows = [[neutral, codes(sorted(names))] for neutral, names in sorted(by_neutral.items())]
     return table(["neutral besides `null` and `false`", "parameters"], rows)
+
+
+def tokenize() -> str:
+    """Parameters of /tokenize and /detokenize."""
+    terms = Terms(limits=DEFAULT_LIMITS, dialect=UNION)
+    rows = [
+        [code(path), code(name), parameter.form.words(terms), parameter.about]
+        for path, named in ((Path.TOKENIZE, TOKENIZE), (Path.DETOKENIZE, DETOKENIZE))
+        for name, parameter in named.items()
+    ]
+    return table(["route", "parameter", "must be", "what it does"], rows)
 
 
 def errors() -> str:
