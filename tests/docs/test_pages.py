@@ -171,8 +171,23 @@ def test_a_prompt_is_as_many_as_the_contract_says(prompt: Any, meaning: str) -> 
         assert len(parse_completion(body).prompts) == count
 
 
-def test_the_contract_shows_more_than_one_form_of_prompt() -> None:
+CONTRADICTIONS = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| ([\w.]+) \|$", chapter("Contradictions"), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("example", "dialect"), [each[1:] for each in CONTRADICTIONS], ids=[each[0] for each in CONTRADICTIONS]
+)
+def test_a_contradiction_of_the_contract_is_one(example: str, dialect: str) -> None:
+    members = {"model": "m", "prompt": "a", **json.loads(example)}
+    with pytest.raises(InvalidRequest) as caught:
+        parse_completion(json.dumps(members).encode(), choose_dialect=lambda model: DIALECTS[dialect])
+    assert caught.value.param is not None
+    assert caught.value.code == "invalid_value"
+
+
+def test_examples_of_the_contract_are_found() -> None:
     assert len(PROMPT_FORMS) > 10
+    assert len(CONTRADICTIONS) > 10
 
 
 @pytest.mark.parametrize(
