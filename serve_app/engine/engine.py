@@ -210,12 +210,17 @@ class Engine:
             self._scheduler.release(sequence)
 
     def _start_siblings(self, leader: Sequence) -> None:
-        """Fork the computed prompt, all but its last token, whose logits each sibling needs for itself."""
-        siblings, leader.siblings = leader.siblings, []
+        """Fork the computed prompt, all but its last token, whose logits each sibling needs for itself.
+
+        As many as may be copied at once; the others follow with the next steps, or queue where there is no room.
+        """
         shared = leader.prompt_length - 1
-        waiting = [sibling for sibling in siblings if not self._scheduler.place_beside(leader, sibling, shared)]
-        for sibling in reversed(waiting):
-            self._scheduler.waiting.push_front(sibling)
+        siblings, scheduler = leader.siblings, self._scheduler
+        while siblings and scheduler.may_copy and scheduler.place_beside(leader, siblings[0], shared):
+            del siblings[0]  # not earlier: where placing fails, it is lost with its leader and its client is told
+        if scheduler.may_copy or leader.is_finished:
+            while siblings:
+                scheduler.waiting.push_front(siblings.pop())
 
     @staticmethod
     def _lose(sequences: Items[Sequence], error: ServeError) -> list[Delta]:

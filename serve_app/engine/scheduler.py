@@ -15,6 +15,9 @@ from serve_app.engine.pace import Pace
 from serve_app.engine.queue import WaitingQueue
 from serve_app.engine.sequence import Sequence
 
+COPIED_PER_BATCH_TOKEN = 4
+"""Positions that may be copied per token that a step may compute: of half a billion weights, a fifth of a step."""
+
 
 class Scheduler:
     """Keeps the running sequences, and gives them places, blocks and adapter slots.
@@ -50,12 +53,19 @@ class Scheduler:
         self._admission = Admission(waiting, store, slots, max_bypass_s=max_bypass_s, clock=clock)
         self._max_batch_tokens = max_batch_tokens
         self._max_logit_rows = max_logit_rows
+        self._max_copied_tokens = COPIED_PER_BATCH_TOKEN * max_batch_tokens
+        self._copied_before = 0
         self._uses_prefixes = uses_prefixes
         self._clock = clock
 
     @property
     def has_work(self) -> bool:
         return bool(self.running or len(self.waiting))
+
+    @property
+    def may_copy(self) -> bool:
+        """Whether one more sequence may begin with a copy of what others computed, before the next step."""
+        return self._store.num_copied_tokens - self._copied_before < self._max_copied_tokens
 
     def schedule(self) -> Batch:
         """Plan a step: sequences that miss one token, then newcomers, then a share of the prompts' chunks."""
@@ -65,6 +75,7 @@ class Scheduler:
                 self._make_room(sequence)
         if self.num_preemptions == preempted_before:
             self._admit()
+        self._copied_before = self._store.num_copied_tokens
         singles = [each for each in self.running if each.num_missing == 1][: self._max_batch_tokens]
         spans = [self._span(each, 1, self._max_logit_rows) for each in singles]
         spans = [span for span in spans if span.length]
@@ -203,6 +214,8 @@ class Scheduler:
                 self._give_up(sequence)  # copies of what others hold took more than was thought
                 self.waiting.push_front(sequence)
                 return
+            if not self.may_copy:
+                return  # the others come with the next steps; those that run do not wait for so many copies
 
     def _open(self, sequence: Sequence) -> Holding:
         sequence.started_at = sequence.started_at or self._clock()

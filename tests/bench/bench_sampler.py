@@ -7,6 +7,10 @@ same for rows that are all greedy, all plain (temperature alone) and all truncat
 
 Then, ours alone, one setting after the other on logits of every shape: `--shapes 0` leaves that table out.
 
+    python tests/bench/bench_sampler.py --beside ../before --rows 8 --threads 1
+
+prints that table alone, of this checkout and of another one, which take turns, with their ratios.
+
 Logits are normal with a standard deviation of `--spread`; the entropy of their softmax is about
 ln(vocab) - spread**2 / 2 nats: 3.1 for 4.2, as a language model's on ordinary text, and 7.4 for 3, far flatter.
 """
@@ -17,13 +21,14 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, os.environ.get("MEASURED_CHECKOUT", str(Path(__file__).parents[2])))
 
 import torch
 from torch import Tensor
@@ -32,6 +37,8 @@ from serve_app.core.request import TEMPERATURE_LAST, DryParams, SamplingParams
 from serve_app.engine.sampling.sampler import Sampler
 from serve_app.engine.sequence import Sequence
 from tests.engine.sampling_reference import row
+
+HERE = str(Path(__file__).parents[2])
 
 
 def mixed(index: int) -> SamplingParams:
@@ -69,6 +76,8 @@ SETTINGS: dict[str, SamplingParams] = {
     "plain": SamplingParams(),
     "top_p": SamplingParams(top_p=0.9),
     "top_k and top_p": SamplingParams(temperature=0.8, top_k=50, top_p=0.9),
+    "top_k, top_p, min_p": SamplingParams(top_k=40, top_p=0.95, min_p=0.05),
+    "hot top_p": SamplingParams(temperature=1.3, top_p=0.95),
     "top_k 5000": SamplingParams(top_k=5000),
     "min_p": SamplingParams(min_p=0.05),
     "typical_p": SamplingParams(typical_p=0.9),
@@ -99,6 +108,25 @@ def table_of_shapes(num_rows: int, vocab: int, rounds: int) -> dict[str, dict[st
                 spent = milliseconds(lambda: sampler.choose(logits, rows))  # noqa: B023
                 table[name][shape] = round(min(spent, table[name].get(shape, spent)), 2)
     return table
+
+
+def table_beside(checkout: str, args: argparse.Namespace) -> dict[str, dict[str, str]]:
+    """The best of each cell here and of the other checkout, "before -> after (ratio)"; they take turns."""
+    best: dict[str, dict[str, dict[str, float]]] = {}
+    command = [sys.executable, __file__, "--shapes-only", "--rows", str(args.rows), "--vocab", str(args.vocab)]
+    command += ["--threads", str(args.threads), "--shapes", "2"]
+    for _ in range(args.shapes):
+        for tree in (checkout, HERE):
+            environment = os.environ | {"MEASURED_CHECKOUT": str(Path(tree).resolve())}
+            told = json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
+            known = best.setdefault(tree, told)
+            for name, cells in told.items():
+                known[name] = {shape: min(spent, known[name][shape]) for shape, spent in cells.items()}
+    before, after = best[checkout], best[HERE]
+    return {
+        name: {shape: f"{old} -> {after[name][shape]} ({old / after[name][shape]:.2f})" for shape, old in cells.items()}
+        for name, cells in before.items()
+    }
 
 
 def sort_based(logits: Tensor, rows: list[Sequence], seen: Tensor, counts: Tensor) -> Tensor:
@@ -142,8 +170,15 @@ def main() -> None:
     parser.add_argument("--spread", type=float, default=4.2)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--shapes", type=int, default=3, help="rounds of the table of shapes")
+    parser.add_argument("--shapes-only", action="store_true", help="print nothing else")
+    parser.add_argument("--beside", help="another checkout, for the table of shapes")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    if args.beside or args.shapes_only:
+        shapes = (args.rows, args.vocab, args.shapes)
+        table = table_beside(args.beside, args) if args.beside else table_of_shapes(*shapes)
+        print(json.dumps(table, indent=1))
+        return
     generator = torch.Generator().manual_seed(0)
     report: dict[str, object] = {"rows": args.rows, "vocab": args.vocab, "spread": args.spread, "threads": args.threads}
     sampler = Sampler(frozenset([0]))

@@ -18,8 +18,9 @@ from serve_app.core.request import TEMPERATURE_FIRST, TEMPERATURE_LAST, LogprobP
 from serve_app.engine.sampling.candidates import Rest, choose_candidates
 from serve_app.engine.sampling.chain import STAGES, order_of, run_chain, run_full_chain, stages_of
 from serve_app.engine.sampling.drawing import draw_tokens
-from serve_app.engine.sampling.full import FullRows
+from serve_app.engine.sampling.full import FullRow
 from serve_app.engine.sampling.parameters import Parameters
+from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sampling.selection import MAX_SORTED
 from serve_app.engine.sampling.whole import weights_without
 from tests.engine.sampling_reference import distribution, row
@@ -33,7 +34,7 @@ def outcome(logits: Tensor, params: SamplingParams, count: int, *, mu: float = 0
     sequence.sampling_state.mu = mu
     chain = stages_of(order_of(params))
     parameters = Parameters.of_sequences([sequence], logits.device)
-    found = run_chain(choose_candidates(logits[None], count), chain, parameters, logits[None])
+    found = run_chain(choose_candidates(logits[None], count), chain, parameters, logits[None], Scratch())
     if found.rest[0] == Rest.UNKNOWN:
         return None
     if found.rest[0] == Rest.GONE:
@@ -41,7 +42,7 @@ def outcome(logits: Tensor, params: SamplingParams, count: int, *, mu: float = 0
         ids = found.token_ids[0]
     else:
         dropped = found.token_ids[0][(found.logits[0] > found.edge[0]) & ~found.kept[0]]
-        weights = weights_without(logits[None], found.divisor, [dropped])[0]
+        weights = weights_without(logits[None], found.divisor, dropped, Scratch())[0]
         ids = torch.arange(len(logits))
         assert not weights[dropped].any()
     is_kept = (weights > 0) if found.rest[0] != Rest.GONE else found.kept[0]
@@ -53,7 +54,7 @@ def full_outcome(logits: Tensor, params: SamplingParams, *, mu: float) -> dict[i
     sequence = row(params)
     sequence.sampling_state.mu = mu
     parameters = Parameters.of_sequences([sequence], logits.device)
-    full = FullRows(logits[None])
+    full = FullRow(logits[None], Scratch())
     run_full_chain(full, stages_of(order_of(params)), parameters)
     weights, is_kept = full.weights[0], full.kept[0] > 0
     assert not weights[~is_kept].any()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from serve_app.core.request import DryParams
 from serve_app.engine.sampling.repeats import Repeats, z_function
@@ -109,3 +111,31 @@ def test_a_step_looks_at_few_tokens_however_repetitive_the_text_is(tokens: list[
         repeats.penalties()
         assert 0 < counted.lookups <= 8
     assert charged(repeats) == pytest.approx(dry_penalties(list(counted), params))
+
+
+class NewNumbers(TorchDispatchMode):
+    """Counts the numbers in the tensors that operations make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        is_new = isinstance(result, Tensor) and not func.is_view and not func._schema.is_mutable
+        self.count += result.numel() if is_new else 0
+        return result
+
+
+def test_a_step_in_text_that_repeats_little_touches_little_however_long_the_text_is() -> None:
+    tokens = [place % 4001 for place in range(20_000)]  # each token five times
+    repeats = Repeats(DryParams(multiplier=0.8, allowed_length=30_000))
+    repeats.catch_up(tokens)
+    tokens.append(7)  # room for more is made here
+    repeats.catch_up(tokens)
+    for token in (8, 9, 7, 10, 5000, 5000):
+        tokens.append(token)
+        with NewNumbers() as new:
+            repeats.catch_up(tokens)
+            repeats.penalties()
+        assert new.count < 100

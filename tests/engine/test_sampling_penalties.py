@@ -102,6 +102,32 @@ def test_counts_kept_token_by_token_are_those_of_a_recount(tokens: list[int], wi
         assert dict(zip(counts.token_ids.tolist(), counts.counts.tolist(), strict=True)) == Counter(seen)
 
 
+class CountedSlices(list[int]):
+    """A list that counts the items it gives in slices."""
+
+    num_given = 0
+
+    def __getitem__(self, place):  # type: ignore[no-untyped-def, override]
+        found = super().__getitem__(place)
+        self.num_given += len(found) if isinstance(place, slice) else 1
+        return found
+
+
+@pytest.mark.parametrize("window", [None, 50_000])
+def test_a_step_counts_what_it_adds_and_not_the_prompt_again(window: int | None) -> None:
+    tokens = CountedSlices(place % 3000 for place in range(100_000))
+    counts = TokenCounts(window=window)
+    counts.catch_up(tokens)
+    tokens.num_given = 0
+    for token_id in range(100):
+        tokens.append(token_id)
+        counts.catch_up(tokens)
+    assert tokens.num_given <= 200
+    assert dict(zip(counts.token_ids.tolist(), counts.counts.tolist(), strict=True)) == Counter(
+        tokens[-(window or 0) :]
+    )
+
+
 def test_greedy_rows_choose_the_highest_edited_logit() -> None:
     greedy = SamplingParams(temperature=0.0)
     rows = [

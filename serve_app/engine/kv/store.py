@@ -15,6 +15,7 @@ class KeyValueStore:
     """Carries out on a storage what the ledger decides.
 
     num_places: sequences that may run at once
+    num_copied_tokens: positions copied from one place of memory to another so that a sequence can begin, ever since
 
     Invariant: blocks held + blocks cached + blocks free == num_blocks, and what a storage keeps is no more.
     """
@@ -29,6 +30,7 @@ class KeyValueStore:
         self._ledger = BlockLedger(num_blocks)
         self._num_places = num_places
         self._free_places = list(range(num_places))
+        self.num_copied_tokens = 0
         self._holdings: dict[int, Holding] = {}
 
     @property
@@ -85,6 +87,7 @@ class KeyValueStore:
         holding.names = list(islice(names, count))
         if not self.storage.shares_held:
             self._fill(holding, found[:count])
+            self.num_copied_tokens += count * self.block_size
         return count * self.block_size
 
     def fork(self, parent: Holding, child: Holding, num_tokens: int) -> None:
@@ -100,6 +103,7 @@ class KeyValueStore:
             self._take(child, missing)
         if num_tokens > shared * self.block_size:
             self.storage.copy(parent, child, shared * self.block_size, num_tokens)
+            self.num_copied_tokens += num_tokens - shared * self.block_size
         child.names = parent.names[: num_tokens // self.block_size]
 
     def publish(self, holding: Holding, token_ids: Sequence[int], *, salt: bytes) -> None:

@@ -72,7 +72,7 @@ def choose_candidates(logits: Tensor, count: int) -> Candidates:
     alone. With count >= vocab there is no rest.
     """
     rows, vocab = logits.shape
-    values, token_ids = _sorted_largest(logits, min(count, vocab))
+    values, token_ids = sorted_largest(logits, min(count, vocab))
     if count >= vocab:
         edge = torch.full((rows,), -inf, dtype=torch.float64, device=logits.device)
     else:
@@ -92,8 +92,8 @@ def largest(logits: Tensor, count: int) -> Tensor:
     return torch.sort(_largest(logits, count)[0], dim=-1, descending=True).values
 
 
-def _sorted_largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest logits of each row and their ids, by falling logit, ties by rising id."""
+def sorted_largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest logits of each row and their ids, by falling logit, ties by rising id; [rows, count] each."""
     if count == logits.shape[-1]:
         whole = torch.sort(logits, dim=-1, descending=True, stable=True)
         return whole.values, whole.indices

@@ -13,9 +13,10 @@ from torch import Tensor
 from serve_app.core.request import SamplingParams
 from serve_app.engine.sampling import full_stages, mirostat, stages
 from serve_app.engine.sampling.candidates import Candidates, Rest
-from serve_app.engine.sampling.full import FullRows
+from serve_app.engine.sampling.full import FullRow
 from serve_app.engine.sampling.moments import Need, moments
 from serve_app.engine.sampling.parameters import Parameters
+from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sampling.stages import Stage
 
 STAGES: Mapping[str, tuple[Stage, ...]] = MappingProxyType(
@@ -66,7 +67,9 @@ def stages_of(order: Items[str]) -> list[Stage]:
     return [stage for name in order for stage in STAGES[name]]
 
 
-def run_chain(candidates: Candidates, chain: Items[Stage], parameters: Parameters, logits: Tensor) -> Candidates:
+def run_chain(
+    candidates: Candidates, chain: Items[Stage], parameters: Parameters, logits: Tensor, scratch: Scratch
+) -> Candidates:
     """Apply the stages one after the other, each to the rows where it is active.
 
     logits: [rows, vocab] float32, those that the candidates were chosen from
@@ -78,22 +81,16 @@ def run_chain(candidates: Candidates, chain: Items[Stage], parameters: Parameter
             candidates = replace(candidates, rest=torch.where(holes, Rest.UNKNOWN, candidates.rest))
             runs = runs & ~holes
         if runs.any():
-            sums = moments(candidates, logits, runs, stage.need)
+            sums = moments(candidates, logits, runs, stage.need, scratch)
             candidates = candidates.merged(runs, stage.apply(candidates, parameters, sums))
     return candidates
 
 
-def run_full_chain(rows: FullRows, chain: Items[Stage], parameters: Parameters) -> None:
-    """Apply the stages one after the other to rows that have the same active ones."""
+def run_full_chain(row: FullRow, chain: Items[Stage], parameters: Parameters) -> None:
+    """Apply the stages one after the other; the parameters are this row's alone."""
     for stage in chain:
         if bool(stage.is_active(parameters)[0]):
-            stage.on_full(rows, parameters)
-
-
-def activity(chain: Items[Stage], parameters: Parameters) -> list[tuple[bool, ...]]:
-    """For each row, which of the stages are active."""
-    columns = [stage.is_active(parameters).tolist() for stage in chain]
-    return list(zip(*columns, strict=True)) if columns else [()] * len(parameters.keys)
+            stage.on_full(row, parameters)
 
 
 def can_drop(chain: Items[Stage], parameters: Parameters) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence as Items
 
 import torch
@@ -29,8 +30,8 @@ class TokenCounts:
         begin = self._begin if self._window is None else max(self._begin, end - self._window)
         for token_id in token_ids[self._begin : min(begin, self._end)]:
             self._remove(token_id)
-        for token_id in token_ids[max(begin, self._end) : end]:
-            self._add(token_id)
+        for token_id, count in Counter(token_ids[max(begin, self._end) : end]).items():
+            self._add(token_id, count)
         self._begin, self._end = begin, end
 
     def __len__(self) -> int:
@@ -46,12 +47,12 @@ class TokenCounts:
         """[n] float32, beside `token_ids`."""
         return torch.frombuffer(self._counts, dtype=torch.float32).clone() if self._counts else torch.empty(0)
 
-    def _add(self, token_id: int) -> None:
+    def _add(self, token_id: int, count: int) -> None:
         place = self._place.setdefault(token_id, len(self._ids))
         if place == len(self._ids):
             self._ids.append(token_id)
             self._counts.append(0.0)
-        self._counts[place] += 1.0
+        self._counts[place] += count
 
     def _remove(self, token_id: int) -> None:
         place = self._place[token_id]

@@ -1,30 +1,31 @@
 """Draws one token per row: the chain on a few candidates, exactly, and with more of them where few do not tell.
 
 A row is settled when it is certain what happens to all tokens that are no candidates: all dropped, or none. For the
-others the chain runs again: on more candidates where the row is steep, else with every token in view, unsorted.
+others the chain runs again with every token in view, unsorted; in a small vocabulary, sorted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 
 import torch
 from torch import Tensor
 
-from serve_app.engine.sampling.candidates import Candidates, Rest, choose_candidates, largest
-from serve_app.engine.sampling.chain import activity, can_drop, order_of, run_chain, run_full_chain, stages_of
+from serve_app.engine.sampling.candidates import Candidates, Rest, choose_candidates
+from serve_app.engine.sampling.chain import can_drop, order_of, run_chain, run_full_chain, stages_of
 from serve_app.engine.sampling.draw import pick
-from serve_app.engine.sampling.full import FullRows
+from serve_app.engine.sampling.full import FullRow
 from serve_app.engine.sampling.parameters import Parameters
+from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sampling.selection import MAX_SORTED
 from serve_app.engine.sampling.stages import Stage
-from serve_app.engine.sampling.whole import draw, row_sums, slabs, weights_without
+from serve_app.engine.sampling.whole import draw, row_sums, weights_without
 from serve_app.engine.sequence import Sequence
 
 NUM_CANDIDATES = 256
-STEEP = 4.0  # nats from the likeliest candidate to the last; a matter of speed alone
+ROWS_AT_ONCE = 32  # of which the logits may be copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,66 +43,76 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What is to be drawn: rows of logits [rows, vocab] with their parameters and how many likeliest are reported."""
+    """What is to be drawn.
+
+    logits:     [any rows, vocab], of which `rows` are meant, [n]
+    parameters: theirs
+    num_top:    how many likeliest tokens are reported of each
+    """
 
     logits: Tensor
+    rows: list[int]
     parameters: Parameters
     num_top: list[int]
+    scratch: Scratch
 
-    def of(self, rows: list[int]) -> _Task:
-        if len(rows) == self.logits.shape[0]:
+    def of(self, places: list[int]) -> _Task:
+        """The part of it at these places of `rows`."""
+        if len(places) == len(self.rows):
             return self
-        places = torch.tensor(rows, device=self.logits.device)
-        return _Task(self.logits[places], self.parameters.of(places), [self.num_top[row] for row in rows])
+        rows, num_top = [self.rows[place] for place in places], [self.num_top[place] for place in places]
+        parameters = self.parameters.of(torch.tensor(places, device=self.logits.device))
+        return replace(self, rows=rows, parameters=parameters, num_top=num_top)
+
+    def own_logits(self) -> Tensor:
+        """[n, vocab], a copy only where the rows do not lie side by side."""
+        first, num_rows = self.rows[0], len(self.rows)
+        if self.rows == list(range(first, first + num_rows)):
+            return self.logits[first : first + num_rows]
+        size = num_rows * self.logits.shape[-1]
+        copied = self.scratch.of_size("rows", size, self.logits.dtype, self.logits.device).view(num_rows, -1)
+        return torch.index_select(self.logits, 0, torch.tensor(self.rows, device=copied.device), out=copied)
 
 
-def draw_tokens(logits: Tensor, sequences: Items[Sequence]) -> list[Drawn]:
-    """Draw one token per row from what its chain leaves. Changes nothing.
+def draw_tokens(
+    logits: Tensor, sequences: Items[Sequence], rows: Items[int] | None = None, *, scratch: Scratch | None = None
+) -> list[Drawn]:
+    """Draw one token per row from what its chain leaves. Changes nothing but scratch.
 
-    logits: [rows, vocab] float32, edited; each row has a finite one, -inf is out of play
+    logits: [any rows, vocab] float32, edited; each row drawn from has a finite one, -inf is out of play
+    rows:   the sequences' rows; all in their order where left out
     """
     parameters = Parameters.of_sequences(sequences, logits.device)
-    task = _Task(logits, parameters, [_num_top(sequence) for sequence in sequences])
+    where = list(range(len(sequences)) if rows is None else rows)
+    task = _Task(logits, where, parameters, [_num_top(sequence) for sequence in sequences], scratch or Scratch())
     vocab = logits.shape[-1]
     drawn: dict[int, Drawn] = {}
-    for order, rows in _rows_by_order(sequences).items():
+    for order, places in _places_by_order(sequences).items():
         chain = stages_of(order)
         drops = can_drop(chain, parameters).tolist()
-        drawn |= _draw_rows(task, [row for row in rows if not drops[row]], chain, num_candidates=0)
-        if vocab > NUM_CANDIDATES:
-            unsettled = [row for row in rows if row not in drawn]
-            drawn |= _draw_rows(task, unsettled, chain, num_candidates=NUM_CANDIDATES)
-        unsettled = [row for row in rows if row not in drawn]
-        more = unsettled if vocab <= MAX_SORTED else _steep(logits, unsettled)
-        drawn |= _draw_rows(task, more, chain, num_candidates=min(MAX_SORTED, vocab))
-        drawn |= _draw_full(task, [row for row in rows if row not in drawn], chain)
-    return [drawn[row] for row in range(len(sequences))]
+        drawn |= _draw_few(task, [place for place in places if not drops[place]], chain, num_candidates=0)
+        for num_candidates in (NUM_CANDIDATES, vocab) if NUM_CANDIDATES < vocab <= MAX_SORTED else (NUM_CANDIDATES,):
+            unsettled = [place for place in places if place not in drawn]
+            drawn |= _draw_few(task, unsettled, chain, num_candidates=num_candidates)
+        drawn |= _draw_full(task, [place for place in places if place not in drawn], chain)
+    return [drawn[place] for place in range(len(sequences))]
 
 
-def _draw_rows(task: _Task, rows: list[int], chain: Items[Stage], *, num_candidates: int) -> dict[int, Drawn]:
-    """Draw for those of the rows that so many candidates settle."""
-    if not rows:
-        return {}
-    own = task.of(rows)
-    found = run_chain(choose_candidates(own.logits, num_candidates), chain, own.parameters, own.logits)
-    drawn = {}
-    inside = torch.nonzero(found.rest == Rest.GONE)[:, 0]
-    if len(inside):
-        drawn = _draw_candidates(found, inside, own)
-    is_open = (found.rest == Rest.WHOLE) | (found.rest == Rest.PIERCED)
-    open_rows = torch.nonzero(is_open)[:, 0]
-    for rows_at_once in slabs(len(open_rows)):
-        drawn |= _draw_whole(found, open_rows[rows_at_once], own)
-    return {rows[place]: result for place, result in drawn.items()}
-
-
-def _steep(logits: Tensor, rows: list[int]) -> list[int]:
-    """Those of the rows whose likeliest tokens stand out, so that a few thousand are likely to settle them."""
-    if not rows:
-        return []
-    values = largest(logits[torch.tensor(rows, device=logits.device)], NUM_CANDIDATES)
-    is_steep = (values[:, 0] - values[:, -1] > STEEP).tolist()
-    return [row for row, steep in zip(rows, is_steep, strict=True) if steep]
+def _draw_few(task: _Task, places: list[int], chain: Items[Stage], *, num_candidates: int) -> dict[int, Drawn]:
+    """Draw for those of the places that so many candidates settle, some rows at a time."""
+    drawn: dict[int, Drawn] = {}
+    for first in range(0, len(places), ROWS_AT_ONCE):
+        few = places[first : first + ROWS_AT_ONCE]
+        own = task.of(few)
+        logits = own.own_logits()
+        found = run_chain(choose_candidates(logits, num_candidates), chain, own.parameters, logits, task.scratch)
+        inside = torch.nonzero(found.rest == Rest.GONE)[:, 0]
+        settled = _draw_candidates(found, inside, own) if len(inside) else {}
+        is_open = (found.rest == Rest.WHOLE) | (found.rest == Rest.PIERCED)
+        for place in torch.nonzero(is_open)[:, 0].tolist():
+            settled[place] = _draw_whole(found, place, own)
+        drawn |= {few[place]: result for place, result in settled.items()}
+    return drawn
 
 
 def _draw_candidates(found: Candidates, places: Tensor, task: _Task) -> dict[int, Drawn]:
@@ -119,58 +130,45 @@ def _draw_candidates(found: Candidates, places: Tensor, task: _Task) -> dict[int
     return drawn
 
 
-def _draw_whole(found: Candidates, places: Tensor, task: _Task) -> dict[int, Drawn]:
-    """Draw for a few rows of which more than candidates is left; places: [n]"""
-    is_dropped = (found.logits[places] > found.edge[places, None]) & ~found.kept[places]
-    dropped = [ids[gone] for ids, gone in zip(found.token_ids[places], is_dropped, strict=True)]
-    weights = weights_without(task.logits[places], found.divisor[places], dropped)
-    return _drawn_by_weight(weights, places, task)
+def _draw_whole(found: Candidates, place: int, task: _Task) -> Drawn:
+    """Draw for a row of which more than candidates is left."""
+    is_dropped = (found.logits[place] > found.edge[place]) & ~found.kept[place]
+    own, divisor = task.logits[task.rows[place]][None], found.divisor[place, None]
+    weights = weights_without(own, divisor, found.token_ids[place][is_dropped], task.scratch)
+    return _drawn_by_weight(weights, place, task)
 
 
-def _draw_full(task: _Task, rows: list[int], chain: Items[Stage]) -> dict[int, Drawn]:
-    """Draw for rows that candidates do not settle, a few of the same active stages at a time."""
-    alike: dict[tuple[bool, ...], list[int]] = {}
-    active = activity(chain, task.parameters)
-    for row in rows:
-        alike.setdefault(active[row], []).append(row)
-    drawn: dict[int, Drawn] = {}
-    for group in alike.values():
-        for rows_at_once in slabs(len(group)):
-            few = group[rows_at_once]
-            own = task.of(few)
-            full = FullRows(own.logits)
-            run_full_chain(full, chain, own.parameters)
-            drawn |= {few[place]: result for place, result in _draw_kept(full, own).items()}
-    return drawn
-
-
-def _draw_kept(full: FullRows, task: _Task) -> dict[int, Drawn]:
-    """Draw for rows that are at the end of the chain: in one race where few tokens are left, else in two."""
-    is_few = full.num_kept <= MAX_SORTED
-    many = torch.nonzero(~is_few)[:, 0]
-    drawn = _drawn_by_weight(full.weights[many], many, task) if len(many) else {}
-    for place in torch.nonzero(is_few)[:, 0].tolist():
-        token_ids = torch.nonzero(full.kept[place])[:, 0]
-        scaled = full.scaled[place, token_ids]
-        weights = torch.exp(scaled - scaled.amax())
-        column = int(pick(weights[None], token_ids, task.parameters.keys[place, None]))
-        probabilities = weights / torch.cumsum(weights, dim=-1)[-1]
-        top = _top(probabilities, token_ids, task.num_top[place])
-        drawn[place] = Drawn(int(token_ids[column]), float(probabilities[column]), top)
-    return drawn
-
-
-def _drawn_by_weight(weights: Tensor, places: Tensor, task: _Task) -> dict[int, Drawn]:
-    """Draw from weights [n, vocab] of the rows at `places` [n]."""
-    token_ids, probabilities = draw(weights, task.parameters.keys[places])
+def _draw_full(task: _Task, places: list[int], chain: Items[Stage]) -> dict[int, Drawn]:
+    """Draw for rows that candidates do not settle, one after the other."""
     drawn = {}
-    for index, place in enumerate(places.tolist()):
-        top: tuple[tuple[int, float], ...] = ()
-        if num_top := task.num_top[place]:
-            every_id = torch.arange(weights.shape[-1], device=weights.device)
-            top = _top(weights[index] / row_sums(weights[index, None]), every_id, num_top)
-        drawn[place] = Drawn(int(token_ids[index]), float(probabilities[index]), top)
+    for place in places:
+        own = task.of([place])
+        full = FullRow(own.own_logits(), task.scratch)
+        run_full_chain(full, chain, own.parameters)
+        drawn[place] = _draw_kept(full, own)
     return drawn
+
+
+def _draw_kept(full: FullRow, task: _Task) -> Drawn:
+    """Draw for a row that is at the end of the chain: in one race where few tokens are left, else in two."""
+    if float(full.num_kept) > MAX_SORTED:
+        return _drawn_by_weight(full.weights, 0, task)
+    token_ids = torch.nonzero(full.kept[0])[:, 0]
+    scaled = full.scaled[0, token_ids]
+    weights = torch.exp(scaled - scaled.amax())
+    column = int(pick(weights[None], token_ids, task.parameters.keys))
+    probabilities = weights / torch.cumsum(weights, dim=-1)[-1]
+    return Drawn(int(token_ids[column]), float(probabilities[column]), _top(probabilities, token_ids, task.num_top[0]))
+
+
+def _drawn_by_weight(weights: Tensor, place: int, task: _Task) -> Drawn:
+    """Draw for one row from weights [1, vocab]."""
+    token_id, probability = draw(weights, task.parameters.keys[place, None])
+    top: tuple[tuple[int, float], ...] = ()
+    if num_top := task.num_top[place]:
+        every_id = torch.arange(weights.shape[-1], device=weights.device)
+        top = _top((weights / row_sums(weights))[0], every_id, num_top)
+    return Drawn(int(token_id), float(probability), top)
 
 
 def _top(probabilities: Tensor, token_ids: Tensor, num_top: int) -> tuple[tuple[int, float], ...]:
@@ -187,8 +185,8 @@ def _num_top(sequence: Sequence) -> int:
     return wanted.top if wanted is not None and wanted.post_sampling else 0
 
 
-def _rows_by_order(sequences: Items[Sequence]) -> dict[tuple[str, ...], list[int]]:
-    rows: dict[tuple[str, ...], list[int]] = {}
-    for row, sequence in enumerate(sequences):
-        rows.setdefault(order_of(sequence.request.sampling), []).append(row)
-    return rows
+def _places_by_order(sequences: Items[Sequence]) -> dict[tuple[str, ...], list[int]]:
+    places: dict[tuple[str, ...], list[int]] = {}
+    for place, sequence in enumerate(sequences):
+        places.setdefault(order_of(sequence.request.sampling), []).append(place)
+    return places

@@ -1,79 +1,74 @@
-"""Rows with every token of the vocabulary in view, in no order: for what the likeliest few do not tell."""
+"""A row with every token of the vocabulary in view, in no order: for what the likeliest few do not tell."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sampling.selection import keep_until
-from serve_app.engine.sampling.whole import (
-    at_least,
-    deviation_of,
-    entropy_of,
-    in_play,
-    infinite_where_not,
-    row_sums,
-    weights_of,
-)
+from serve_app.engine.sampling.whole import at_least, deviation_of, entropy_of, in_play, row_sums, weights_of
 
 
-class FullRows:
-    """A few rows on their way through the chain.
+class FullRow:
+    """A row on its way through the chain; everything large is scratch, so there is one at a time.
 
-    logits:  [rows, vocab] float32 as they came to the chain; -inf is out of play
-    scaled:  [rows, vocab] float64, divided by the temperatures so far; -inf, too, is what was dropped from above others
-    kept:    [rows, vocab] float64, 1 in play, 0 not
-    divisor: [rows] float64, the temperature applied so far
+    logits:  [1, vocab] float32 as they came to the chain; -inf is out of play
+    scaled:  [1, vocab] float64, divided by the temperatures so far; -inf, too, is what was dropped from above others
+    kept:    [1, vocab] float64, 1 in play, 0 not
+    divisor: [1] float64, the temperature applied so far
     """
 
-    def __init__(self, logits: Tensor) -> None:
-        self.logits = logits + 0.0  # no -0.0, which equals 0.0 in all but its bits
-        self.divisor = torch.ones(len(logits), dtype=torch.float64, device=logits.device)
-        self.scaled = self.logits.double()
-        self.kept = in_play(logits)
+    def __init__(self, logits: Tensor, scratch: Scratch) -> None:
+        assert len(logits) == 1, "rows share their scratch"
+        self.scratch = scratch
+        self.logits = scratch.copy("logits", logits, torch.float32).add_(0.0)  # no -0.0, which equals 0.0 but for bits
+        self.divisor = torch.ones(1, dtype=torch.float64, device=logits.device)
+        self.scaled = scratch.copy("scaled", self.logits, torch.float64)
+        self.kept = scratch.copy("kept", in_play(self.logits, scratch), torch.float64)
         self._weights: Tensor | None = None
         self._reference = self.divisor
 
     @property
     def highest(self) -> Tensor:
-        """[rows] the highest scaled logit in play."""
+        """[1] the highest scaled logit in play."""
         return self.scaled.amax(-1)
 
     @property
     def num_kept(self) -> Tensor:
-        """[rows] float64"""
+        """[1] float64"""
         return row_sums(self.kept)
 
     @property
     def weights(self) -> Tensor:
-        """[rows, vocab] float64, proportional to the probabilities; 0 is dropped."""
+        """[1, vocab] float64, proportional to the probabilities; 0 is dropped."""
         return self._weighed()[0]
 
     @property
     def log_total(self) -> Tensor:
-        """[rows] ln of the sum of exponentials of the scaled logits in play."""
+        """[1] ln of the sum of exponentials of the scaled logits in play."""
         weights, reference = self._weighed()
         return reference + torch.log(row_sums(weights))
 
     @property
     def entropy(self) -> Tensor:
-        """[rows] nats"""
-        return entropy_of(self.scaled, *self._weighed())
+        """[1] nats"""
+        return entropy_of(self.scaled, *self._weighed(), self.scratch)
 
     @property
     def deviation(self) -> Tensor:
-        """[rows] the standard deviation of the scaled logits in play."""
-        return deviation_of(self.scaled, self.kept)
+        """[1] the standard deviation of the scaled logits in play."""
+        return deviation_of(self.scaled, self.kept, self.scratch)
 
     def divide(self, temperature: Tensor) -> None:
-        """temperature: [rows] float64"""
+        """temperature: [1] float64"""
         self.divisor = self.divisor * temperature
         if bool((temperature != 1.0).any()):
             self.scaled.div_(temperature[:, None])
         self._weights = None
 
     def keep(self, mask: Tensor) -> None:
-        """Drop what is 0 in mask [rows, vocab] float64; the likeliest in play stays."""
+        """Drop what is 0 in mask [1, vocab] float64; the likeliest in play stays."""
         self.kept.mul_(mask)
         if self._weights is not None:
             self._weights.mul_(mask)
@@ -81,20 +76,35 @@ class FullRows:
     def keep_any(self, mask: Tensor) -> None:
         """As `keep`, where the likeliest may go, and with it what the others are measured by."""
         self.kept.mul_(mask)
-        self.scaled.add_(infinite_where_not(self.kept).neg_())
+        infinite = torch.sub(self.kept, 1.0, out=self.scratch.take("infinite", mask, torch.float64)).div_(self.kept)
+        self.scaled.add_(infinite)  # 0/1 where kept, -1/0 where not
         self._weights = None
 
     def keep_from(self, lowest: Tensor) -> None:
-        """Keep scaled logits of at least `lowest` [rows]."""
-        self.keep(at_least(self.scaled, lowest))
+        """Keep scaled logits of at least `lowest` [1]."""
+        self.keep(self.at_least(lowest))
 
-    def first(self, weights: Tensor, bounds: Tensor) -> Tensor:
-        """Those whose weights reach the bound, by falling logit, ties by rising id; a mask as `keep` takes it."""
-        return keep_until(self.logits, weights, bounds, ties=self.logits)
+    def at_least(self, lowest: Tensor) -> Tensor:
+        """1 where a scaled logit reaches `lowest` [1], else 0; a mask as `keep` takes it, scratch's "mask"."""
+        return at_least(self.scaled, lowest, self.scratch.take("mask", self.scaled, torch.float64))
+
+    def first(self, weights: Tensor, bound: Tensor) -> Tensor:
+        """Those whose weights reach the bound [1], by falling logit, ties by rising id; as `keep_until` gives it."""
+        return keep_until(self.logits, weights, float(bound), ties=None, scratch=self.scratch)
+
+    def unless_enough(self, mask: Tensor, count: Tensor, keys: Tensor, ties: Tensor | None) -> Tensor:
+        """The mask, which keeps one token at least, if it keeps `count` [1], else with the first by these keys."""
+        number = float(count)
+        own = torch.mul(mask, self.kept, out=self.scratch.take("own", mask, torch.float64))
+        if number <= 1.0 or float(row_sums(own)) >= number:
+            return mask
+        before = self.scratch.copy("other mask", mask, torch.float64)
+        return torch.maximum(before, keep_until(keys, self.kept, number, ties=ties, scratch=self.scratch), out=before)
 
     def _weighed(self) -> tuple[Tensor, Tensor]:
         """Weights, and what to add to the ln of one for its scaled logit."""
         if self._weights is None:
             self._reference = self.highest
-            self._weights = weights_of(self.scaled, self._reference).mul_(self.kept)
+            buffer = self.scratch.take("weights", self.scaled, torch.float64)
+            self._weights = weights_of(self.scaled, self._reference, buffer).mul_(self.kept)
         return self._weights, self._reference

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from serve_app.engine.sampling.candidates import sorted_largest
+from serve_app.engine.sampling.scratch import Scratch
+
 
 @dataclass(frozen=True, slots=True)
 class Scored:
@@ -18,17 +21,28 @@ class Scored:
     top: tuple[tuple[int, float], ...]
 
 
-def score(logits: Tensor, targets: Sequence[int], num_top: int) -> list[Scored]:
+def score(logits: Tensor, targets: Sequence[int], num_top: int, scratch: Scratch | None = None) -> list[Scored]:
     """Score one target per row.
 
     logits: [rows, vocab] float32
     """
-    logprobs = torch.log_softmax(logits, dim=-1)
+    totals = log_totals(logits, scratch or Scratch())
     rows = torch.arange(len(targets), device=logits.device)
-    of_targets = logprobs[rows, torch.tensor(targets, device=logits.device)].tolist()
+    of_targets = (logits[rows, torch.tensor(targets, device=logits.device)] - totals).tolist()
     tops: list[list[tuple[int, float]]] = [[] for _ in targets]
     if num_top:
-        values, token_ids = torch.topk(logprobs, min(num_top, logits.shape[-1]), dim=-1)
-        for row, (ids, scores) in enumerate(zip(token_ids.tolist(), values.tolist(), strict=True)):
+        values, token_ids = sorted_largest(logits, min(num_top, logits.shape[-1]))
+        logprobs = (values - totals[:, None]).tolist()
+        for row, (ids, scores) in enumerate(zip(token_ids.tolist(), logprobs, strict=True)):
             tops[row] = list(zip(ids, scores, strict=True))
     return [Scored(target, logprob, tuple(top)) for target, logprob, top in zip(targets, of_targets, tops, strict=True)]
+
+
+def log_totals(logits: Tensor, scratch: Scratch) -> Tensor:
+    """ln of each row's sum of exponentials, in the memory of one row; [rows, vocab] float32 -> [rows] float64"""
+    highest = logits.amax(-1, keepdim=True)
+    sums = torch.empty(len(logits), dtype=torch.float64, device=logits.device)
+    for row, own in enumerate(logits):
+        weights = torch.sub(own, highest[row], out=scratch.take("compared", own, torch.float32)).exp_()
+        sums[row] = weights.sum(dtype=torch.float64)
+    return highest[:, 0] + torch.log(sums)

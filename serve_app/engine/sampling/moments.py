@@ -11,6 +11,7 @@ from torch import Tensor
 
 from serve_app.engine.sampling import whole
 from serve_app.engine.sampling.candidates import Candidates, Rest
+from serve_app.engine.sampling.scratch import Scratch
 
 
 class Need(IntEnum):
@@ -39,18 +40,33 @@ class Moments:
     count: Tensor
 
 
-def moments(candidates: Candidates, logits: Tensor, needed: Tensor, need: Need) -> Moments:
+def moments(candidates: Candidates, logits: Tensor, needed: Tensor, need: Need, scratch: Scratch) -> Moments:
     """Sum over the candidates where the rest is gone, and over the vocabulary where nothing is.
 
     logits: [rows, vocab] float32 as they came to the chain
     needed: [rows] bool, the rows that ask
     """
-    num_rows = logits.shape[0]
-    unknown = torch.full((num_rows,), nan, dtype=torch.float64, device=logits.device)
-    log_total, entropy, deviation, count = unknown, unknown.clone(), unknown.clone(), unknown.clone()
+    sums = _of_candidates(candidates, need)
     if need is Need.NOTHING:
-        return Moments(log_total, entropy, deviation, count)
-    if candidates.logits.shape[-1]:
+        return sums
+    rows = torch.nonzero(needed & (candidates.rest == Rest.WHOLE))[:, 0].tolist()
+    for row, (own, divisor) in zip(rows, whole.each_of(rows, logits, candidates.divisor), strict=True):
+        sums.count[row] = whole.count(own, scratch)[0]
+        if need is Need.DEVIATION:
+            sums.deviation[row] = whole.deviation(own, divisor, scratch)[0]
+        elif need is Need.TOTAL:
+            sums.log_total[row] = whole.log_total(own, divisor, scratch)[0]
+        elif need is Need.ENTROPY:
+            log_total, entropy = whole.total_and_entropy(own, divisor, scratch)
+            sums.log_total[row], sums.entropy[row] = log_total[0], entropy[0]
+    return sums
+
+
+def _of_candidates(candidates: Candidates, need: Need) -> Moments:
+    """Sums over those in play; nan where there are none."""
+    num_rows, device = len(candidates.rest), candidates.logits.device
+    log_total, entropy, deviation, count = torch.full((4, num_rows), nan, dtype=torch.float64, device=device)
+    if need is not Need.NOTHING and candidates.logits.shape[-1]:
         masked = candidates.masked_logits
         log_total = _log_total(masked)
         if need is Need.ENTROPY:
@@ -58,16 +74,6 @@ def moments(candidates: Candidates, logits: Tensor, needed: Tensor, need: Need) 
         if need is Need.DEVIATION:
             deviation = _deviation(candidates)
         count = candidates.num_kept.double()
-    rows = torch.nonzero(needed & (candidates.rest == Rest.WHOLE))[:, 0]
-    if len(rows):
-        own, divisor = logits if len(rows) == num_rows else logits[rows], candidates.divisor[rows]
-        count[rows] = whole.counts(own)
-        if need is Need.DEVIATION:
-            deviation[rows] = whole.deviations(own, divisor)
-        elif need is Need.TOTAL:
-            log_total[rows] = whole.log_totals(own, divisor)
-        elif need is Need.ENTROPY:
-            log_total[rows], entropy[rows] = whole.entropies(own, divisor)
     return Moments(log_total, entropy, deviation, count)
 
 

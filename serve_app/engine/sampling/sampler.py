@@ -14,6 +14,7 @@ from serve_app.engine.sampling.drawing import Drawn, draw_tokens
 from serve_app.engine.sampling.edits import edit_logits
 from serve_app.engine.sampling.logprobs import Scored, score
 from serve_app.engine.sampling.mirostat import next_mu
+from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sequence import Sequence
 
 
@@ -41,6 +42,7 @@ class Sampler:
 
     def __init__(self, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self._eos_token_ids = eos_token_ids
+        self._scratch = Scratch()
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, batch: Batch) -> list[SampledSpan]:
@@ -52,7 +54,7 @@ class Sampler:
         drawn = self._draw(logits, batch, first_rows)
         results = []
         for span, first in zip(batch.spans, first_rows, strict=True):
-            results.append(_report(span, logits[first : first + span.scores + 1], drawn))
+            results.append(self._report(span, logits[first : first + span.scores + 1], drawn))
         return results
 
     def _draw(self, logits: Tensor, batch: Batch, first_rows: Items[int]) -> dict[int, Drawn | None]:
@@ -65,6 +67,7 @@ class Sampler:
         drawn = self.choose(rows, sequences)
         return {id(sequence): result for sequence, result in zip(sequences, drawn, strict=True)}
 
+    @torch.inference_mode()
     def choose(self, logits: Tensor, sequences: Items[Sequence]) -> list[Drawn | None]:
         """Draw one token per row and carry Mirostat's state on; None where no logit is finite.
 
@@ -82,11 +85,32 @@ class Sampler:
             row for row, sequence in enumerate(sequences) if is_finite[row] and not sequence.request.sampling.is_greedy
         ]
         if random_rows:
-            chosen = draw_tokens(_take_rows(edited, random_rows), [sequences[row] for row in random_rows])
+            drawing = [sequences[row] for row in random_rows]
+            chosen = draw_tokens(edited, drawing, random_rows, scratch=self._scratch)
             for row, result in zip(random_rows, chosen, strict=True):
                 drawn[row] = result
                 _steer(sequences[row], result)
         return drawn
+
+    def _report(self, span: Span, rows: Tensor, drawn: dict[int, Drawn | None]) -> SampledSpan:
+        """Put together what the span's rows say; rows: scored positions first, then the sampled one."""
+        sequence = span.sequence
+        wanted = sequence.request.logprobs
+        prompt: tuple[Scored, ...] = ()
+        if span.scores and wanted is not None:
+            targets = sequence.token_ids[span.start + 1 : span.start + 1 + span.scores]
+            prompt = tuple(score(rows[: span.scores], targets, wanted.top, self._scratch))
+        if not span.samples:
+            return SampledSpan(prompt=prompt)
+        token = drawn[id(sequence)]
+        if token is None:
+            return SampledSpan(is_finite=False, prompt=prompt)
+        scored = None
+        if wanted is not None and wanted.post_sampling:
+            scored = Scored(token.token_id, log(token.probability), token.top)
+        elif wanted is not None:
+            scored = score(rows[span.scores : span.scores + 1], [token.token_id], wanted.top, self._scratch)[0]
+        return SampledSpan(token_id=token.token_id, scored=scored, prompt=prompt)
 
 
 def _certain(token_id: int, sequence: Sequence) -> Drawn:
@@ -114,24 +138,3 @@ def _first_rows(batch: Batch) -> list[int]:
         first_rows.append(row)
         row += span.scores + int(span.samples)
     return first_rows
-
-
-def _report(span: Span, rows: Tensor, drawn: dict[int, Drawn | None]) -> SampledSpan:
-    """Put together what the span's rows say; rows: scored positions first, then the sampled one."""
-    sequence = span.sequence
-    wanted = sequence.request.logprobs
-    prompt: tuple[Scored, ...] = ()
-    if span.scores and wanted is not None:
-        targets = sequence.token_ids[span.start + 1 : span.start + 1 + span.scores]
-        prompt = tuple(score(rows[: span.scores], targets, wanted.top))
-    if not span.samples:
-        return SampledSpan(prompt=prompt)
-    token = drawn[id(sequence)]
-    if token is None:
-        return SampledSpan(is_finite=False, prompt=prompt)
-    scored = None
-    if wanted is not None and wanted.post_sampling:
-        scored = Scored(token.token_id, log(token.probability), token.top)
-    elif wanted is not None:
-        scored = score(rows[span.scores : span.scores + 1], [token.token_id], wanted.top)[0]
-    return SampledSpan(token_id=token.token_id, scored=scored, prompt=prompt)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.sampling.candidates import Candidates, Rest
-from serve_app.engine.sampling.full import FullRows
+from serve_app.engine.sampling.full import FullRow
 from serve_app.engine.sampling.moments import Moments, Need
 from serve_app.engine.sampling.parameters import Parameters
 
@@ -25,14 +25,14 @@ ROUNDING = 1e-12  # a sum of probabilities that misses its bound by so little ha
 class Stage:
     """One step of the chain.
 
-    on_full:   says the same of every token of rows that it is active for, and changes them
+    on_full:   says the same of every token of a row that it is active for, and changes it
     is_active: [rows] bool, which rows it changes at all
     need:      the sums that it asks for
     drops:     whether it can drop tokens
     """
 
     apply: Callable[[Candidates, Parameters, Moments], Candidates]
-    on_full: Callable[[FullRows, Parameters], None]
+    on_full: Callable[[FullRow, Parameters], None]
     is_active: Callable[[Parameters], Tensor]
     need: Need = Need.NOTHING
     drops: bool = True

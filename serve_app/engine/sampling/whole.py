@@ -1,12 +1,13 @@
 """What can only be said of a row's whole vocabulary: sums over it, and draws from it.
 
-A few rows at a time: so float64 copies stay small enough for the cache. Each row's numbers are the same in any company:
-every sum runs over fixed blocks of the row.
+One row at a time: so float64 copies stay small enough for the cache, and one scratch does for all of them. Each row's
+numbers are the same in any company: every sum runs over fixed blocks of the row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from math import inf
 
 import torch
@@ -14,97 +15,88 @@ from torch import Tensor
 
 from serve_app.engine.sampling.candidates import BLOCK
 from serve_app.engine.sampling.draw import pick
+from serve_app.engine.sampling.scratch import Scratch
 
-ROWS_AT_ONCE = 1
-LARGEST = torch.finfo(torch.float64).max
+LARGEST = torch.finfo(torch.float32).max
 NO_WEIGHT = 800.0  # nats below the highest at which a float64 exponential is 0
 
 
-def slabs(num_rows: int) -> Iterator[slice]:
-    """Slices of so few rows that passes over their vocabularies stay in the cache."""
-    for first in range(0, num_rows, ROWS_AT_ONCE):
-        yield slice(first, min(first + ROWS_AT_ONCE, num_rows))
+def each_of(rows: Items[int], logits: Tensor, divisor: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Row after row, so that passes over its vocabulary stay in the cache; [1, vocab] and [1] each, without a copy."""
+    for row in rows:
+        yield logits[row : row + 1], divisor[row : row + 1]
 
 
-def scaled_logits(logits: Tensor, divisor: Tensor) -> Tensor:
-    """[rows, vocab] float32, [rows] float64 -> [rows, vocab] float64"""
-    scaled = logits.double()
+def scaled_logits(logits: Tensor, divisor: Tensor, scratch: Scratch) -> Tensor:
+    """[1, vocab] float32, [1] float64 -> [1, vocab] float64, scratch's "scaled\""""
+    scaled = scratch.copy("scaled", logits, torch.float64)
     return scaled if bool((divisor == 1.0).all()) else scaled.div_(divisor[:, None])
 
 
-def log_totals(logits: Tensor, divisor: Tensor) -> Tensor:
-    """ln of the sum of exponentials of logits / divisor; [rows, vocab] float32, [rows] -> [rows] float64"""
-    return _joined(_log_total(scaled_logits(logits[rows], divisor[rows])) for rows in slabs(len(logits)))
+def log_total(logits: Tensor, divisor: Tensor, scratch: Scratch) -> Tensor:
+    """ln of the sum of exponentials of logits / divisor; [1, vocab] float32, [1] -> [1] float64"""
+    scaled = scaled_logits(logits, divisor, scratch)
+    highest = scaled.amax(-1)
+    return highest + torch.log(row_sums(weights_of(scaled, highest, scaled)))
 
 
-def entropies(logits: Tensor, divisor: Tensor) -> tuple[Tensor, Tensor]:
-    """`log_totals`, and the entropies of the softmax of logits / divisor in nats; [rows] float64 each"""
-    totals, results = [], []
-    for rows in slabs(len(logits)):
-        scaled = scaled_logits(logits[rows], divisor[rows])
-        highest = scaled.amax(-1)
-        weights = weights_of(scaled, highest)
-        totals.append(highest + torch.log(row_sums(weights)))
-        results.append(entropy_of(scaled, weights, highest))
-    return torch.cat(totals), torch.cat(results)
+def total_and_entropy(logits: Tensor, divisor: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
+    """`log_total`, and the entropy of the softmax of logits / divisor in nats; [1] float64 each"""
+    scaled = scaled_logits(logits, divisor, scratch)
+    highest = scaled.amax(-1)
+    weights = weights_of(scaled, highest, scratch.take("weights", scaled, torch.float64))
+    return highest + torch.log(row_sums(weights)), entropy_of(scaled, weights, highest, scratch)
 
 
-def deviations(logits: Tensor, divisor: Tensor) -> Tensor:
-    """Standard deviation (of the population) of the logits that are not -inf, divided by `divisor`; [rows] float64"""
-    return _joined(
-        deviation_of(logits[rows].double(), in_play(logits[rows])) / divisor[rows] for rows in slabs(len(logits))
-    )
+def deviation(logits: Tensor, divisor: Tensor, scratch: Scratch) -> Tensor:
+    """Standard deviation (of the population) of the logits that are not -inf, divided by `divisor`; [1] float64"""
+    mask = scratch.copy("kept", in_play(logits, scratch), torch.float64)
+    return deviation_of(scratch.copy("scaled", logits, torch.float64), mask, scratch) / divisor
 
 
-def counts(logits: Tensor) -> Tensor:
-    """How many logits are not -inf; [rows] float64"""
-    return _joined(row_sums(in_play(logits[rows])) for rows in slabs(len(logits)))
+def count(logits: Tensor, scratch: Scratch) -> Tensor:
+    """How many logits are not -inf; [1, vocab] -> [1] float64"""
+    return in_play(logits, scratch).sum(-1, dtype=torch.float64)
 
 
-def weights_of(scaled: Tensor, highest: Tensor) -> Tensor:
-    """exp(scaled - highest); [rows, n] float64, [rows] -> [rows, n]"""
-    return (scaled - highest[:, None]).exp_()
+def weights_of(scaled: Tensor, highest: Tensor, out: Tensor) -> Tensor:
+    """exp(scaled - highest); [rows, n] float64, [rows] -> [rows, n], which may be `scaled` itself"""
+    return torch.sub(scaled, highest[:, None], out=out).exp_()
 
 
-def entropy_of(scaled: Tensor, weights: Tensor, reference: Tensor) -> Tensor:
+def entropy_of(scaled: Tensor, weights: Tensor, reference: Tensor, scratch: Scratch) -> Tensor:
     """Of the distribution whose weights are exp(scaled - reference), not normalised, 0 for some.
 
-    [rows, n] float64, [rows, n], [rows] -> [rows] nats
+    [1, n] float64, [1, n], [1] -> [1] nats
     """
     total = row_sums(weights)
-    log_total = reference + torch.log(total)
-    lowest = scaled.amax(-1) - NO_WEIGHT
-    logprobs = torch.maximum(scaled, lowest[:, None]).sub_(log_total[:, None])
-    return -row_sums(logprobs.mul_(weights)) / total
+    lowest = float(scaled.amax()) - NO_WEIGHT
+    logprobs = torch.clamp(scaled, min=lowest, out=scratch.take("own", scaled, torch.float64))
+    return -row_sums(logprobs.sub_((reference + torch.log(total))[:, None]).mul_(weights)) / total
 
 
-def deviation_of(values: Tensor, mask: Tensor) -> Tensor:
-    """Standard deviation (of the population) where mask is 1; [rows, n] float64, [rows, n] float64 -> [rows]"""
-    count = row_sums(mask)
-    finite = values.clamp(min=torch.finfo(torch.float32).min * 1e9).mul_(mask)
-    mean = row_sums(finite) / count
+def deviation_of(values: Tensor, mask: Tensor, scratch: Scratch) -> Tensor:
+    """Standard deviation (of the population) where mask is 1; [1, n] float64, [1, n] float64 -> [1]"""
+    num_in_play = row_sums(mask)
+    buffer = scratch.take("own", values, torch.float64)
+    finite = torch.clamp(values, min=-LARGEST * 1e9, out=buffer).mul_(mask)
+    mean = row_sums(finite) / num_in_play
     squares = finite.sub_(mean[:, None]).square_().mul_(mask)
-    return torch.sqrt(row_sums(squares) / count)
+    return torch.sqrt(row_sums(squares) / num_in_play)
 
 
-def in_play(logits: Tensor) -> Tensor:
-    """1 where a logit is not -inf, else 0; [rows, n] float32 -> [rows, n] float64"""
-    if bool(logits.amin() > -inf):  # as without a constraint or ban
-        return torch.ones_like(logits, dtype=torch.float64)
-    return at_least(logits, torch.full_like(logits[:, 0], torch.finfo(logits.dtype).min)).double()
+def in_play(logits: Tensor, scratch: Scratch) -> Tensor:
+    """1 where a logit is not -inf, else 0; [1, n] float32 -> [1, n] float32, scratch's "compared\""""
+    lowest = torch.full_like(logits[:, 0], -LARGEST)
+    return at_least(logits, lowest, scratch.take("compared", logits, torch.float32))
 
 
-def at_least(values: Tensor, lowest: Tensor) -> Tensor:
+def at_least(values: Tensor, lowest: Tensor, out: Tensor) -> Tensor:
     """1 where a value reaches the row's bound, else 0; as numbers, which are cheaper to make and use than booleans.
 
-    values: [rows, n] of any float type; lowest: [rows], of the same. Returns [rows, n] of it.
+    values: [rows, n] of any float type; lowest: [rows], of the same; out: [rows, n], of the same
     """
-    return torch.ge(values, lowest[:, None], out=torch.empty_like(values))
-
-
-def infinite_where_not(mask: Tensor) -> Tensor:
-    """inf where a mask of numbers is 0, 0 where it is 1; [rows, n] float64"""
-    return (1.0 - mask).mul_(LARGEST).mul_(2.0)
+    return torch.ge(values, lowest[:, None], out=out)
 
 
 def block_sums(values: Tensor) -> Tensor:
@@ -140,22 +132,11 @@ def draw(weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     return token_ids.gather(1, columns)[:, 0], own.gather(1, columns)[:, 0] / total
 
 
-def weights_without(logits: Tensor, divisor: Tensor, dropped: list[Tensor]) -> Tensor:
-    """Proportional to the softmax of logits / divisor without each row's dropped token ids.
+def weights_without(logits: Tensor, divisor: Tensor, dropped: Tensor, scratch: Scratch) -> Tensor:
+    """Proportional to the softmax of logits / divisor without the dropped token ids.
 
-    logits: [rows, vocab] float32; divisor: [rows] float64. Returns [rows, vocab] float64.
+    logits: [1, vocab] float32; divisor: [1] float64; dropped: [n]. Returns [1, vocab] float64, scratch's "scaled".
     """
-    scaled = scaled_logits(logits, divisor)
-    for row, token_ids in enumerate(dropped):
-        scaled[row, token_ids] = -inf
-    return scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()
-
-
-def _log_total(scaled: Tensor) -> Tensor:
-    """Of rows that are nobody else's: they become their weights."""
-    highest = scaled.amax(-1)
-    return highest + torch.log(row_sums(scaled.sub_(highest[:, None]).exp_()))
-
-
-def _joined(parts: Iterator[Tensor]) -> Tensor:
-    return torch.cat(list(parts))
+    scaled = scaled_logits(logits, divisor, scratch)
+    scaled[0, dropped] = -inf
+    return weights_of(scaled, scaled.amax(-1), scaled)

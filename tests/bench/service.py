@@ -1,0 +1,172 @@
+"""Starts the service as its users do, `serve_app up FILE`, on free ports, deploys to it, and ends it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from serve_app.cli_environment import environment
+from serve_app.cli_processes import processes_of_runs
+
+REPOSITORY = Path(__file__).parents[2]
+UP_TIMEOUT_S = 240.0
+MODEL_TIMEOUT_S = 600.0
+END_TIMEOUT_S = 120.0
+POLL_S = 0.1
+DASHBOARD = re.compile(r"dashboard at (?:\x1b\[[\d;]*m)*(?:http://)?([\d.]+:\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A running cluster of its own.
+
+    url: of its HTTP;  file: its cluster file;  log: what `serve_app up` printed
+    """
+
+    url: str
+    file: Path
+    log: Path
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def deploy(self, *models: dict[str, Any]) -> None:
+        """Serve these models and no others; returns as soon as that was asked for.
+
+        models: the `args` of each
+        """
+        write_cluster_file(self.file, self.port, models)
+        self._run("serve", "deploy", "--address", f"http://{self._dashboard}", str(self.file))
+
+    def replica_pid(self, model: str) -> int:
+        """The process of the model's only replica."""
+        title = f"ray::ServeReplica:{model}:"
+        found = [each.pid for each in processes_of_runs(f"{self.port}-") if each.command.startswith(title)]
+        assert len(found) == 1, f"{len(found)} replicas of {model}"
+        return found[0]
+
+    @property
+    def _dashboard(self) -> str:
+        found = DASHBOARD.search(self.log.read_text())
+        assert found is not None, f"no dashboard in {self.log.read_text()}"
+        return found[1]
+
+    def _run(self, *command: str) -> None:
+        script = Path(sys.executable).with_name(command[0])
+        subprocess.run(
+            [str(script), *command[1:]],
+            check=True,
+            env=environment(_environment(), is_fast=False),  # Ray's ports want the token that `up` has made
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=REPOSITORY,
+        )
+
+
+@contextmanager
+def running_service() -> Iterator[Service]:
+    """A cluster with the router and no model yet, until the block ends."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        port = free_port()
+        service = Service(url=f"http://127.0.0.1:{port}", file=Path(scratch) / "cluster.yaml", log=Path(scratch) / "up")
+        write_cluster_file(service.file, port, ())
+        command = [sys.executable, "-m", "serve_app", "up", str(service.file)]
+        with service.log.open("wb") as log:
+            process = subprocess.Popen(command, env=_environment(), cwd=REPOSITORY, stdout=log, stderr=log)
+        signal.signal(signal.SIGTERM, _leave)
+        try:
+            _wait_until_answering(service, process)
+            yield service
+        finally:
+            _end(process, service)
+
+
+def write_cluster_file(file: Path, port: int, models: tuple[dict[str, Any], ...]) -> None:
+    """The repository's own cluster file with these models, one replica each, instead of its own."""
+    content: dict[str, Any] = yaml.safe_load((REPOSITORY / "cluster.yaml").read_text(encoding="utf-8"))
+    content["http_options"]["port"] = port
+    router, template = content["applications"][0], content["applications"][-1]
+    for each in router, template:
+        each["deployments"][0]["graceful_shutdown_timeout_s"] = 2
+    template["deployments"][0]["num_replicas"] = 1
+    content["applications"] = [router, *(template | {"name": args["name"], "args": args} for args in models)]
+    file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+
+
+def first_token(url: str, model: str, *, timeout_s: float = MODEL_TIMEOUT_S) -> float:
+    """Ask for a completion of one token until one comes; returns when that was, on the monotonic clock."""
+    body = {"model": model, "prompt": [11, 12, 13], "max_tokens": 1, "temperature": 0}
+    deadline = time.monotonic() + timeout_s
+    said: object = None
+    while time.monotonic() < deadline:
+        try:
+            post(url, body)
+            return time.monotonic()
+        except (urllib.error.URLError, OSError) as error:
+            said = error
+            time.sleep(POLL_S)
+    raise TimeoutError(f"{model} gives no token: {said}")
+
+
+def post(url: str, body: dict[str, Any], path: str = "/v1/completions") -> dict[str, Any]:
+    """The parsed answer. Raises what urllib raises."""
+    request = urllib.request.Request(
+        url + path, data=json.dumps(body).encode(), headers={"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        parsed: dict[str, Any] = json.load(response)
+        return parsed
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(REPOSITORY)}
+
+
+def _wait_until_answering(service: Service, process: subprocess.Popen[bytes]) -> None:
+    """Until the router lists models, though there is none: `/health` waits for one."""
+    deadline = time.monotonic() + UP_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{service.url}/v1/models", timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(POLL_S)
+    raise RuntimeError(f"the service did not start: {service.log.read_text()}")
+
+
+def _leave(number: int, frame: object) -> None:
+    sys.exit(128 + number)
+
+
+def _end(process: subprocess.Popen[bytes], service: Service) -> None:
+    """As Ctrl-C does, and `serve_app down` where that took too long."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        subprocess.run([sys.executable, "-m", "serve_app", "down", str(service.file)], env=_environment(), check=False)
+        process.wait()

@@ -1,0 +1,119 @@
+"""What a draw costs: memory that is used again, and as many passes over the vocabulary on any logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from serve_app.core.request import SamplingParams
+from serve_app.engine.sampling.logprobs import score
+from serve_app.engine.sampling.sampler import Sampler
+from serve_app.engine.sampling.scratch import Scratch
+from serve_app.engine.sampling.selection import keep_until
+from tests.engine.sampling_reference import row
+
+VOCAB = 150_000
+SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "peaked": lambda noise: noise * 3.0,
+    "flat": lambda noise: noise * 0.05,
+    "equal": lambda noise: noise * 0.0,
+    "of few values": lambda noise: (noise * 2).round(),
+    "one spike": lambda noise: torch.where(torch.arange(VOCAB) == 7, 9.0, noise * 0.05),
+    "tiny": lambda noise: noise * 1e-30,
+}
+SETTINGS = {
+    "plain": SamplingParams(),
+    "top_p": SamplingParams(top_p=0.9),
+    "top_k": SamplingParams(top_k=5000),
+    "top_k, top_p, min_p": SamplingParams(top_k=5000, top_p=0.95, min_p=0.01, temperature=1.3),
+    "min_p": SamplingParams(min_p=0.3),
+}
+
+
+class Work(TorchDispatchMode):
+    """Writes down the size of the largest tensor that is made, and counts operations on so many numbers or more."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+        self.largest_made = 0
+        self.num_passes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        if func.is_view:
+            return result
+        given = [value for value in args if isinstance(value, Tensor)]
+        self.num_passes += any(value.numel() >= self._size for value in given)
+        if isinstance(result, Tensor) and not func._schema.is_mutable:
+            self.largest_made = max(self.largest_made, result.numel())
+        return result
+
+
+def logits_of(shape: str) -> Tensor:
+    return SHAPES[shape](torch.randn(VOCAB, generator=torch.Generator().manual_seed(len(shape))))
+
+
+def work_of(params: SamplingParams, shape: str) -> Work:
+    """Of the second draw from such logits."""
+    sampler, logits = Sampler(), logits_of(shape)[None]
+    sampler.choose(logits, [row(params)])
+    with Work(VOCAB // 2) as work:
+        sampler.choose(logits, [row(params)])
+    return work
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_draw_takes_no_new_memory_of_the_size_of_a_vocabulary(name: str, shape: str) -> None:
+    assert 0 < work_of(SETTINGS[name], shape).largest_made < VOCAB / 2
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_no_logits_take_more_than_so_many_passes_over_the_vocabulary(name: str) -> None:
+    assert all(0 < work_of(SETTINGS[name], shape).num_passes <= 70 for shape in SHAPES)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("bound", [0.0, 0.05, 0.5, 0.9999, 2.0])
+def test_tokens_up_to_a_bound_are_the_first_of_a_sorted_row(shape: str, bound: float) -> None:
+    logits = logits_of(shape)
+    weights = torch.rand(VOCAB, generator=torch.Generator().manual_seed(3)).double()
+    weights /= weights.sum()
+    ordered = torch.sort(logits, descending=True, stable=True).indices
+    before = torch.cumsum(weights[ordered], dim=-1) - weights[ordered]
+    expected = torch.zeros(VOCAB, dtype=torch.float64)
+    expected[ordered[before < max(bound, 1e-300)]] = 1.0
+    got = keep_until(logits[None] + 0.0, weights[None], bound, ties=None, scratch=Scratch())
+    assert torch.equal(got[0], expected)
+
+
+def test_a_row_that_is_no_number_leaves_the_draws_of_its_neighbours_as_they_are() -> None:
+    logits = torch.stack([logits_of(shape) for shape in SHAPES])
+    spoilt = logits.clone()
+    spoilt[1], spoilt[3] = -torch.inf, torch.nan
+    params = SETTINGS["top_p"]
+    rows = [[row(replace(params, seed=seed)) for seed in range(len(SHAPES))] for _ in range(2)]
+    whole, some = Sampler().choose(logits, rows[0]), Sampler().choose(spoilt, rows[1])
+    assert some == [None if place in (1, 3) else drawn for place, drawn in enumerate(whole)]
+
+
+@pytest.mark.parametrize("num_top", [0, 5])
+def test_scores_are_those_of_a_softmax_without_a_copy_of_the_rows(num_top: int) -> None:
+    logits = torch.stack([logits_of(shape) for shape in ("peaked", "flat", "one spike")])
+    targets, scratch = [7, 8, 9], Scratch()
+    expected = torch.log_softmax(logits.double(), dim=-1)
+    score(logits, targets, num_top, scratch)
+    with Work(VOCAB) as work:
+        scored = score(logits, targets, num_top, scratch)
+    assert work.largest_made < VOCAB / 4
+    for one, target, logprobs in zip(scored, targets, expected, strict=True):
+        values, ids = torch.topk(logprobs, num_top)
+        assert one.logprob == pytest.approx(float(logprobs[target]), abs=2e-6)
+        assert [token_id for token_id, _ in one.top] == ids.tolist()
+        assert [value for _, value in one.top] == pytest.approx(values.tolist(), abs=2e-6)
