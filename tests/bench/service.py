@@ -21,8 +21,8 @@ from typing import Any
 
 import yaml
 
-from serve_app.cli_environment import environment
-from serve_app.cli_processes import processes_of_runs
+from serve_app.cli.environment import environment
+from serve_app.cli.processes import processes_of_runs
 
 REPOSITORY = Path(__file__).parents[2]
 UP_TIMEOUT_S = 240.0
