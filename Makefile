@@ -7,7 +7,7 @@ CLUSTER ?= cluster.yaml
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := serve
-.PHONY: help serve serve-fast down test test-fast check lint clean
+.PHONY: help serve serve-fast down test test-fast check lint docs clean
 
 help: ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -32,6 +32,10 @@ test-fast: $(VENV)/.installed-dev ## Every test that starts no Ray cluster
 lint: $(VENV)/.installed-dev ## Lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.installed-dev ## Write what the documents take from the code anew
+	$(BIN)/python -m tests.docs.write
+	$(BIN)/python -m tests.families.page
 
 check: $(VENV)/.installed ## Validate the cluster file
 	@$(BIN)/serve_app check $(CLUSTER)

@@ -14,6 +14,7 @@ class WireLimits:
     """What the server takes from one request.
 
     max_depth:         nesting of the JSON body
+    max_model_chars:   characters of `model`
     max_prompts:       elements of a list of prompts
     max_prompt_chars:  characters of one prompt's text parts together
     max_prompt_ids:    token ids in one prompt

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import DIALECTS, HEADER, LLAMA_CPP
+from serve_app.api.forms.form import Parameter, Schema, Terms
 from serve_app.api.limits import WireLimits
-from serve_app.api.openapi_parameters import TOKEN_ID, completion_schema
-from serve_app.api.openapi_schemas import SCHEMAS, STRING, Schema, nullable, reference
+from serve_app.api.openapi_parameters import completion_schema
+from serve_app.api.openapi_schemas import SCHEMAS, STRING, nullable, reference
+from serve_app.api.paths import Path
+from serve_app.api.tokenize import DETOKENIZE, TOKENIZE
 
 ERRORS = {
     400: "The request is malformed or a parameter is out of its range; `param` names it.",
@@ -35,7 +39,6 @@ TOLD_HEADERS: dict[str, Any] = {
     },
     "X-Truncated-Prompt-Tokens": {"description": "Tokens that prompts lost at their beginning.", "schema": STRING},
 }
-BOOLEAN: Schema = {"type": "boolean"}
 DIALECT_HEADER: dict[str, Any] = {
     "name": HEADER,
     "in": "header",
@@ -49,37 +52,43 @@ MODEL_PATH = {"name": "id", "in": "path", "required": True, "schema": STRING, "d
 
 def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
     """dialect: of requests that name none; defaults and ranges are told as it has them"""
-    native = completion_schema(limits, LLAMA_CPP)
+    terms = Terms(limits=limits, dialect=dialect)
+    native = completion_schema(Terms(limits=limits, dialect=LLAMA_CPP))
     native["required"] = ["prompt"]
     return {
         "openapi": "3.1.0",
         "info": {"title": "serve_app", "version": _version(), "description": "Text completions of many models."},
-        "paths": {
-            "/v1/completions": _completions("CompletionRequest", "Completion", "CompletionChunk", stream_end=True),
-            "/completion": _completions("NativeRequest", "NativeCompletion", "NativeResult", stream_end=False),
-            "/completions": _completions("NativeRequest", "NativeCompletion", "NativeResult", stream_end=False),
-            "/tokenize": {"post": _operation("Cut a text into tokens", "Tokens", body="TokenizeRequest")},
-            "/detokenize": {"post": _operation("Give the text of tokens", "Text", body="DetokenizeRequest")},
-            "/v1/models": {"get": _operation("List the models", "ModelList")},
-            "/v1/models/{id}": {"get": _operation("One model", "Model", parameters=[MODEL_PATH])},
-            "/v1/dialects": {"get": _operation("What each dialect makes of every parameter", "Dialects")},
-            "/props": {"get": _operation("Properties of a model", "Props", parameters=[MODEL_QUERY])},
-            "/lora-adapters": {"get": _operation("Adapters of a model", "Adapters", parameters=[MODEL_QUERY])},
-            "/health": {"get": _health()},
-            "/v1/health": {"get": _health()},
-            "/metrics": {"get": _other("Metrics for Prometheus", "text/plain")},
-            "/openapi.json": {"get": _other("This document", "application/json")},
-            "/docs": {"get": _other("This document, to be read", "text/html")},
-        },
+        "paths": {path: {path.method.lower(): operation} for path, operation in _operations().items()},
         "components": {
             "schemas": {
                 **SCHEMAS,
-                "CompletionRequest": completion_schema(limits, dialect),
+                "CompletionRequest": completion_schema(terms),
                 "NativeRequest": native,
-                "TokenizeRequest": _tokenize(limits),
-                "DetokenizeRequest": _detokenize(limits),
+                "TokenizeRequest": _tokenize(terms),
+                "DetokenizeRequest": _detokenize(terms),
             }
         },
+    }
+
+
+def _operations() -> dict[Path, dict[str, Any]]:
+    native = _completions("NativeRequest", "NativeCompletion", "NativeResult", stream_end=False)
+    return {
+        Path.COMPLETIONS: _completions("CompletionRequest", "Completion", "CompletionChunk", stream_end=True),
+        Path.NATIVE_COMPLETION: native,
+        Path.NATIVE_COMPLETIONS: native,
+        Path.TOKENIZE: _operation("Cut a text into tokens", "Tokens", body="TokenizeRequest"),
+        Path.DETOKENIZE: _operation("Give the text of tokens", "Text", body="DetokenizeRequest"),
+        Path.MODELS: _operation("List the models", "ModelList"),
+        Path.MODEL: _operation("One model", "Model", parameters=[MODEL_PATH]),
+        Path.DIALECTS: _operation("What each dialect makes of every parameter", "Dialects"),
+        Path.PROPS: _operation("Properties of a model", "Props", parameters=[MODEL_QUERY]),
+        Path.ADAPTERS: _operation("Adapters of a model", "Adapters", parameters=[MODEL_QUERY]),
+        Path.HEALTH: _health(),
+        Path.V1_HEALTH: _health(),
+        Path.METRICS: _other("Metrics for Prometheus", "text/plain"),
+        Path.DESCRIPTION: _other("This document", "application/json"),
+        Path.DOCS: _other("This document, to be read", "text/html"),
     }
 
 
@@ -90,7 +99,7 @@ def _completions(body: str, answer: str, chunk: str, *, stream_end: bool) -> dic
     operation["responses"]["200"]["content"]["text/event-stream"] = {
         "schema": {"type": "string", "description": f"Where `stream` is true: events whose data is a {chunk}.{end}"}
     }
-    return {"post": operation}
+    return operation
 
 
 def _operation(
@@ -133,28 +142,23 @@ def _json(name: str) -> dict[str, Any]:
     return {"application/json": {"schema": reference(name)}}
 
 
-def _tokenize(limits: WireLimits) -> Schema:
-    text = {"type": "string", "maxLength": limits.max_prompt_chars}
-    flags = ("add_special", "add_special_tokens", "parse_special", "with_pieces", "return_token_strs")
+def _tokenize(terms: Terms) -> Schema:
+    either = [{"required": ["content"]}, {"required": ["prompt"]}]
+    return {"type": "object", "oneOf": either, **_properties(TOKENIZE, terms, asked=("content", "prompt"))}
+
+
+def _detokenize(terms: Terms) -> Schema:
+    return {"type": "object", "required": ["tokens"], **_properties(DETOKENIZE, terms, asked=("tokens",))}
+
+
+def _properties(table: Mapping[str, Parameter], terms: Terms, *, asked: tuple[str, ...]) -> Schema:
+    """Whatever is not asked for may be null."""
+    schemas = {name: parameter.form.schema(terms) for name, parameter in table.items()}
     return {
-        "type": "object",
-        "oneOf": [{"required": ["content"]}, {"required": ["prompt"]}],
         "properties": {
-            "model": nullable(STRING),
-            "content": {**text, "description": "llama.cpp's name; without special tokens unless asked for"},
-            "prompt": {**text, "description": "vLLM's name; with special tokens unless refused"},
-            **{name: nullable(BOOLEAN) for name in flags},
+            name: {**(schema if name in asked else nullable(schema)), "description": table[name].about}
+            for name, schema in schemas.items()
         },
-        "additionalProperties": False,
-    }
-
-
-def _detokenize(limits: WireLimits) -> Schema:
-    tokens = {"type": "array", "items": TOKEN_ID, "maxItems": limits.max_prompt_ids}
-    return {
-        "type": "object",
-        "required": ["tokens"],
-        "properties": {"model": nullable(STRING), "tokens": tokens},
         "additionalProperties": False,
     }
 

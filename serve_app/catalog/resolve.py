@@ -66,7 +66,7 @@ class Catalog:
         left, sign, deployment = name.partition("#")
         if sign and deployment:
             raise ModelNotFound(
-                f'"model" names the deployment {deployment!r}; models have no deployments to choose from here, '
+                f"`model` names the deployment {deployment!r}; models have no deployments to choose from here, "
                 f"write {left!r}",
                 "model",
             )
@@ -89,7 +89,7 @@ class Catalog:
         if len(usable) > 1:
             candidates = ", ".join(sorted(f"{model.name}:{name}" for model in usable))
             raise InvalidRequest(
-                f'"model" is ambiguous: {name!r} is an adapter of several; use one of: {candidates}', "model"
+                f"`model` is ambiguous: {name!r} is an adapter of several; use one of: {candidates}", "model"
             )
         if holders:
             return self._with_adapter((usable or holders)[0], name, param="model")
@@ -141,7 +141,7 @@ def _name_at(path: str, model: ModelCard) -> str:
     if dirname(wanted) in {dirname(place) for place in places}:
         return basename(wanted)
     kind = Forbidden if PATH.search(path) else InvalidRequest
-    raise kind(f'"lora_path" must be the name or the listed path of a served adapter; found {path[:96]!r}', "lora_path")
+    raise kind(f"`lora_path` must be the name or the listed path of a served adapter; found {path[:96]!r}", "lora_path")
 
 
 def _check_aliases(aliases: Mapping[str, str]) -> None:

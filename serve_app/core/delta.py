@@ -9,7 +9,7 @@ from serve_app.core.errors import ServeError
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended (contract: the union of all systems' values)."""
+    """Why a sequence ended; the values of all systems, docs/contract.md#fields."""
 
     STOP = "stop"
     LENGTH = "length"

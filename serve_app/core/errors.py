@@ -83,7 +83,7 @@ class BodyLost(InvalidRequest):
 
 
 class UnsupportedParameter(InvalidRequest):
-    """The parameter is known to the contract, or to nobody, but this version does not carry it out."""
+    """The parameter is some system's, or nobody's, and this version does not carry it out."""
 
     code = "unsupported_parameter"
 

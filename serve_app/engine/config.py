@@ -29,6 +29,7 @@ class EngineConfig:
                        one that does not
     max_bypass_s:      a queued sequence that lacks blocks or an adapter's slot may be overtaken for so long
     lease_s:           a router not heard of for so many seconds is taken for dead
+    prefix_cache:      whether prefixes that were computed are kept for later requests
     max_tokenized_chars: characters of a text that is cut into tokens although nothing says that it fits: one to be
                        truncated, one for /tokenize, one of a tokenizer that deletes text. None: 32 for each token of
                        the context, a million at least

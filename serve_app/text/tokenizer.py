@@ -70,7 +70,7 @@ class TextTokenizer:
             token_ids += self.encode_text(part) if isinstance(part, str) else part
         if len(token_ids) == num_prefixed:
             raise InvalidRequest(
-                '"prompt" must not be empty: it has no text and no token that the model knows', "prompt"
+                "`prompt` must not be empty: it has no text and no token that the model knows", "prompt"
             )
         self._check_range(token_ids)
         return token_ids
@@ -160,7 +160,7 @@ class TextTokenizer:
             return
         stray = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
         raise InvalidRequest(
-            f'"prompt" has the token id {stray}; ids of the model are 0 to {self.vocab_size - 1}', "prompt"
+            f'`prompt` has the token id {stray}; ids of the model are 0 to {self.vocab_size - 1}', "prompt"
         )
 
     def _show(self, token_id: int) -> str:
@@ -187,7 +187,7 @@ def _check_unicode(text: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InvalidRequest(
-            f'"prompt" must be Unicode text; character {error.start} of a text in it is half of '
+            f"`prompt` must be Unicode text; character {error.start} of a text in it is half of "
             f"a surrogate pair (U+{ord(text[error.start]):04X})",
             "prompt",
         ) from error

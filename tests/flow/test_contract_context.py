@@ -1,4 +1,4 @@
-"""The end of the context (contract §1.6), and who decides the dialect, with the real engine."""
+"""The end of the context (docs/contract.md#length-and-context), and who decides the dialect, with the real engine."""
 
 from __future__ import annotations
 

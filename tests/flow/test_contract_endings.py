@@ -1,4 +1,4 @@
-"""How a completion ends (contract §1.5, §1.9): the token that ended it is counted and scored; what stops a text."""
+"""How a completion ends (docs/contract.md#how-a-text-ends): its last token is counted and scored; what stops a text."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ import pytest
 from starlette.types import ASGIApp
 
 from serve_app.core.errors import EngineFailed, Overloaded
-from serve_app.http.app import HttpSettings, build_app
+from serve_app.http.app import build_app
+from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend

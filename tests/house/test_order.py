@@ -43,6 +43,19 @@ def test_no_module_is_longer_than_can_be_read_at_once(file: Path) -> None:
     assert len(file.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
 
 
+QUOTED_NAME = re.compile(r"""^["'][a-z_]+["'] (?:must|is|names|has)\b""")
+
+
+@pytest.mark.parametrize("file", MODULES, ids=name_of)
+def test_a_message_puts_the_parameter_that_it_names_in_backticks(file: Path) -> None:
+    found = [
+        f"line {node.lineno}: {node.value}"
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and QUOTED_NAME.search(node.value)
+    ]
+    assert found == []
+
+
 def text_files() -> list[Path]:
     return sorted(
         file

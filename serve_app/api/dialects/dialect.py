@@ -49,6 +49,7 @@ class Dialect:
     takes_zero_tokens, takes_unlimited_tokens: whether `max_tokens` may be sent as 0, as -1
     max_stop_strings:  None is as many as the server is configured for
     max_logprobs:      at least so many are allowed, more where the server is configured so
+    best_of:           what it counts, the best n of `best_of` candidates or the best `best_of` of n
     takes_mixed_prompts: whether text and token ids may stand in one prompt
     stream_options_need_stream: whether `stream_options` without `stream` is an error
     continuous_usage_needs_usage: whether continuous_usage_stats counts only beside include_usage
@@ -60,6 +61,7 @@ class Dialect:
     takes_any_model:   whether any name is served by the only model, where the server is configured so
     default_model:     what `model` is where it was not sent; None requires it
     precedence:        names of one parameter, the one that counts first, where several are sent; else they must agree
+    error_shape:       the body of an error before the first byte of a stream
     statuses:          HTTP status by an error's `code`, before that by its own status
     """
 
@@ -90,16 +92,11 @@ class Dialect:
     statuses: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
-    def max_tokens_range(self) -> str:
-        """What `max_tokens` may be, in words."""
-        lowest = 0 if self.takes_zero_tokens else 1
-        unlimited = ", or -1 for no limit but the model's context" if self.takes_unlimited_tokens else ""
-        return f"an integer of at least {lowest}{unlimited}"
-
-    def takes_max_tokens(self, value: int) -> bool:
-        if value == UNLIMITED:
-            return self.takes_unlimited_tokens
-        return value >= (0 if self.takes_zero_tokens else 1)
+    def least_max_tokens(self) -> int:
+        """The lower end of `max_tokens`; a dialect that takes -1 takes 0, too."""
+        if self.takes_unlimited_tokens:
+            return UNLIMITED
+        return 0 if self.takes_zero_tokens else 1
 
     def status_of(self, *, status: int, code: str) -> int:
         """The HTTP status of an error in this dialect."""

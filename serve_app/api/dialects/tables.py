@@ -1,4 +1,4 @@
-"""The dialects, one table each, row by row as in the contract (§2.1)."""
+"""The dialects, one table each; docs/contract.md#dialects shows them side by side."""
 
 from __future__ import annotations
 

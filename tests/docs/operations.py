@@ -1,0 +1,102 @@
+"""The tables of docs/operations.md: settings with their defaults, the environment of a cluster, commands, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
+from io import StringIO
+
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from serve_app.api.limits import WireLimits
+from serve_app.cli.environment import FAST_SETTINGS, LOCAL_SETTINGS, SETTINGS, Setting
+from serve_app.cli.main import main
+from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings
+from serve_app.engine.config import EngineConfig
+from serve_app.http.metrics import Metrics
+from serve_app.router.admission import Admission
+from serve_app.router.fleet import Fleet
+from tests.docs.contract import shown
+from tests.docs.docstrings import told_of
+from tests.docs.markdown import code, table
+
+
+def model_settings() -> str:
+    """`args` of a model."""
+    return _settings(ModelArgs, EngineConfig, ModelArgs)
+
+
+def router_settings() -> str:
+    """`user_config` of the router, without its limits."""
+    return _settings(RouterSettings, RouterSettings, without="limits")
+
+
+def limit_settings() -> str:
+    """`limits` within it."""
+    return _settings(LimitSettings, WireLimits, LimitSettings)
+
+
+def cluster_environment() -> str:
+    return _environment(SETTINGS)
+
+
+def local_environment() -> str:
+    return _environment(LOCAL_SETTINGS)
+
+
+def fast_environment() -> str:
+    return _environment(FAST_SETTINGS)
+
+
+def commands() -> str:
+    """Subcommands of `serve_app`."""
+    return table(["command", "what it does"], [[code(f"serve_app {name}"), text] for name, text in subcommands()])
+
+
+def metrics() -> str:
+    """Every series of /metrics."""
+    fleet = Fleet("router-0")
+    counted = Metrics(fleet, admission=Admission(lambda: fleet.rooms))
+    answer = asyncio.run(counted.answer(Request({"type": "http"})))
+    families = text_string_to_metric_families(bytes(answer.body).decode())
+    rows = {
+        (each.name + ("_total" if each.type == "counter" else ""), each.type, each.documentation)
+        for each in families
+        if not each.name.endswith("_created")
+    }
+    return table(["series", "kind", "what it tells"], [[code(name), kind, text] for name, kind, text in sorted(rows)])
+
+
+def subcommands() -> Iterator[tuple[str, str]]:
+    """Name and help of each, as `serve_app --help` tells them."""
+    told = StringIO()
+    with redirect_stdout(told), suppress(SystemExit):
+        main(["--help"])
+    for found in re.finditer(r"^    (?P<name>[a-z]+) +(?P<help>.*(?:\n {5,}.*)*)", told.getvalue(), re.MULTILINE):
+        yield found["name"], " ".join(found["help"].split())
+
+
+def _settings(model: type[BaseModel], *told_by: type, without: str = "") -> str:
+    told: dict[str, str] = {}
+    for owner in told_by:
+        told |= told_of(owner, model.model_fields)
+    rows = []
+    for name, field in model.model_fields.items():
+        if name != without:
+            value = field.get_default(call_default_factory=True)
+            default = "required" if field.is_required() else code(shown(_plain(value)))
+            meaning = told.get(name, field.description or "")
+            rows.append([code(name), default, re.sub(r"\bNone\b", "null", meaning)])
+    return table(["key", "default", "meaning"], rows)
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _environment(settings: tuple[Setting, ...]) -> str:
+    return table(["variable", "value", "why"], [[code(each.name), code(each.value), each.reason] for each in settings])

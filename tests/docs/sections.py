@@ -1,0 +1,35 @@
+"""Which pages have sections that are written from the code, and who writes each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from tests.docs import contract, operations
+from tests.docs.walls import walls
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = tuple(REPOSITORY / "docs" / name for name in ("architecture.md", "contract.md", "operations.md"))
+
+SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
+    {
+        "walls": walls,
+        "parameters": contract.parameters,
+        "names": contract.names,
+        "defaults": contract.defaults,
+        "ranges": contract.ranges,
+        "meanings": contract.meanings,
+        "refused": contract.refused,
+        "tokenize": contract.tokenize,
+        "errors": contract.errors,
+        "model-settings": operations.model_settings,
+        "router-settings": operations.router_settings,
+        "limit-settings": operations.limit_settings,
+        "cluster-environment": operations.cluster_environment,
+        "local-environment": operations.local_environment,
+        "fast-environment": operations.fast_environment,
+        "commands": operations.commands,
+        "metrics": operations.metrics,
+    }
+)

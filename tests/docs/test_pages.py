@@ -1,0 +1,222 @@
+"""What the documents say in tables is what the code says: once, and the same everywhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.limits import DEFAULT_LIMITS
+from serve_app.api.openapi import openapi_document
+from serve_app.api.parse import parse_completion
+from serve_app.core.errors import InvalidRequest
+from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings
+from serve_app.engine.config import EngineConfig
+from serve_app.http.cors import READABLE
+from tests.docs.contract import bodies, names_of
+from tests.docs.docstrings import told_of
+from tests.docs.markdown import filled, sections_of, table
+from tests.docs.sections import PAGES, REPOSITORY, SECTIONS
+
+CONTRACT = REPOSITORY / "docs" / "contract.md"
+LEADING_CODE = re.compile(r"^\| (?P<cell>`[^|]*?) \|", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def document() -> Mapping[str, Any]:
+    return openapi_document(DEFAULT_LIMITS, UNION)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_generated_sections_are_what_the_code_says(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text == filled(text, SECTIONS), "write them again: python -m tests.docs.write"
+
+
+def test_every_section_is_on_one_page() -> None:
+    placed = [name for page in PAGES for name in sections_of(page.read_text(encoding="utf-8"))]
+    assert sorted(placed) == sorted(SECTIONS)
+
+
+def rows_of(section: str) -> Iterator[list[str]]:
+    """Cells of a generated table of the contract, without its head."""
+    text = CONTRACT.read_text(encoding="utf-8")
+    body = text.partition(f"<!-- generated: {section} -->")[2].partition("<!-- end -->")[0]
+    for line in body.strip().splitlines()[2:]:
+        yield [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def test_parser_openapi_and_contract_know_the_same_names(document: Mapping[str, Any]) -> None:
+    told = {name for row in rows_of("parameters") for name in re.findall(r"`(\w+)`", f"{row[0]} {row[1]}")}
+    told |= {name for row in rows_of("refused") for name in re.findall(r"`(\w+)`", row[1])}
+    assert told == set(document["components"]["schemas"]["CompletionRequest"]["properties"])
+    assert told == set(bodies()["union"]["parameters"])
+
+
+@pytest.mark.parametrize("row", list(rows_of("parameters")), ids=lambda row: row[0].strip("`"))
+def test_what_a_parameter_must_be_is_told_alike_by_contract_openapi_and_parser(
+    row: list[str], document: Mapping[str, Any]
+) -> None:
+    name, allowed = row[0].strip("`"), row[2]
+    described = document["components"]["schemas"]["CompletionRequest"]["properties"][name]["description"]
+    assert allowed in described or described.startswith("Has no effect")
+    if name == "prompt":
+        return  # its message says which part of it is wrong; tests/api/test_prompts.py
+    wrong = 5 if name in ("stream_options", "logit_bias") else {"\0": 0}
+    body = {"model": "m", "prompt": "p", name: wrong}
+    if name == "top_logprobs":
+        body["logprobs"] = True
+    with pytest.raises(InvalidRequest, match=re.escape(f"`{name}` must be {allowed}; found ")):
+        parse_completion(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("row", list(rows_of("parameters")), ids=lambda row: row[0].strip("`"))
+def test_a_parameter_is_told_what_it_does(row: list[str]) -> None:
+    assert len(row[4]) > 10
+
+
+def test_defaults_of_the_contract_are_those_of_openapi(document: Mapping[str, Any]) -> None:
+    properties = document["components"]["schemas"]["CompletionRequest"]["properties"]
+    told = {row[0].strip("`"): row[3].strip("`") for row in rows_of("parameters")}
+    for name, default in told.items():
+        if default != "–":
+            described = properties[name]["default"]
+            assert default == (
+                described if isinstance(described, str) else json.dumps(described, ensure_ascii=False)
+            ), name
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_dialect_has_its_column(dialect: str) -> None:
+    text = CONTRACT.read_text(encoding="utf-8")
+    heads = [line for line in text.splitlines() if line.startswith(("| parameter | union", "| meaning | union"))]
+    assert len(heads) == 2
+    assert all(f" {dialect} |" in head for head in heads)
+
+
+def test_other_names_are_told_beside_their_parameter() -> None:
+    assert {row[0].strip("`"): row[1] for row in rows_of("parameters")}[
+        "max_tokens"
+    ] == "`max_completion_tokens`, `n_predict`"
+    assert names_of("repetition_penalty") == ["repeat_penalty"]
+
+
+def chapter(title: str) -> str:
+    """A chapter of the contract, up to the next heading."""
+    text = CONTRACT.read_text(encoding="utf-8")
+    return re.split(r"^#+ ", text.partition(f" {title}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def first_cells(text: str) -> set[str]:
+    """What is in code in the first cells of tables."""
+    return {name for found in LEADING_CODE.finditer(text) for name in re.findall(r"`([^`]+)`", found["cell"])}
+
+
+def test_the_fields_of_responses_are_those_of_openapi(document: Mapping[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    choice = schemas["Choice"]["properties"]
+    (logprobs,) = [each for each in choice["logprobs"]["anyOf"] if each.get("type") == "object"]
+    described = [schemas["Completion"], schemas["Choice"], schemas["Usage"], logprobs]
+    assert first_cells(chapter("Fields")) == {name for each in described for name in each["properties"]}
+
+
+def test_the_fields_of_other_routes_are_those_of_openapi(document: Mapping[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    assert first_cells(chapter("Results of llama.cpp's own routes")) == set(schemas["NativeResult"]["properties"])
+    described = [schemas[name] for name in ("Tokens", "Text", "Model")] + [schemas["Adapters"]["items"]]
+    told = chapter("Tokens, models, properties").partition("<!-- end -->")[2]
+    assert first_cells(told) == {name for each in described for name in each["properties"]}
+
+
+def test_the_routes_are_those_of_openapi(document: Mapping[str, Any]) -> None:
+    assert first_cells(chapter("Routes")) == set(document["paths"])
+
+
+def test_the_headers_are_those_that_pages_may_read() -> None:
+    assert {name.lower() for name in first_cells(chapter("Headers"))} == {name.lower() for name in READABLE}
+
+
+def test_the_statuses_of_errors_are_those_of_openapi(document: Mapping[str, Any]) -> None:
+    told = {status for row in rows_of("errors") for status in re.findall(r"\b[45]\d\d\b", f"{row[0]} {row[3]}")}
+    described = {
+        status
+        for path in document["paths"].values()
+        for operation in path.values()
+        for status in operation["responses"]
+        if status != "200"
+    }
+    assert told - {"401"} == described  # no key is asked for
+
+
+PROMPT_FORMS = [
+    (json.loads(form), meaning)
+    for forms, meaning in re.findall(r"^\| (`[^|]+) \| ([^|]+) \|$", chapter("Prompts"), re.MULTILINE)
+    for form in re.findall(r"`([^`]+)`", forms)
+]
+
+
+@pytest.mark.parametrize(("prompt", "meaning"), PROMPT_FORMS, ids=lambda each: json.dumps(each)[:40])
+def test_a_prompt_is_as_many_as_the_contract_says(prompt: Any, meaning: str) -> None:
+    body = json.dumps({"model": "m", "prompt": prompt}).encode()
+    if meaning == "400":
+        with pytest.raises(InvalidRequest):
+            parse_completion(body)
+    else:
+        count = len(prompt) if meaning == "one per element" else 1
+        assert len(parse_completion(body).prompts) == count
+
+
+CONTRADICTIONS = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| ([\w.]+) \|$", chapter("Contradictions"), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("example", "dialect"), [each[1:] for each in CONTRADICTIONS], ids=[each[0] for each in CONTRADICTIONS]
+)
+def test_a_contradiction_of_the_contract_is_one(example: str, dialect: str) -> None:
+    members = {"model": "m", "prompt": "a", **json.loads(example)}
+    with pytest.raises(InvalidRequest) as caught:
+        parse_completion(json.dumps(members).encode(), choose_dialect=lambda model: DIALECTS[dialect])
+    assert caught.value.param is not None
+    assert caught.value.code == "invalid_value"
+
+
+def test_examples_of_the_contract_are_found() -> None:
+    assert len(PROMPT_FORMS) > 10
+    assert len(CONTRADICTIONS) > 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "owners"),
+    [
+        (ModelArgs, (ModelArgs, EngineConfig)),
+        (RouterSettings, (RouterSettings,)),
+        (LimitSettings, (type(DEFAULT_LIMITS),)),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_every_setting_is_described(settings: type[Any], owners: tuple[type, ...]) -> None:
+    told = {name for owner in owners for name in told_of(owner, settings.model_fields)}
+    described = {name for name, field in settings.model_fields.items() if field.description}
+    assert set(settings.model_fields) - told - described - {"limits"} == set()
+
+
+def test_what_a_docstring_says_of_fields_is_told_apart() -> None:
+    class Box:
+        """Holds things; a `width` is in metres.
+
+        width, height: of its inside;  lid: what closes it:
+            a board
+        """
+
+    assert told_of(Box, ("width", "height", "lid", "depth")) == {
+        "width": "of its inside", "height": "of its inside", "lid": "what closes it: a board"
+    }  # fmt: skip
+
+
+def test_a_bar_in_a_cell_ends_no_cell() -> None:
+    assert table(["a"], [["x | y"], ["x \\| y"]]).splitlines()[2:] == ["| x \\| y |", "| x \\| y |"]
