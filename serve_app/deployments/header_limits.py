@@ -11,7 +11,9 @@ import json
 from typing import Any
 
 from uvicorn.config import HTTP_PROTOCOLS
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from serve_app.deployments.declined_upgrades import DecliningUpgrades
 
 HEADERS_TIMEOUT_S = 20.0
 MAX_HEADER_BYTES = 64 * 1024
@@ -23,7 +25,7 @@ class HeadersTooLarge(Exception):
     """Raised through the parser, which then reads no further."""
 
 
-class BoundedHeaders(HttpToolsProtocol):
+class BoundedHeaders(DecliningUpgrades):
     """uvicorn's protocol, which closes a connection whose headers do not end in time or are too large.
 
     The time counts from the connection, or from the first byte of a later request on it. A client that has sent
