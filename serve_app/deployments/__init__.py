@@ -1,1 +1,1 @@
-"""THE WALLS: Ray and Starlette live here and nowhere else; thin, decides nothing."""
+"""THE WALLS OF RAY: what Ray Serve holds and calls, and how calls cross from a router to a replica; decides nothing."""

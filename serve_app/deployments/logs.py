@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-ACCESS_LOGGER = "serve_app.deployments.http"
+ACCESS_LOGGER = "serve_app.http.app"
 
 
 def log_as_configured() -> None:

@@ -14,12 +14,12 @@ from serve_app.api.dialects.tables import DIALECTS
 from serve_app.api.limits import WireLimits
 from serve_app.core.errors import Unavailable
 from serve_app.deployments.arguments import RouterSettings
-from serve_app.deployments.discovery import Discovery
-from serve_app.deployments.http import HttpSettings, build_app
 from serve_app.deployments.logs import log_as_configured
-from serve_app.deployments.metrics import Metrics
 from serve_app.deployments.serve_cluster import ServeCluster
+from serve_app.http.app import HttpSettings, build_app
+from serve_app.http.metrics import Metrics
 from serve_app.router.admission import Admission, AdmissionSettings
+from serve_app.router.discovery import Discovery
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router as RequestRouter
 from serve_app.router.router import RouterConfig

@@ -13,8 +13,8 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ReplicaCard
-from serve_app.deployments.discovery import Deployed, Sighting
 from serve_app.deployments.transport import RayBackend, by_value
+from serve_app.router.discovery import Deployed, Sighting
 
 MODEL_DEPLOYMENT = "Model"
 GREETING_TIMEOUT_S = 1.5

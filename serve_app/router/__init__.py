@@ -1,1 +1,1 @@
-"""THE STORY OF ONE REQUEST: lower, fan out, merge, render. No Ray, no torch, no HTTP."""
+"""THE STORY OF ONE REQUEST: admit, lower, fan out, merge, render; and the fleet it goes to. No Ray, torch or HTTP."""

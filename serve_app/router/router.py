@@ -11,7 +11,7 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.listing import dialects_body
 from serve_app.api.dialects.tables import DIALECTS, UNION
-from serve_app.api.models import ModelEntry, list_models
+from serve_app.api.model_list import ModelEntry, list_models
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ServeError
 from serve_app.core.names import ModelRef

@@ -13,7 +13,7 @@ from serve_app.api.chunks import ChunkWriter, dump, error_event
 from serve_app.api.dialects.errors import error_body, error_event_body, error_status
 from serve_app.api.dialects.tables import DIALECTS
 from serve_app.api.logprobs import LegacyLogprobs
-from serve_app.api.models import list_models, models_body
+from serve_app.api.model_list import list_models, models_body
 from serve_app.api.responses import Choice, ResponseHead, chunk_body, completion_body, token_counts, usage_body
 from serve_app.api.sse import DONE, comment, event
 from serve_app.core.delta import FinishReason, TokenLogprob, TopLogprob, Usage

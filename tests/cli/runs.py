@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from serve_app.cli_environment import RUN_VARIABLE
-from serve_app.cli_processes import processes_of_runs
+from serve_app.cli.environment import RUN_VARIABLE
+from serve_app.cli.processes import processes_of_runs
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="what a process belongs to is told by /proc")
 

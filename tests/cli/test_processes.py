@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.cli_guard import start_guard
-from serve_app.cli_processes import Process, end_runs, is_running, listener_on, processes_of_runs, send, send_to_parent
+from serve_app.cli.guard import start_guard
+from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs, send, send_to_parent
 from tests.cli.runs import end, needs_proc, new_run, start, until, until_gone
 
 pytestmark = needs_proc
@@ -28,8 +28,8 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 """
 GUARDED = """
 import os, subprocess, sys
-from serve_app.cli_guard import start_guard
-from serve_app.cli_environment import RUN_VARIABLE
+from serve_app.cli.guard import start_guard
+from serve_app.cli.environment import RUN_VARIABLE
 guard = start_guard(sys.argv[1], grace_s=0.2)
 wait = [sys.executable, "-c", "import time; time.sleep(600)"]
 child = subprocess.Popen(wait, env=os.environ | {RUN_VARIABLE: sys.argv[1]}, start_new_session=True)
@@ -97,7 +97,7 @@ def test_what_a_killed_parent_leaves_behind_is_ended_by_its_guard() -> None:
     until(lambda: len(processes_of_runs(run)) == 1)
     end(parent)
     until_gone(run)
-    until(lambda: b"cli_guard" not in _command(guard))
+    until(lambda: b"cli.guard" not in _command(guard))
 
 
 def test_a_guard_of_a_run_that_is_over_ends_at_once() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from serve_app.cli import main
-from serve_app.cli_address import Address, address_of
-from serve_app.cli_processes import processes_of_runs
+from serve_app.cli.address import Address, address_of
+from serve_app.cli.processes import processes_of_runs
 from tests.cli.runs import end, needs_proc, new_run, start
 
 LISTEN = """

@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 
-from serve_app.cli_processes import Process, listener_on, processes_of_runs
+from serve_app.cli.processes import Process, listener_on, processes_of_runs
 
 pytestmark = [
     pytest.mark.cluster,

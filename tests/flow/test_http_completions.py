@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.models import ModelEntry
+from serve_app.api.model_list import ModelEntry
 from serve_app.core.errors import ContextOverflow, Overloaded
-from serve_app.deployments.http import HttpSettings, build_app
+from serve_app.http.app import HttpSettings, build_app
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import Run, RunSettings
@@ -252,7 +252,7 @@ async def test_the_request_id_is_left_to_a_server_that_sends_its_own(fleet):
 
 
 async def test_each_request_is_logged_in_one_line_without_its_text(client, caplog):
-    caplog.set_level(logging.INFO, logger="serve_app.deployments.http")
+    caplog.set_level(logging.INFO, logger="serve_app.http.app")
     body = BODY | {"prompt": ["my secret", "another secret"], "n": 2}
     response = await client.post("/v1/completions", json=body, headers={"x-request-id": "r-1"})
     await client.post("/v1/completions", json=body | {"prompt": ["a secret", 1.5]})

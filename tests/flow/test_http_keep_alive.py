@@ -10,7 +10,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from serve_app.core.errors import EngineFailed, Overloaded
-from serve_app.deployments.http import HttpSettings, build_app
+from serve_app.http.app import HttpSettings, build_app
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend

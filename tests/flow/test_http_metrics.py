@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.core.delta import Load
-from serve_app.deployments import metrics as metrics_module
-from serve_app.deployments.http import build_app
-from serve_app.deployments.metrics import Metrics
+from serve_app.http import metrics as metrics_module
+from serve_app.http.app import build_app
+from serve_app.http.metrics import Metrics
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card

@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from serve_app.deployments.http import build_app
+from serve_app.http.app import build_app
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
 from tests.fakes import EOS, FakeBackend, model_card, replica_card

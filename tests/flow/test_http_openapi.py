@@ -13,8 +13,8 @@ import jsonschema
 import pytest
 
 from serve_app.api.parameters import PARAMETERS
-from serve_app.deployments.docs import content_security_policy
-from serve_app.deployments.http import HttpSettings, build_app
+from serve_app.http.app import HttpSettings, build_app
+from serve_app.http.docs import content_security_policy
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card

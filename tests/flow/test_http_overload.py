@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.core.delta import Load
 from serve_app.core.errors import Unavailable
-from serve_app.deployments.http import HttpSettings, build_app
+from serve_app.http.app import HttpSettings, build_app
 from serve_app.router.admission import Admission
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
@@ -139,7 +139,7 @@ async def test_a_client_that_reads_nothing_pauses_the_engine_and_goes_on_when_it
 
 
 async def test_a_client_that_reads_nothing_for_too_long_is_given_up(router, backend, caplog):
-    caplog.set_level(logging.INFO, logger="serve_app.deployments.http")
+    caplog.set_level(logging.INFO, logger="serve_app.http.app")
     connection = connect(build_app(router, HttpSettings(max_stall_s=0.01, farewell_s=0.01)), max_tokens=40)
     await settle()
     connection.may_send.clear()
@@ -151,7 +151,7 @@ async def test_a_client_that_reads_nothing_for_too_long_is_given_up(router, back
 
 
 async def test_a_log_line_has_its_time_and_no_name_that_a_client_made_up(client, caplog):
-    caplog.set_level(logging.INFO, logger="serve_app.deployments.http")
+    caplog.set_level(logging.INFO, logger="serve_app.http.app")
     await client.post("/v1/completions", json=BODY | {"sk_secret_key": 1, "temperature": 1})
     await client.post("/v1/completions", json=BODY | {"temperature": 99})
     assert "sk_secret_key" not in caplog.text

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 import uvicorn
 
-from serve_app.deployments.http import build_app
+from serve_app.http.app import build_app
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend

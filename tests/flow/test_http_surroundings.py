@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from serve_app.deployments.http import build_app
+from serve_app.http.app import build_app
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card

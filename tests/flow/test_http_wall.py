@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.deployments.http import HttpSettings, build_app
+from serve_app.http.app import HttpSettings, build_app
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
@@ -78,7 +78,7 @@ async def test_a_small_body_that_unpacks_to_a_large_one_is_refused_as_a_large_on
 
 
 async def test_no_piece_of_an_unpacked_body_is_large() -> None:
-    from serve_app.deployments.encodings import PIECE_BYTES, Unpacked
+    from serve_app.http.encodings import PIECE_BYTES, Unpacked
 
     messages = [{"type": "http.request", "body": gzip.compress(b" " * 5_000_000), "more_body": False}]
 

@@ -1,0 +1,166 @@
+"""Checks a whole cluster file and says what is wrong on which line."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+from ray.serve.schema import ServeDeploySchema
+
+from serve_app.check.blueprint import Blueprint, BuilderUnusable, read_blueprint
+from serve_app.check.document import Document, UnreadableYaml, read_document
+from serve_app.check.findings import Finding, Path, Severity, spelled
+from serve_app.check.folders import check_model
+from serve_app.check.keys import nearest, refused_open_values, refused_values, unknown_keys
+from serve_app.check.memory import check_memory, reservation
+from serve_app.deployments.arguments import ModelArgs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Lines for a person, in the order of the file, and whether it can be served."""
+
+    lines: tuple[str, ...]
+    is_sound: bool
+
+
+def check_file(name: str) -> Report:
+    """Check the cluster file of that name. Raises nothing: whatever is wrong is in the report."""
+    try:
+        document = read_document(FilePath(name).read_text(encoding="utf-8"))
+    except OSError as error:
+        return Report(lines=(f"{name}: error: cannot be read: {error.strerror}",), is_sound=False)
+    except UnicodeDecodeError as error:
+        return Report(lines=(f"{name}: error: is not UTF-8 text: {error.reason}",), is_sound=False)
+    except UnreadableYaml as error:
+        return Report(lines=(f"{name}:{error.line}: error: {error.message}",), is_sound=False)
+    return _report(name, document, list(check_document(document)))
+
+
+def check_document(document: Document) -> Iterator[Finding]:
+    """Everything there is to say about the file."""
+    data = document.data
+    if not isinstance(data, dict):
+        yield Finding(path=(), message="a cluster file is a mapping with `applications` in it")
+        return
+    yield from document.duplicates
+    yield from unknown_keys(data, ServeDeploySchema, ())
+    yield from refused_values(data, ServeDeploySchema, ())
+    yield from refused_open_values(data, ServeDeploySchema, ())
+    yield from _check_host(data)
+    applications = data.get("applications")
+    if not isinstance(applications, list):
+        return  # the schema has said so
+    yield from _check_clashes(applications)
+    reservations = []
+    for index, application in enumerate(applications):
+        if isinstance(application, dict):
+            args = yield from _check_application(application, ("applications", index))
+            if args is not None:
+                reservations.append(reservation(application, args, ("applications", index, "args")))
+    yield from check_memory([each for each in reservations if each is not None])
+
+
+def _check_host(data: dict[str, Any]) -> Iterator[Finding]:
+    options = data.get("http_options")
+    host = options.get("host", "127.0.0.1") if isinstance(options, dict) else "127.0.0.1"
+    if isinstance(host, str) and not _is_loopback(host):
+        message = (
+            f"{host} is reachable from outside and this version asks clients for no key;"
+            " bind 127.0.0.1, or put something in front that does, and that bounds headers: without the environment"
+            " of `serve_app env` they may take any time and any size"
+        )
+        yield Finding(path=("http_options", "host"), message=message, severity=Severity.WARNING)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_clashes(applications: list[Any]) -> Iterator[Finding]:
+    """Names and route prefixes that two applications share."""
+    for key, default in (("name", "default"), ("route_prefix", "/")):
+        first: dict[str, int] = {}
+        for index, application in enumerate(applications):
+            value = application.get(key, default) if isinstance(application, dict) else None
+            if isinstance(value, str):
+                if value in first:
+                    message = f"{key} {value!r} is already that of applications[{first[value]}]"
+                    yield Finding(path=("applications", index, key), message=message)
+                first.setdefault(value, index)
+
+
+def _check_application(application: dict[str, Any], path: Path) -> Generator[Finding, None, ModelArgs | None]:
+    """Returns the arguments of an application that is a model."""
+    import_path, arguments = application.get("import_path"), application.get("args", {})
+    if not isinstance(import_path, str):
+        return None
+    try:
+        blueprint = read_blueprint(import_path, arguments, application=str(application.get("name")))
+    except BuilderUnusable as error:
+        yield Finding(path=(*path, "import_path"), message=str(error))
+        return None
+    if blueprint.schema is not None:
+        yield from unknown_keys(arguments, blueprint.schema, (*path, "args"))
+        yield from refused_values(arguments, blueprint.schema, (*path, "args"))
+    if blueprint.user_configs is not None:
+        yield from _check_deployments(application, blueprint, path)
+    if not isinstance(blueprint.arguments, ModelArgs):
+        return None
+    yield from _check_model_application(application, blueprint.arguments, path)
+    yield from check_model(blueprint.arguments, (*path, "args"))
+    return blueprint.arguments
+
+
+def _check_deployments(application: dict[str, Any], blueprint: Blueprint, path: Path) -> Iterator[Finding]:
+    deployments, known = application.get("deployments", []), blueprint.user_configs or {}
+    if not isinstance(deployments, list):
+        return
+    seen: set[str] = set()
+    for index, deployment in enumerate(deployments):
+        name = deployment.get("name") if isinstance(deployment, dict) else None
+        if not isinstance(name, str):
+            continue
+        here = (*path, "deployments", index)
+        if name not in known:
+            message = f"the application has no deployment {name!r}{nearest(name, known)}"
+            yield Finding(path=(*here, "name"), message=message)
+        elif name in seen:
+            yield Finding(path=(*here, "name"), message=f"deployment {name!r} is given twice")
+        seen.add(name)
+        schema = known.get(name)
+        if schema is not None and deployment.get("user_config") is not None:
+            yield from unknown_keys(deployment["user_config"], schema, (*here, "user_config"))
+            yield from refused_values(deployment["user_config"], schema, (*here, "user_config"))
+
+
+def _check_model_application(application: dict[str, Any], args: ModelArgs, path: Path) -> Iterator[Finding]:
+    name = application.get("name", "default")
+    if name != args.name:
+        message = f"an application is named as its model: the application is {name!r}, the model {args.name!r}"
+        yield Finding(path=(*path, "name"), message=message)
+    if application.get("route_prefix", "/") is not None:
+        message = "a model has no HTTP of its own, the router speaks for it: write `route_prefix: null`"
+        yield Finding(path=(*path, "route_prefix"), message=message)
+
+
+def _report(name: str, document: Document, findings: list[Finding]) -> Report:
+    by_line = sorted(findings, key=lambda finding: document.line(finding.path))
+    lines = []
+    for finding in dict.fromkeys(by_line):
+        place = f"{spelled(finding.path)}: " if finding.path else ""
+        lines.append(f"{name}:{document.line(finding.path)}: {finding.severity}: {place}{finding.message}")
+    num_errors = sum(finding.severity is Severity.ERROR for finding in set(findings))
+    num_warnings = sum(finding.severity is Severity.WARNING for finding in set(findings))
+    lines.append(f"{name}: {_counted(num_errors, 'error')}, {_counted(num_warnings, 'warning')}")
+    return Report(lines=tuple(lines), is_sound=num_errors == 0)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

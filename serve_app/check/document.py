@@ -1,0 +1,87 @@
+"""Reads YAML and remembers on which line each key stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from serve_app.check.findings import Finding, Path
+
+MERGE_KEY = "tag:yaml.org,2002:merge"
+
+
+class UnreadableYaml(Exception):
+    """The text is no YAML; `line` is where reading stopped."""
+
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message, line)
+        self.message = message
+        self.line = line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A YAML text as plain data, the lines of its keys, and the keys that were given twice."""
+
+    data: Any
+    lines: dict[Path, int]
+    duplicates: tuple[Finding, ...]
+
+    def line(self, path: Path) -> int:
+        """The line of the value at `path`, or of the nearest one above it that the file has."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+
+def read_document(text: str) -> Document:
+    """Raises UnreadableYaml."""
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return Document(data=None, lines={}, duplicates=())
+        duplicates = tuple(_duplicates(node, (), ()))  # before merge keys are flattened into their mappings
+        data = loader.construct_document(node)
+        return Document(data=data, lines=dict(_lines(node, (), ())), duplicates=duplicates)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = " ".join(part for part in (error.context, error.problem) if part)
+        raise UnreadableYaml(what or "not YAML", mark.line + 1 if mark else 1) from error
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise UnreadableYaml(str(error).splitlines()[0] if str(error) else "not YAML", 1) from error
+    finally:
+        loader.dispose()
+
+
+def _duplicates(node: yaml.Node, path: Path, above: tuple[int, ...]) -> Iterator[Finding]:
+    first_lines: dict[str | int, int] = {}
+    for step, key_node, value_node in _children(node, above):
+        if key_node is not None and key_node.tag != MERGE_KEY:
+            if step in first_lines:
+                message = f"{step!r} is given twice, first on line {first_lines[step]}; only the last would count"
+                yield Finding(path=(*path, step), message=message)
+            first_lines.setdefault(step, key_node.start_mark.line + 1)
+        yield from _duplicates(value_node, (*path, step), (*above, id(node)))
+
+
+def _lines(node: yaml.Node, path: Path, above: tuple[int, ...]) -> Iterator[tuple[Path, int]]:
+    for step, key_node, value_node in _children(node, above):
+        yield (*path, step), (key_node or value_node).start_mark.line + 1
+        yield from _lines(value_node, (*path, step), (*above, id(node)))
+
+
+def _children(node: yaml.Node, above: tuple[int, ...]) -> Iterator[tuple[str | int, yaml.Node | None, yaml.Node]]:
+    """(key or index, node of the key, node of the value); an alias to a node above is not followed."""
+    if id(node) in above:
+        return
+    match node:
+        case yaml.MappingNode():
+            for key_node, value_node in node.value:
+                yield str(key_node.value), key_node, value_node
+        case yaml.SequenceNode():
+            for index, value_node in enumerate(node.value):
+                yield index, None, value_node

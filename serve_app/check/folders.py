@@ -1,0 +1,34 @@
+"""Looks at the files of a model and of its adapters, and says of each whether it can be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path as FilePath
+
+from serve_app.catalog.adapters import read_adapters
+from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.models import locate_model, read_model_folder
+from serve_app.check.findings import Finding, Path, Severity
+from serve_app.deployments.arguments import ModelArgs
+
+
+def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
+    """Findings of `args.path` and `args.adapters`; usable adapters are notes."""
+    try:
+        read_model_folder(locate_model(args.path))
+    except (CatalogError, OSError) as error:
+        yield Finding(path=(*path, "path"), message=str(error))
+    if args.adapters is not None:
+        yield from _check_adapters(FilePath(args.adapters), (*path, "adapters"))
+
+
+def _check_adapters(folder: FilePath, path: Path) -> Iterator[Finding]:
+    if not folder.is_dir():
+        yield Finding(path=path, message=f"{str(folder)!r} is no folder")
+        return
+    for card in read_adapters(folder):
+        if card.is_usable:
+            message = f"adapter {card.name}: OK, rank {card.rank}, version {card.version[:12]}"
+            yield Finding(path=path, message=message, severity=Severity.NOTE)
+        else:
+            yield Finding(path=path, message=f"adapter {card.name}: refused, {card.reason}", severity=Severity.WARNING)

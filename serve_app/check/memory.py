@@ -1,0 +1,116 @@
+"""Compares what models set aside in memory with what this machine has left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.models import locate_model, read_model_folder
+from serve_app.check.findings import Finding, Path, Severity
+from serve_app.deployments.arguments import ModelArgs
+
+GIB = 1 << 30
+GPU_DEVICES = "dev/nvidia[0-9]*"
+UNLIMITED = "max"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """What the replicas of one model hold in host memory from their start on, if all run on this machine."""
+
+    path: Path
+    num_replicas: int
+    kv_cache_bytes: int
+    weight_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_replicas * (self.kv_cache_bytes + self.weight_bytes)
+
+
+def check_memory(reservations: Sequence[Reservation], *, root: FilePath = FilePath("/")) -> Iterator[Finding]:
+    """A warning at each model's `kv_cache_bytes` where all of them together do not fit."""
+    available = available_bytes(root)
+    needed = sum(each.num_bytes for each in reservations)
+    if available is None or needed <= available:
+        return
+    for each in reservations:
+        message = (
+            f"{each.num_replicas} × ({_gib(each.kv_cache_bytes)} of kv_cache_bytes + {_gib(each.weight_bytes)} of"
+            f" weights) is {_gib(each.num_bytes)}; all models together want {_gib(needed)}, and this machine has"
+            f" {_gib(available)} left"
+        )
+        yield Finding(path=(*each.path, "kv_cache_bytes"), message=message, severity=Severity.WARNING)
+
+
+def reservation(
+    application: Mapping[str, Any], args: ModelArgs, path: Path, *, root: FilePath = FilePath("/")
+) -> Reservation | None:
+    """That of a model whose keys and values are kept in host memory in an amount that the file says."""
+    is_on_gpu = args.device == "cuda" or (args.device == "auto" and any(root.glob(GPU_DEVICES)))
+    if is_on_gpu or not isinstance(args.kv_cache_bytes, int):
+        return None
+    return Reservation(
+        path=path,
+        num_replicas=_num_replicas(application.get("deployments")),
+        kv_cache_bytes=args.kv_cache_bytes,
+        weight_bytes=_weight_bytes(args.path),
+    )
+
+
+def available_bytes(root: FilePath) -> int | None:
+    """What this machine, or the container we are in, has left; None where neither says."""
+    known = [each for each in (_left_on_machine(root), _left_in_container(root)) if each is not None]
+    return min(known, default=None)
+
+
+def _left_on_machine(root: FilePath) -> int | None:
+    for line in _text(root / "proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _left_in_container(root: FilePath) -> int | None:
+    """By version 2 of cgroups; pages of files that can be given back count as left."""
+    group = next((line[3:] for line in _text(root / "proc/self/cgroup").splitlines() if line.startswith("0::")), "/")
+    folder = root / "sys/fs/cgroup" / group.lstrip("/")
+    limit, used = _text(folder / "memory.max").strip(), _text(folder / "memory.current").strip()
+    if not limit or not used or limit == UNLIMITED:
+        return None
+    lines = (line.split() for line in _text(folder / "memory.stat").splitlines())
+    reclaimable = next((int(value) for name, value in lines if name == "inactive_file"), 0)
+    return int(limit) - int(used) + reclaimable
+
+
+def _num_replicas(deployments: Any) -> int:
+    """The most that the file asks for."""
+    found = [1]
+    for each in deployments if isinstance(deployments, list) else []:
+        if isinstance(each, dict):
+            scaling = each.get("autoscaling_config")
+            wanted = scaling.get("max_replicas") if isinstance(scaling, dict) else each.get("num_replicas")
+            found += [wanted] if isinstance(wanted, int) else []
+    return max(found)
+
+
+def _weight_bytes(path: str) -> int:
+    """0 where the folder cannot be read; `check_model` says so."""
+    try:
+        return read_model_folder(locate_model(path)).num_weight_bytes
+    except (CatalogError, OSError):
+        return 0
+
+
+def _text(file: FilePath) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _gib(number: int) -> str:
+    return f"{number / GIB:.1f} GiB"

@@ -1,0 +1,168 @@
+"""Starts a local cluster that serves a file, says when it is ready, watches it, and ends it on Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from serve_app.cli.address import Address, address_of, cluster_file
+from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
+from serve_app.cli.guard import start_guard
+from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs
+
+STOP_TIMEOUT_S = 60.0
+LOST_AFTER_S = 30.0  # a proxy that dies is back in a few seconds
+STARTING_POLL_S = 0.25
+WATCH_S = 1.0
+
+CORE_PROGRAMS = frozenset({"gcs_server", "raylet"})
+"""Ray replaces every other process by itself; without these nothing works, and it may not notice for minutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A started one: the process that serves the file, and the run that all its processes belong to."""
+
+    process: subprocess.Popen[bytes]
+    run: str
+    address: Address
+
+
+def serve_until_interrupted(file: str, *, is_fast: bool) -> int:
+    """Serve the file in a new local cluster, with its output; the exit code is 0 where it was ended by a person."""
+    address = address_of(file)
+    if address.is_taken():
+        print(f"serve_app: {taken(address, file)}", file=sys.stderr)
+        return 1
+    _tell_environment(is_fast=is_fast)
+    _be_interrupted_by_signals()
+    run = f"{run_prefix(address)}{uuid.uuid4().hex[:12]}"
+    guard = start_guard(run)
+    try:
+        return _serve(Cluster(process=_start(file, run, is_fast=is_fast), run=run, address=address), Path(file))
+    finally:
+        end_runs(run)
+        guard.communicate()  # closes its stdin
+
+
+def run_prefix(address: Address) -> str:
+    """What the names of all runs on that port start with."""
+    return f"{address.port}-"
+
+
+def taken(address: Address, file: str) -> str:
+    """Who listens there already, and how to end it."""
+    holder = listener_on(address.port)
+    if holder is None:
+        return f"a process of another user listens on {address} already; set another http_options.port in {file}"
+    if holder.run is None:
+        return f"{holder} listens on {address} already; end it, or set another http_options.port in {file}"
+    origin = "started by an earlier `serve_app up`"
+    return f"{holder}, {origin}, listens on {address} already; `serve_app down {file}` ends it"
+
+
+def _tell_environment(*, is_fast: bool) -> None:
+    """Say what Ray is started with, and what of it the caller wants otherwise."""
+    names = ", ".join(each.name for each in cluster_settings(is_fast=is_fast) if each.name not in os.environ)
+    print(f"Starting Ray with {names}; `serve_app env` says why", flush=True)
+    for line in overridden(os.environ, is_fast=is_fast):
+        print(f"serve_app: {line}", file=sys.stderr)
+
+
+def _start(file: str, run: str, *, is_fast: bool) -> subprocess.Popen[bytes]:
+    """In a session of its own: a Ctrl-C in the terminal reaches us alone, and we pass it on once."""
+    command = [sys.executable, "-m", "serve_app.cli.cluster", file, str(os.getpid())]
+    variables = environment(os.environ, is_fast=is_fast) | {RUN_VARIABLE: run}
+    return subprocess.Popen(command, env=variables, start_new_session=True)
+
+
+def _serve(cluster: Cluster, file: Path) -> int:
+    try:
+        loss = _watch(cluster, file)
+    except KeyboardInterrupt:
+        return _stop(cluster)
+    if loss is None:
+        return cluster.process.wait()
+    print(f"serve_app: {loss}; ending what is left of the cluster", file=sys.stderr)
+    _kill(cluster)
+    return 1
+
+
+def _watch(cluster: Cluster, file: Path) -> str | None:
+    """Say when it is ready, then wait for what makes it useless, told in words; None where it ended by itself."""
+    core: dict[str, Process] = {}
+    heard: float | None = None  # since it was ready
+    while cluster.process.poll() is None:
+        if lost := [program for program, process in core.items() if not is_running(process)]:
+            return f"Ray's {' and '.join(lost)} died"
+        core = core if core.keys() == CORE_PROGRAMS else _core_of(cluster)
+        if heard is None and _is_healthy(cluster.address):
+            print(_welcome(cluster.address, file), flush=True)
+            heard = time.monotonic()
+        if heard is not None and cluster.address.is_taken():
+            heard = time.monotonic()
+        if heard is not None and time.monotonic() - heard > LOST_AFTER_S:
+            return f"nothing has listened on {cluster.address} for {LOST_AFTER_S:.0f} s"
+        time.sleep(STARTING_POLL_S if heard is None else WATCH_S)
+    return None
+
+
+def _core_of(cluster: Cluster) -> dict[str, Process]:
+    return {each.program: each for each in processes_of_runs(cluster.run) if each.program in CORE_PROGRAMS}
+
+
+def _is_healthy(address: Address) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=2) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _welcome(address: Address, file: Path) -> str:
+    applications = cluster_file(file)["applications"]
+    name = next((each["args"]["name"] for each in applications if "name" in (each.get("args") or {})), "demo")
+    body = f'{{"model": "{name}", "prompt": "Once upon a time", "max_tokens": 48}}'
+    return (
+        f"\nReady on {address}. Try:\n\n"
+        f"  curl {address}/v1/completions -H 'content-type: application/json' \\\n    -d '{body}'\n\n"
+        f"  curl {address}/v1/models\n\nCtrl-C ends everything.\n"
+    )
+
+
+def _be_interrupted_by_signals() -> None:
+    """Also by SIGINT: a shell starts background jobs with it ignored. Whoever has SIGHUP ignored wants us to stay."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _interrupt)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _stop(cluster: Cluster) -> int:
+    """Let Serve shut down by itself; a second Ctrl-C, or too long a wait, ends it at once."""
+    print("\nStopping…", flush=True)
+    cluster.process.send_signal(signal.SIGINT)
+    try:
+        cluster.process.wait(STOP_TIMEOUT_S)
+        return 0
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        _kill(cluster)
+        return 1
+
+
+def _kill(cluster: Cluster) -> None:
+    """Our child, and with it Ray's own processes, which die with theirs; `end_runs` sees to the rest."""
+    cluster.process.kill()
+    cluster.process.wait()

@@ -1,1 +1,0 @@
-"""Validates a cluster file strictly; Serve itself accepts unknown keys at every level without a word."""

@@ -1,0 +1,58 @@
+"""GET /openapi.json and GET /docs: the service's description, for programs and for people."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from serve_app.api.dialects.dialect import Dialect
+from serve_app.api.limits import WireLimits
+from serve_app.api.openapi import openapi_document
+
+INLINE = {
+    "script-src": re.compile(r"<script>(.*?)</script>", re.DOTALL),
+    "style-src": re.compile(r"<style>(.*?)</style>", re.DOTALL),
+}
+
+
+def docs_routes(limits: WireLimits, dialect: Dialect) -> list[Route]:
+    """The document is made when it is first asked for. The page may load that and nothing else."""
+
+    @cache
+    def document() -> dict[str, Any]:
+        return openapi_document(limits, dialect)
+
+    page = files("serve_app.http").joinpath("pages/docs.html").read_text(encoding="utf-8")
+    headers = {
+        "content-security-policy": content_security_policy(page),
+        "referrer-policy": "no-referrer",
+        "x-content-type-options": "nosniff",
+        "x-frame-options": "DENY",
+    }
+
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(document())
+
+    async def docs(request: Request) -> Response:
+        return HTMLResponse(page, headers=headers)
+
+    return [Route("/openapi.json", openapi, methods=["GET"]), Route("/docs", docs, methods=["GET"])]
+
+
+def content_security_policy(page: str) -> str:
+    """Allows the page's own script and style, by their digests, and requests to its own server."""
+    rules = ["default-src 'none'", "connect-src 'self'", "base-uri 'none'", "form-action 'none'"]
+    rules += [f"{name} {' '.join(map(_digest, pattern.findall(page)))}" for name, pattern in INLINE.items()]
+    return "; ".join(rules)
+
+
+def _digest(source: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"

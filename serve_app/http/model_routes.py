@@ -1,0 +1,47 @@
+"""Routes beside completions that other servers have: tokens, properties, adapters."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from serve_app.api.limits import WireLimits
+from serve_app.api.props import adapters_body, props_body
+from serve_app.api.tokenize import detokenized, parse_detokenize, parse_tokenize
+from serve_app.http.bodies import body_of
+from serve_app.http.exchange import CLIENT_CLOSED, ClientGone
+from serve_app.router.inquiries import Inquiries
+
+
+def model_routes(inquiries: Inquiries, *, limits: WireLimits, max_body_bytes: int) -> list[Route]:
+    """`model` is optional in all of them where one model is served; the GETs take it from the query."""
+
+    async def tokenize(request: Request) -> Response:
+        call = parse_tokenize(await body_of(request, max_bytes=max_body_bytes), limits)
+        card = inquiries.card(call.model)
+        found = await inquiries.tokenize(call.model, call.request)
+        return JSONResponse(call.answer(found, max_model_len=card.max_model_len))
+
+    async def detokenize(request: Request) -> Response:
+        call = parse_detokenize(await body_of(request, max_bytes=max_body_bytes), limits)
+        return JSONResponse(detokenized(await inquiries.detokenize(call.model, call.token_ids)))
+
+    async def props(request: Request) -> Response:
+        return JSONResponse(props_body(inquiries.card(request.query_params.get("model"))))
+
+    async def adapters(request: Request) -> Response:
+        return JSONResponse(adapters_body(inquiries.card(request.query_params.get("model"))))
+
+    return [
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/props", props, methods=["GET"]),
+        Route("/lora-adapters", adapters, methods=["GET"]),
+    ]
+
+
+async def answer_nobody(request: Request, error: Exception) -> Response:
+    """The client left while its body was read; what is sent here reaches no one."""
+    assert isinstance(error, ClientGone)
+    return Response(status_code=CLIENT_CLOSED)

@@ -1,0 +1,80 @@
+"""Sends the chunks of a stream as they come, and a sign of life while none do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Protocol
+
+from serve_app.api.sse import comment
+from serve_app.core.errors import DeadlineExceeded, ServeError
+from serve_app.http.exchange import Exchange
+from serve_app.router.event import Event
+from serve_app.router.run import Run
+from serve_app.router.story import Story
+
+KEEP_ALIVE = comment("keep-alive")
+
+
+class Renderer(Protocol):
+    """Writes the events of a run as bytes of a stream."""
+
+    def chunks(self, event: Event) -> bytes:
+        """What this event allows to be sent; may be nothing."""
+        ...
+
+    def tail(self) -> bytes:
+        """What ends the stream."""
+        ...
+
+
+async def stream(
+    run: Run, renderer: Renderer, exchange: Exchange, *, story: Story, keep_alive_s: float, max_stall_s: float
+) -> None:
+    """Send a run that was entered, so that every replica has accepted its part.
+
+    Events that wait already go out together. Where nothing was sent for `keep_alive_s`, a comment is; the first one
+    brings status 200 with it, and a later failure is an event. An earlier failure still decides the status. Where the
+    server before us takes nothing for `max_stall_s`, as the client reads nothing, the stream fails.
+
+    Raises ServeError, ClientGone.
+    """
+    pending = b""
+    try:
+        while (
+            event := await _next_event(run, exchange, keep_alive_s=keep_alive_s, max_stall_s=max_stall_s)
+        ) is not None:
+            pending += renderer.chunks(event)
+            if pending and not run.has_ready:
+                story.first_sent_at = story.first_sent_at or time.monotonic()
+                await in_time(exchange.stream(pending), max_stall_s)
+                pending = b""
+    except ServeError:
+        if pending and exchange.has_started:
+            await in_time(exchange.stream(pending), max_stall_s)
+        raise
+    await in_time(exchange.end_stream(pending + renderer.tail()), max_stall_s)
+
+
+async def in_time(sending: Coroutine[object, object, None], max_stall_s: float) -> None:
+    """Raises DeadlineExceeded where that takes longer."""
+    try:
+        async with asyncio.timeout(max_stall_s):
+            await sending
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"Nothing of the response was read for {max_stall_s:g} s.", None, {"max_stall_s": max_stall_s}
+        ) from None
+
+
+async def _next_event(run: Run, exchange: Exchange, *, keep_alive_s: float, max_stall_s: float) -> Event | None:
+    """The next event, None at the end; comments go out while it is waited for."""
+    while True:
+        try:
+            if run.has_ready:
+                return await anext(run, None)
+            async with asyncio.timeout(keep_alive_s):
+                return await anext(run, None)
+        except TimeoutError:
+            await in_time(exchange.stream(KEEP_ALIVE), max_stall_s)

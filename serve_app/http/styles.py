@@ -1,0 +1,86 @@
+"""The two ways in which completions are asked for and answered: OpenAI's, and llama.cpp's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from serve_app.api.completion import CompletionRequest
+from serve_app.api.dialects.dialect import Dialect
+from serve_app.api.dialects.tables import LLAMA_CPP
+from serve_app.api.json_body import read_json_object
+from serve_app.api.limits import WireLimits
+from serve_app.api.parse import parse_completion, read_completion
+from serve_app.api.responses import ResponseHead
+from serve_app.core.errors import UnsupportedParameter
+from serve_app.http.streams import Renderer
+from serve_app.router.inquiries import Inquiries
+from serve_app.router.native import NativeRenderer, collect_native
+from serve_app.router.render import StreamRenderer, collect
+from serve_app.router.router import Router
+from serve_app.router.run import Run
+
+ChooseDialect = Callable[[object], Dialect]
+
+
+class Style(Protocol):
+    """How a body is read and an answer is written."""
+
+    def dialect_of(self, model: object) -> Dialect:
+        """Of requests that name none; `model` is what was sent, whatever it is."""
+        ...
+
+    def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
+        """Raises InvalidRequest."""
+        ...
+
+    def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer: ...
+
+    async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
+        """The body of a response that is no stream."""
+        ...
+
+
+class OpenAiStyle:
+    """POST /v1/completions."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def dialect_of(self, model: object) -> Dialect:
+        return self._router.dialect_of(model)
+
+    def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
+        return parse_completion(body, limits, choose_dialect=choose_dialect).seeded()
+
+    def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
+        return StreamRenderer(request, head, run.tally)
+
+    async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
+        return await collect(run, request, head=head)
+
+
+class NativeStyle:
+    """POST /completion and /completions: the same parameters, `model` optional where there is one."""
+
+    def __init__(self, inquiries: Inquiries) -> None:
+        self._neighbours = inquiries
+
+    def dialect_of(self, model: object) -> Dialect:
+        return LLAMA_CPP
+
+    def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
+        members = read_json_object(body, max_depth=limits.max_depth)
+        dialect = choose_dialect(members.get("model"))
+        if members.get("model") is None:
+            members["model"] = self._neighbours.model_named(None)
+        request = read_completion(members, limits, dialect)
+        if request.best_of is not None:
+            raise UnsupportedParameter("`best_of` is carried out at /v1/completions only.", "best_of")
+        return request.seeded()
+
+    def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
+        return NativeRenderer(request, run.tally)
+
+    async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
+        return await collect_native(run, request)

@@ -1,0 +1,139 @@
+"""`serve_app check` finds every mistake that Serve would swallow, and says on which line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from serve_app.check.cluster_file import check_file
+from serve_app.cli import main
+
+REPOSITORY = Path(__file__).parents[2]
+
+SOUND = """\
+http_options:
+  host: 127.0.0.1
+applications:
+- name: router
+  route_prefix: /
+  import_path: serve_app.deployments.apps:router
+  args: {}
+  deployments:
+  - name: Router
+    num_replicas: 1
+    user_config:
+      aliases: {latest: demo}
+- name: demo
+  route_prefix: null
+  import_path: serve_app.deployments.apps:model
+  args:
+    name: demo
+    path: builtin:demo
+  deployments:
+  - name: Model
+    autoscaling_config:
+      max_replicas: 2
+    ray_actor_options:
+      num_cpus: 1
+"""
+
+
+@pytest.fixture
+def report_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """Check a text; gives (is it sound, all lines as one text)."""
+    monkeypatch.chdir(tmp_path)
+
+    def check(text: str) -> tuple[bool, str]:
+        Path("cluster.yaml").write_text(text, encoding="utf-8")
+        report = check_file("cluster.yaml")
+        return report.is_sound, "\n".join(report.lines)
+
+    return check
+
+
+def test_the_cluster_file_of_this_repository_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    report = check_file("cluster.yaml")
+    assert report.is_sound, report.lines
+
+
+def test_the_file_that_the_mistakes_below_are_made_in_is_sound(report_of) -> None:  # type: ignore[no-untyped-def]
+    is_sound, text = report_of(SOUND)
+    assert is_sound, text
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("http_options:", "http_option:", "cluster.yaml:1: error: http_option: unknown key 'http_option'; did you"),
+        ("  host:", "  hots:", "cluster.yaml:2: error: http_options.hots: unknown key 'hots'; did you mean 'host'?"),
+        ("- name: router\n", "- name: router\n  route: /\n", "cluster.yaml:5: error: applications[0].route: unknown"),
+        ("num_replicas", "num_replica", "did you mean 'num_replicas'?"),
+        ("max_replicas", "max_replica", "autoscaling_config.max_replica: unknown key 'max_replica'; did you mean"),
+        ("num_cpus", "num_cpu", "ray_actor_options.num_cpu: unknown key 'num_cpu'; did you mean 'num_cpus'?"),
+        ("    path: builtin", "    paht: builtin", "args.paht: unknown key 'paht'; did you mean 'path'?"),
+        ("aliases", "alias", "user_config.alias: unknown key 'alias'; did you mean 'aliases'?"),
+        ("    path: builtin:demo\n", "", "applications[1].args: 'path' is required"),
+        ("num_replicas: 1", "num_replicas: -1", "deployments[0].num_replicas: "),
+        ("max_replicas: 2", "max_replicas: many", "autoscaling_config.max_replicas: "),
+        ("num_cpus: 1", "num_cpus: -1", "ray_actor_options.num_cpus: "),
+        ("{latest: demo}", "[demo]", "user_config.aliases: "),
+        ("name: Model", "name: Modell", "the application has no deployment 'Modell'; did you mean 'Model'?"),
+        ("- name: demo", "- name: router", "name 'router' is already that of applications[0]"),
+        ("- name: demo", "- name: other", "an application is named as its model"),
+        ("route_prefix: null", "route_prefix: /", "route_prefix '/' is already that of applications[0]"),
+        ("route_prefix: null", "route_prefix: /demo", "write `route_prefix: null`"),
+        ("apps:model", "apps:modell", "'serve_app.deployments.apps:modell' cannot be imported"),
+        ("  args: {}", "  args: {}\n  args: {}", "'args' is given twice, first on line 7"),
+        ("builtin:demo", "no/such/folder", "args.path: "),
+        ("    path: builtin", "    adapters: no/such\n    path: builtin", "args.adapters: "),
+        ("applications:", "applications: [", "cluster.yaml:4: error: "),
+    ],
+)
+def test_a_mistake_is_found_and_named(report_of, right: str, wrong: str, said: str) -> None:  # type: ignore[no-untyped-def]
+    assert right in SOUND
+    is_sound, text = report_of(SOUND.replace(right, wrong, 1))
+    assert not is_sound
+    assert said in text
+
+
+def test_serve_itself_accepts_the_misspelt_keys() -> None:
+    """The reason why this command exists; once this fails it may be simplified."""
+    from ray.serve.schema import ServeDeploySchema
+
+    ServeDeploySchema.model_validate(yaml.safe_load(SOUND.replace("num_replicas", "num_replica")))
+
+
+def test_a_host_that_others_can_reach_is_warned_of_and_allowed(report_of) -> None:  # type: ignore[no-untyped-def]
+    is_sound, text = report_of(SOUND.replace("127.0.0.1", "0.0.0.0"))
+    assert is_sound
+    assert "cluster.yaml:2: warning: http_options.host: 0.0.0.0 is reachable from outside" in text
+    assert "without the environment of `serve_app env` they may take any time and any size" in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "42", "applications: 7", "applications: [7]", "applications:\n- 7: 8", "\t", "a: &a [*a]", "? [1]\n: 2"],
+)
+def test_whatever_the_file_holds_there_is_a_report_and_no_traceback(report_of, text: str) -> None:  # type: ignore[no-untyped-def]
+    is_sound, said = report_of(text)
+    assert not is_sound
+    assert "error: " in said
+
+
+def test_a_file_that_is_missing_or_no_text_is_reported(tmp_path: Path) -> None:
+    assert "cannot be read" in check_file(str(tmp_path / "none.yaml")).lines[0]
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "not UTF-8" in check_file(str(tmp_path / "bytes.yaml")).lines[0]
+
+
+def test_the_command_exits_by_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(SOUND, encoding="utf-8")
+    assert main(["check", str(file)]) == 0
+    assert "wants the environment that `serve_app env` prints" in capsys.readouterr().out
+    file.write_text("nothing: here", encoding="utf-8")
+    assert main(["check", str(file)]) == 1
+    assert "unknown key 'nothing'" in capsys.readouterr().out

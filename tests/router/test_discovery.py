@@ -1,0 +1,185 @@
+"""Discovery against a cluster made of dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+
+import pytest
+
+from serve_app.core.backend import Backend
+from serve_app.core.cards import ModelCard, ReplicaCard
+from serve_app.core.delta import Frame
+from serve_app.core.errors import ReplicaLost
+from serve_app.core.request import GenerationRequest
+from serve_app.router.discovery import Deployed, Discovery, Sighting
+
+
+def card(replica_id: str, model: str = "demo") -> ReplicaCard:
+    model_card = ModelCard(name=model, root="", created=0, max_model_len=64, vocab_size=8)
+    return ReplicaCard(replica_id=replica_id, model=model_card)
+
+
+class Way:
+    """A backend that only greets, as long as its replica lives."""
+
+    def __init__(self, cluster: TownCluster, application: str, replica_id: str) -> None:
+        self._cluster, self._application, self._replica_id = cluster, application, replica_id
+
+    async def hello(self, router_id: str) -> ReplicaCard:
+        self._cluster.hellos.append(self._replica_id)
+        if self._replica_id not in self._cluster.alive:
+            raise ReplicaLost("gone")
+        return card(self._replica_id, self._application)
+
+    async def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
+        raise AssertionError("discovery does not attach")
+        yield
+
+    async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> None:
+        raise AssertionError("discovery does not submit")
+
+    async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
+        raise AssertionError("discovery does not abort")
+
+
+class TownCluster:
+    """Applications by name with what each answers to a greeting; `alive` can be reached by a call of their own."""
+
+    def __init__(self, **applications: Sighting | Exception) -> None:
+        self.answers = dict(applications)
+        self.coming = dict.fromkeys(applications, True)
+        self.alive: set[str] = set()
+        self.hellos: list[str] = []
+        self.is_deleted = False
+
+    async def applications(self) -> Mapping[str, Deployed]:
+        return {name: Deployed(model=name, is_coming=self.coming[name]) for name in self.answers}
+
+    async def greet(self, application: str, router_id: str) -> Sighting:
+        answer = self.answers[application]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def backend(self, application: str, replica_id: str) -> Backend:
+        return Way(self, application, replica_id)
+
+
+class Table:
+    """A fleet that only remembers."""
+
+    def __init__(self) -> None:
+        self.backends: dict[str, Backend] = {}
+        self.expected: set[str] = set()
+
+    def put(self, card: ReplicaCard, backend: Backend) -> None:
+        self.backends[card.replica_id] = backend
+
+    def remove(self, replica_id: str) -> None:
+        del self.backends[replica_id]
+
+    def expect(self, models: Iterable[str]) -> None:
+        self.expected = set(models)
+
+
+def seen(*replica_ids: str, is_complete: bool = True) -> Sighting:
+    return Sighting(cards=tuple(map(card, replica_ids)), is_complete=is_complete)
+
+
+def discovery_of(cluster: TownCluster) -> tuple[Discovery, Table]:
+    table = Table()
+    return Discovery(cluster, table, "router-1"), table
+
+
+async def test_replicas_that_answer_are_in_the_fleet_and_those_gone_are_not() -> None:
+    cluster = TownCluster(demo=seen("a", "b"))
+    discovery, table = discovery_of(cluster)
+    await discovery.look()
+    assert set(table.backends) == {"a", "b"}
+    cluster.answers["demo"] = seen("b", "c")
+    await discovery.look()
+    assert set(table.backends) == {"b", "c"}
+
+
+async def test_a_replica_keeps_its_backend_from_one_look_to_the_next() -> None:
+    discovery, table = discovery_of(TownCluster(demo=seen("a")))
+    await discovery.look()
+    before = table.backends["a"]
+    await discovery.look()
+    assert table.backends["a"] is before
+
+
+async def test_an_application_without_replicas_is_expected_and_one_that_failed_is_not() -> None:
+    cluster = TownCluster(slow=seen(), broken=seen())
+    cluster.coming["broken"] = False
+    discovery, table = discovery_of(cluster)
+    await discovery.look()
+    assert table.expected == {"slow"}
+
+
+async def test_one_application_that_fails_does_not_disturb_another() -> None:
+    cluster = TownCluster(broken=RuntimeError("no answer"), demo=seen("a"))
+    discovery, table = discovery_of(cluster)
+    await discovery.look()
+    assert set(table.backends) == {"a"}
+
+
+async def test_a_replica_that_a_broken_greeting_left_out_stays_if_it_can_be_reached() -> None:
+    cluster = TownCluster(demo=seen("a", "b"))
+    discovery, table = discovery_of(cluster)
+    await discovery.look()
+    cluster.alive = {"a"}
+    cluster.answers["demo"] = TimeoutError()
+    await discovery.look()
+    assert set(table.backends) == {"a"}
+
+
+async def test_a_replica_that_left_is_greeted_until_it_cannot_be_reached() -> None:
+    cluster = TownCluster(demo=seen("a"))
+    discovery, table = discovery_of(cluster)
+    await discovery.look()
+    cluster.alive = {"a"}
+    cluster.answers["demo"] = seen()
+    await discovery.look()
+    assert not table.backends
+    await discovery.look()
+    await discovery.look()
+    assert cluster.hellos == ["a", "a"], "a replica that drains needs its lease renewed"
+    cluster.alive = set()
+    await discovery.look()
+    await discovery.look()
+    assert cluster.hellos == ["a", "a", "a"]
+
+
+async def test_the_replicas_of_a_deleted_application_leave_the_fleet() -> None:
+    cluster = TownCluster(demo=seen("a"), other=seen("o"))
+    discovery, table = discovery_of(cluster)
+    await discovery.look()
+    del cluster.answers["demo"]
+    await discovery.look()
+    assert set(table.backends) == {"o"}
+
+
+async def test_what_was_known_stays_where_the_cluster_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = TownCluster(demo=seen("a"))
+    discovery, table = discovery_of(cluster)
+    await discovery.look()
+
+    async def unreachable() -> Mapping[str, Deployed]:
+        raise ConnectionError
+
+    monkeypatch.setattr(cluster, "applications", unreachable)
+    with pytest.raises(ConnectionError):
+        await discovery.look()
+    assert set(table.backends) == {"a"}
+
+
+async def test_the_router_hears_of_its_own_end() -> None:
+    cluster = TownCluster()
+    ends: list[str] = []
+    discovery = Discovery(cluster, Table(), "router-0", on_deleted=lambda: ends.append("told"))
+    await discovery.look()
+    assert ends == []
+    cluster.is_deleted = True
+    await discovery.look()
+    assert ends == ["told"]
