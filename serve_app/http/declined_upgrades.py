@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import Any, Protocol
 
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -44,10 +44,16 @@ class DecliningUpgrades(HttpToolsProtocol):
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
+class Decliner(Protocol):
+    """Hears of requests, and says how one that made an offer is to be read."""
+
+    def take_head(self) -> bytes | None: ...
+
+
 class OfferParser(HttpRequestParser):
     """Goes on after an offer that its protocol declines. Raises HttpParserUpgrade for every other."""
 
-    def __init__(self, protocol: DecliningUpgrades) -> None:
+    def __init__(self, protocol: Decliner) -> None:
         self._protocol = protocol
         self._begin()
 
