@@ -10,6 +10,7 @@ from serve_app.api.dialects.tables import DIALECTS, HEADER, LLAMA_CPP
 from serve_app.api.limits import WireLimits
 from serve_app.api.openapi_parameters import TOKEN_ID, completion_schema
 from serve_app.api.openapi_schemas import SCHEMAS, STRING, Schema, nullable, reference
+from serve_app.api.tokenize import SPECIAL_NAMES
 
 ERRORS = {
     400: "The request is malformed or a parameter is out of its range; `param` names it.",
@@ -51,13 +52,14 @@ def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
     """dialect: of requests that name none; defaults and ranges are told as it has them"""
     native = completion_schema(limits, LLAMA_CPP)
     native["required"] = ["prompt"]
+    native["properties"]["model"] = nullable(native["properties"]["model"])
     return {
         "openapi": "3.1.0",
         "info": {"title": "serve_app", "version": _version(), "description": "Text completions of many models."},
         "paths": {
-            "/v1/completions": _completions("CompletionRequest", "Completion", "CompletionChunk", stream_end=True),
-            "/completion": _completions("NativeRequest", "NativeCompletion", "NativeResult", stream_end=False),
-            "/completions": _completions("NativeRequest", "NativeCompletion", "NativeResult", stream_end=False),
+            "/v1/completions": _completions("CompletionRequest", "Completion", "CompletionChunk", has_end=True),
+            "/completion": _completions("NativeRequest", "NativeCompletion", "NativeResult", has_end=False),
+            "/completions": _completions("NativeRequest", "NativeCompletion", "NativeResult", has_end=False),
             "/tokenize": {"post": _operation("Cut a text into tokens", "Tokens", body="TokenizeRequest")},
             "/detokenize": {"post": _operation("Give the text of tokens", "Text", body="DetokenizeRequest")},
             "/v1/models": {"get": _operation("List the models", "ModelList")},
@@ -83,14 +85,30 @@ def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
     }
 
 
-def _completions(body: str, answer: str, chunk: str, *, stream_end: bool) -> dict[str, Any]:
+def _completions(body: str, answer: str, chunk: str, *, has_end: bool) -> dict[str, Any]:
     operation = _operation("Complete prompts", answer, body=body, parameters=[DIALECT_HEADER])
     operation["responses"]["200"]["headers"] = TOLD_HEADERS
-    end = " The last event is `[DONE]`." if stream_end else ""
-    operation["responses"]["200"]["content"]["text/event-stream"] = {
-        "schema": {"type": "string", "description": f"Where `stream` is true: events whose data is a {chunk}.{end}"}
-    }
+    operation["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": _event(chunk, has_end=has_end)}
     return {"post": operation}
+
+
+def _event(chunk: str, *, has_end: bool) -> Schema:
+    """One event of a stream: a chunk, an error after which nothing comes, or the end.
+
+    `itemSchema` is a word of OpenAPI 3.2 that readers of 3.1 ignore, as they would any they do not know.
+    """
+    json_text = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [reference(chunk), reference("Error")]},
+    }
+    data = {"anyOf": [json_text, {"const": "[DONE]"}]} if has_end else json_text
+    return {
+        "type": "object",
+        "description": "Where `stream` is true.",
+        "required": ["data"],
+        "properties": {"data": data},
+    }
 
 
 def _operation(
@@ -135,18 +153,24 @@ def _json(name: str) -> dict[str, Any]:
 
 def _tokenize(limits: WireLimits) -> Schema:
     text = {"type": "string", "maxLength": limits.max_prompt_chars}
-    flags = ("add_special", "add_special_tokens", "parse_special", "with_pieces", "return_token_strs")
+    flags = (*SPECIAL_NAMES, "parse_special", "with_pieces", "return_token_strs")
     return {
         "type": "object",
-        "oneOf": [{"required": ["content"]}, {"required": ["prompt"]}],
+        "oneOf": [_one_of("content", "prompt"), _one_of("prompt", "content")],
+        "not": {"required": list(SPECIAL_NAMES), "properties": dict.fromkeys(SPECIAL_NAMES, BOOLEAN)},
         "properties": {
             "model": nullable(STRING),
-            "content": {**text, "description": "llama.cpp's name; without special tokens unless asked for"},
-            "prompt": {**text, "description": "vLLM's name; with special tokens unless refused"},
+            "content": {**nullable(text), "description": "llama.cpp's name; without special tokens unless asked for"},
+            "prompt": {**nullable(text), "description": "vLLM's name; with special tokens unless refused"},
             **{name: nullable(BOOLEAN) for name in flags},
         },
         "additionalProperties": False,
     }
+
+
+def _one_of(name: str, other: str) -> Schema:
+    """A string under this name, and nothing under the other."""
+    return {"required": [name], "properties": {name: STRING, other: {"type": "null"}}}
 
 
 def _detokenize(limits: WireLimits) -> Schema:

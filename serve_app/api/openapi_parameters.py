@@ -8,8 +8,8 @@ from typing import Any, assert_never
 
 from serve_app.api.bounds import Bounds, bounds_of
 from serve_app.api.completion import CompletionRequest, StreamOptions, field_schema
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.limits import MAX_TOKEN_ID, WireLimits
+from serve_app.api.dialects.dialect import UNLIMITED, Dialect
+from serve_app.api.limits import INT32_MAX, MAX_TOKEN_ID, WireLimits
 from serve_app.api.parameters import PARAMETERS, Accepted, Carried, Disposition, NotYet, Renamed
 from serve_app.api.parse import REQUIRED
 from serve_app.api.values import SAMPLER_NAMES
@@ -57,7 +57,10 @@ def _property(name: str, disposition: Disposition, limits: WireLimits, dialect: 
 def _value_schema(name: str, limits: WireLimits, dialect: Dialect) -> Schema:
     """What a client may send; null is the default everywhere but in what is required."""
     bounds = bounds_of(limits, dialect)
-    schema = FORMS[name](limits, bounds) if name in FORMS else dict(field_schema(name))
+    if name == "max_tokens":
+        schema = _max_tokens(dialect)
+    else:
+        schema = FORMS[name](limits, bounds) if name in FORMS else dict(field_schema(name))
     bound = bounds.of(name)
     if bound is not None and schema.get("type") in BOUNDED:
         schema[BOUNDED[schema["type"]]] = bound
@@ -76,9 +79,18 @@ def _default(name: str, dialect: Dialect) -> object:
     else:
         field = CompletionRequest.model_fields.get(name)
         value = None if field is None else field.get_default()
-    if isinstance(value, StreamOptions):
-        return value.model_dump()
+    if isinstance(value, StreamOptions) or (value == UNLIMITED and _is_refused_unlimited(name, dialect)):
+        return None  # means the same, and may be sent
     return list(value) if isinstance(value, tuple) else value
+
+
+def _is_refused_unlimited(name: str, dialect: Dialect) -> bool:
+    return name == "max_tokens" and not dialect.takes_unlimited_tokens
+
+
+def _max_tokens(dialect: Dialect) -> Schema:
+    count: Schema = {"type": "integer", "minimum": 0 if dialect.takes_zero_tokens else 1, "maximum": INT32_MAX}
+    return {"anyOf": [count, {"const": UNLIMITED}, {"type": "null"}]} if dialect.takes_unlimited_tokens else count
 
 
 def _strings(limits: WireLimits, max_strings: int) -> Schema:
