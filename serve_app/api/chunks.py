@@ -12,7 +12,7 @@ SEPARATORS = (",", ":")
 
 
 class ChunkWriter:
-    """Events of one response. Equal, byte for byte, to `event(dump(chunk_body(…)))`."""
+    """Events of one response. Equal, byte for byte, to what `event(dump(…))` makes of the same members."""
 
     def __init__(self, head: ResponseHead) -> None:
         self._prefix = (

@@ -104,6 +104,15 @@ def _check_adapters(sent: Sent) -> None:
         raise sent.refuse("lora", "`lora` and `lora_path` both name adapters; send one of them.")
 
 
+def _check_adapter_of_each_prompt(sent: Sent) -> None:
+    names, num_prompts = sent.request.lora_path, len(sent.request.prompts)
+    if isinstance(names, tuple) and len(names) != num_prompts:
+        raise sent.refuse(
+            "lora_path",
+            f"`lora_path` must have one element for each prompt, {num_prompts} in all; found {len(names)}.",
+        )
+
+
 def _check_mirostat(sent: Sent) -> None:
     """Fireworks' name of the target switches Mirostat on, which `mirostat: 0` contradicts."""
     if "mirostat_target" in sent.fields.names and sent.values.get("mirostat") == 0:
@@ -152,6 +161,7 @@ CHECKS: tuple[Callable[[Sent], None], ...] = (
     _check_logprobs,
     _check_echo,
     _check_adapters,
+    _check_adapter_of_each_prompt,
     _check_post_sampling,
     _check_mirostat,
     _check_stream_options,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from serve_app.api.parameters import Accepted, Carried, Disposition, NotYet, Renamed
+from serve_app.api.dispositions import Accepted, Carried, Disposition, NotYet, Renamed
 from serve_app.api.shown import shown
 from serve_app.api.spelling import nearest
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter

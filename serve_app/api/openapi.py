@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import DIALECTS, HEADER, LLAMA_CPP
+from serve_app.api.forms.form import Parameter, Schema, Terms
 from serve_app.api.limits import WireLimits
-from serve_app.api.openapi_parameters import TOKEN_ID, completion_schema
-from serve_app.api.openapi_schemas import SCHEMAS, STRING, Schema, nullable, reference
-from serve_app.api.tokenize import SPECIAL_NAMES
+from serve_app.api.openapi_parameters import completion_schema
+from serve_app.api.openapi_schemas import SCHEMAS, STRING, nullable, record, reference
+from serve_app.api.paths import Path
+from serve_app.api.tokenize import DETOKENIZE, SPECIAL_NAMES, TOKENIZE
 
 ERRORS = {
     400: "The request is malformed or a parameter is out of its range; `param` names it.",
@@ -36,7 +39,6 @@ TOLD_HEADERS: dict[str, Any] = {
     },
     "X-Truncated-Prompt-Tokens": {"description": "Tokens that prompts lost at their beginning.", "schema": STRING},
 }
-BOOLEAN: Schema = {"type": "boolean"}
 DIALECT_HEADER: dict[str, Any] = {
     "name": HEADER,
     "in": "header",
@@ -50,38 +52,44 @@ MODEL_PATH = {"name": "id", "in": "path", "required": True, "schema": STRING, "d
 
 def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
     """dialect: of requests that name none; defaults and ranges are told as it has them"""
-    native = completion_schema(limits, LLAMA_CPP)
+    terms = Terms(limits=limits, dialect=dialect)
+    native = completion_schema(Terms(limits=limits, dialect=LLAMA_CPP))
     native["required"] = ["prompt"]
     native["properties"]["model"] = nullable(native["properties"]["model"])
     return {
         "openapi": "3.1.0",
         "info": {"title": "serve_app", "version": _version(), "description": "Text completions of many models."},
-        "paths": {
-            "/v1/completions": _completions("CompletionRequest", "Completion", "CompletionChunk", has_end=True),
-            "/completion": _completions("NativeRequest", "NativeCompletion", "NativeResult", has_end=False),
-            "/completions": _completions("NativeRequest", "NativeCompletion", "NativeResult", has_end=False),
-            "/tokenize": {"post": _operation("Cut a text into tokens", "Tokens", body="TokenizeRequest")},
-            "/detokenize": {"post": _operation("Give the text of tokens", "Text", body="DetokenizeRequest")},
-            "/v1/models": {"get": _operation("List the models", "ModelList")},
-            "/v1/models/{id}": {"get": _operation("One model", "Model", parameters=[MODEL_PATH])},
-            "/v1/dialects": {"get": _operation("What each dialect makes of every parameter", "Dialects")},
-            "/props": {"get": _operation("Properties of a model", "Props", parameters=[MODEL_QUERY])},
-            "/lora-adapters": {"get": _operation("Adapters of a model", "Adapters", parameters=[MODEL_QUERY])},
-            "/health": {"get": _health()},
-            "/v1/health": {"get": _health()},
-            "/metrics": {"get": _other("Metrics for Prometheus", "text/plain")},
-            "/openapi.json": {"get": _other("This document", "application/json")},
-            "/docs": {"get": _other("This document, to be read", "text/html")},
-        },
+        "paths": {path: {path.method.lower(): operation} for path, operation in _operations().items()},
         "components": {
             "schemas": {
                 **SCHEMAS,
-                "CompletionRequest": completion_schema(limits, dialect),
+                "CompletionRequest": completion_schema(terms),
                 "NativeRequest": native,
-                "TokenizeRequest": _tokenize(limits),
-                "DetokenizeRequest": _detokenize(limits),
+                "TokenizeRequest": _tokenize(terms),
+                "DetokenizeRequest": _detokenize(terms),
             }
         },
+    }
+
+
+def _operations() -> dict[Path, dict[str, Any]]:
+    native = _completions("NativeRequest", "NativeCompletion", "NativeResult", has_end=False)
+    return {
+        Path.COMPLETIONS: _completions("CompletionRequest", "Completion", "CompletionChunk", has_end=True),
+        Path.NATIVE_COMPLETION: native,
+        Path.NATIVE_COMPLETIONS: native,
+        Path.TOKENIZE: _operation("Cut a text into tokens", "Tokens", body="TokenizeRequest"),
+        Path.DETOKENIZE: _operation("Give the text of tokens", "Text", body="DetokenizeRequest"),
+        Path.MODELS: _operation("List the models", "ModelList"),
+        Path.MODEL: _operation("One model", "Model", parameters=[MODEL_PATH]),
+        Path.DIALECTS: _operation("What each dialect makes of every parameter", "Dialects"),
+        Path.PROPS: _operation("Properties of a model", "Props", parameters=[MODEL_QUERY]),
+        Path.ADAPTERS: _operation("Adapters of a model", "Adapters", parameters=[MODEL_QUERY]),
+        Path.HEALTH: _health(),
+        Path.V1_HEALTH: _health(),
+        Path.METRICS: _other("Metrics for Prometheus", "text/plain"),
+        Path.DESCRIPTION: _other("This document", "application/json"),
+        Path.DOCS: _other("This document, to be read", "text/html"),
     }
 
 
@@ -89,7 +97,7 @@ def _completions(body: str, answer: str, chunk: str, *, has_end: bool) -> dict[s
     operation = _operation("Complete prompts", answer, body=body, parameters=[DIALECT_HEADER])
     operation["responses"]["200"]["headers"] = TOLD_HEADERS
     operation["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": _event(chunk, has_end=has_end)}
-    return {"post": operation}
+    return operation
 
 
 def _event(chunk: str, *, has_end: bool) -> Schema:
@@ -103,12 +111,7 @@ def _event(chunk: str, *, has_end: bool) -> Schema:
         "contentSchema": {"anyOf": [reference(chunk), reference("Error")]},
     }
     data = {"anyOf": [json_text, {"const": "[DONE]"}]} if has_end else json_text
-    return {
-        "type": "object",
-        "description": "Where `stream` is true.",
-        "required": ["data"],
-        "properties": {"data": data},
-    }
+    return {**record({"data": data}), "description": "Where `stream` is true."}
 
 
 def _operation(
@@ -151,21 +154,10 @@ def _json(name: str) -> dict[str, Any]:
     return {"application/json": {"schema": reference(name)}}
 
 
-def _tokenize(limits: WireLimits) -> Schema:
-    text = {"type": "string", "maxLength": limits.max_prompt_chars}
-    flags = (*SPECIAL_NAMES, "parse_special", "with_pieces", "return_token_strs")
-    return {
-        "type": "object",
-        "oneOf": [_one_of("content", "prompt"), _one_of("prompt", "content")],
-        "not": {"required": list(SPECIAL_NAMES), "properties": dict.fromkeys(SPECIAL_NAMES, BOOLEAN)},
-        "properties": {
-            "model": nullable(STRING),
-            "content": {**nullable(text), "description": "llama.cpp's name; without special tokens unless asked for"},
-            "prompt": {**nullable(text), "description": "vLLM's name; with special tokens unless refused"},
-            **{name: nullable(BOOLEAN) for name in flags},
-        },
-        "additionalProperties": False,
-    }
+def _tokenize(terms: Terms) -> Schema:
+    either = [_one_of("content", "prompt"), _one_of("prompt", "content")]
+    twice = {"required": list(SPECIAL_NAMES), "properties": {name: {"type": "boolean"} for name in SPECIAL_NAMES}}
+    return {"type": "object", "oneOf": either, "not": twice, **_properties(TOKENIZE, terms, asked=())}
 
 
 def _one_of(name: str, other: str) -> Schema:
@@ -173,12 +165,18 @@ def _one_of(name: str, other: str) -> Schema:
     return {"required": [name], "properties": {name: STRING, other: {"type": "null"}}}
 
 
-def _detokenize(limits: WireLimits) -> Schema:
-    tokens = {"type": "array", "items": TOKEN_ID, "maxItems": limits.max_prompt_ids}
+def _detokenize(terms: Terms) -> Schema:
+    return {"type": "object", "required": ["tokens"], **_properties(DETOKENIZE, terms, asked=("tokens",))}
+
+
+def _properties(table: Mapping[str, Parameter], terms: Terms, *, asked: tuple[str, ...]) -> Schema:
+    """Whatever is not asked for may be null."""
+    schemas = {name: parameter.form.schema(terms) for name, parameter in table.items()}
     return {
-        "type": "object",
-        "required": ["tokens"],
-        "properties": {"model": nullable(STRING), "tokens": tokens},
+        "properties": {
+            name: {**(schema if name in asked else nullable(schema)), "description": table[name].about}
+            for name, schema in schemas.items()
+        },
         "additionalProperties": False,
     }
 

@@ -72,13 +72,6 @@ def completion_body(
     }
 
 
-def chunk_body(
-    head: ResponseHead, choices: Sequence[Choice], *, extras: Mapping[str, object] | None = None
-) -> dict[str, object]:
-    """One chunk of a stream; most have no extras."""
-    return {**_head_body(head), "choices": [choice.body() for choice in choices], **(extras or {})}
-
-
 def usage_body(usage: Usage) -> dict[str, object]:
     """With what was cut of prompts only where something was."""
     details = {"cached_tokens": usage.cached_tokens}

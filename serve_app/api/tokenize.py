@@ -4,21 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Any
 
+from serve_app.api.dialects.tables import UNION
+from serve_app.api.forms.form import Parameter, Terms, Value
+from serve_app.api.forms.plain import Text
+from serve_app.api.forms.shared import FLAG
+from serve_app.api.forms.tokens import TokenText
 from serve_app.api.json_body import read_json_object
-from serve_app.api.limits import MAX_TOKEN_ID, WireLimits
-from serve_app.api.shown import shown
+from serve_app.api.limits import WireLimits
+from serve_app.api.paths import Path
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 
-TEXT_NAMES = ("content", "prompt")
+TEXT = Text(max_chars=lambda terms: terms.limits.max_prompt_chars)
+MODEL = Parameter(Text(), "A model or an adapter; the only one where one is served.")
+ADD_SPECIAL = "Whether special tokens like the beginning of text are added."
+TOKENIZE: Mapping[str, Parameter] = MappingProxyType(
+    {
+        "model": MODEL,
+        "content": Parameter(TEXT, "llama.cpp's name; without special tokens unless asked for."),
+        "prompt": Parameter(TEXT, "vLLM's name; with special tokens unless refused."),
+        "add_special": Parameter(FLAG, ADD_SPECIAL),
+        "add_special_tokens": Parameter(FLAG, ADD_SPECIAL),
+        "parse_special": Parameter(FLAG, "Whether the text of a special token is that token."),
+        "with_pieces": Parameter(FLAG, "Every token comes with its piece of the text."),
+        "return_token_strs": Parameter(FLAG, "The pieces come in a list of their own."),
+    }
+)
 SPECIAL_NAMES = ("add_special", "add_special_tokens")
-TOKENIZE_NAMES = (
-    "model", *TEXT_NAMES, *SPECIAL_NAMES, "parse_special", "with_pieces", "return_token_strs"
-)  # fmt: skip
-DETOKENIZE_NAMES = ("model", "tokens")
-Kind = TypeVar("Kind", str, bool)
+"""Names of one parameter, of which one may be sent."""
+DETOKENIZE: Mapping[str, Parameter] = MappingProxyType(
+    {"model": MODEL, "tokens": Parameter(TokenText(), "The tokens whose text is asked for.")}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,31 +74,22 @@ def parse_tokenize(body: bytes, limits: WireLimits) -> TokenizeCall:
 
     Raises InvalidRequest.
     """
-    members = _members(body, TOKENIZE_NAMES, limits, route="/tokenize")
-    sent = [name for name in TEXT_NAMES if name in members]
-    if len(sent) != 1:
-        found = "both" if sent else "neither"
+    values = _read(body, TOKENIZE, limits, path=Path.TOKENIZE)
+    if ("content" in values) is ("prompt" in values):
+        found = "both" if "content" in values else "neither"
         raise InvalidRequest(f"`content` or `prompt` is required, a string; found {found}.", "content")
-    text = _typed(members, sent[0], str, "a string")
-    assert text is not None
-    if len(text) > limits.max_prompt_chars:
-        raise InvalidRequest(
-            f"`{sent[0]}` must be at most {limits.max_prompt_chars} characters; found {len(text)}.", sent[0]
-        )
-    if len([name for name in SPECIAL_NAMES if name in members]) > 1:
+    if all(name in values for name in SPECIAL_NAMES):
         raise InvalidRequest(
             "`add_special` and `add_special_tokens` are one parameter; send one of them.", "add_special_tokens"
         )
-    adds_special = [_typed(members, name, bool, "a boolean") for name in SPECIAL_NAMES if name in members]
-    parses_special = _typed(members, "parse_special", bool, "a boolean")
-    has_pieces = bool(_typed(members, "with_pieces", bool, "a boolean"))
-    returns_strings = bool(_typed(members, "return_token_strs", bool, "a boolean"))
+    adds_special = values.get("add_special", values.get("add_special_tokens", "prompt" in values))
+    has_pieces, returns_strings = values.get("with_pieces", False), values.get("return_token_strs", False)
     return TokenizeCall(
-        model=_typed(members, "model", str, "a string"),
+        model=values.get("model"),
         request=TokenizeRequest(
-            text=text,
-            adds_special=bool(adds_special[0]) if adds_special else sent[0] == "prompt",
-            parses_special=parses_special is not False,
+            text=values["content"] if "content" in values else values["prompt"],
+            adds_special=adds_special,
+            parses_special=values.get("parse_special", True),
             with_pieces=has_pieces or returns_strings,
         ),
         has_pieces=has_pieces,
@@ -89,17 +99,11 @@ def parse_tokenize(body: bytes, limits: WireLimits) -> TokenizeCall:
 
 def parse_detokenize(body: bytes, limits: WireLimits) -> DetokenizeCall:
     """Raises InvalidRequest."""
-    members = _members(body, DETOKENIZE_NAMES, limits, route="/detokenize")
-    allowed = f"a list of at most {limits.max_prompt_ids} token ids"
-    tokens = members.get("tokens")
-    if not isinstance(tokens, list):
-        raise InvalidRequest(f"`tokens` is required, {allowed}; found {shown(tokens)}.", "tokens")
-    if len(tokens) > limits.max_prompt_ids:
-        raise InvalidRequest(f"`tokens` must be {allowed}; found {len(tokens)}.", "tokens")
-    for at, token_id in enumerate(tokens):
-        if type(token_id) is not int or not 0 <= token_id <= MAX_TOKEN_ID:
-            raise InvalidRequest(f"`tokens[{at}]` must be a token id; found {shown(token_id)}.", f"tokens[{at}]")
-    return DetokenizeCall(model=_typed(members, "model", str, "a string"), token_ids=tuple(tokens))
+    values = _read(body, DETOKENIZE, limits, path=Path.DETOKENIZE)
+    if "tokens" not in values:
+        words = DETOKENIZE["tokens"].form.words(Terms(limits=limits, dialect=UNION))
+        raise InvalidRequest(f"`tokens` is required, {words}; found null.", "tokens")
+    return DetokenizeCall(model=values.get("model"), token_ids=values["tokens"])
 
 
 def detokenized(text: str) -> dict[str, object]:
@@ -107,23 +111,19 @@ def detokenized(text: str) -> dict[str, object]:
     return {"content": text, "prompt": text}
 
 
-def _members(body: bytes, names: tuple[str, ...], limits: WireLimits, *, route: str) -> dict[str, object]:
-    """The members that are not null. Raises UnsupportedParameter for one of them that has none of these names."""
-    sent = read_json_object(body, max_depth=limits.max_depth)
-    members = {name: value for name, value in sent.items() if value is not None}
-    for name in members:
-        if name not in names:
+def _read(body: bytes, table: Mapping[str, Parameter], limits: WireLimits, *, path: Path) -> dict[str, Any]:
+    """The members that are not null, in their forms. Raises UnsupportedParameter for a name that the table lacks."""
+    terms = Terms(limits=limits, dialect=UNION)
+    values = {}
+    for name, sent in read_json_object(body, max_depth=limits.max_depth).items():
+        if sent is None:
+            continue
+        if name not in table:
             raise UnsupportedParameter(
-                f"`{name[:100]}` is not a parameter of {route}; those are {', '.join(names)}.", name[:100]
+                f"`{name[:100]}` is not a parameter of {path}; those are {', '.join(table)}.", name[:100]
             )
-    return members
-
-
-def _typed(members: Mapping[str, object], name: str, kind: type[Kind], allowed: str) -> Kind | None:
-    value = members.get(name)
-    if value is not None and not isinstance(value, kind):
-        raise InvalidRequest(f"`{name}` must be {allowed}; found {shown(value)}.", name)
-    return value
+        values[name] = table[name].form.read(Value(name=name, sent=sent, terms=terms))
+    return values
 
 
 def _piece(piece: bytes) -> str | list[int]:

@@ -14,7 +14,7 @@ from serve_app.deployments.arguments import ModelArgs, RouterArgs
 from serve_app.deployments.front import Front
 from serve_app.deployments.loading import load_service
 from serve_app.deployments.model import Model
-from serve_app.deployments.router import Router
+from serve_app.deployments.router import RouterReplica
 from serve_app.deployments.serve_cluster import MODEL_DEPLOYMENT
 
 PINNED_ROUTER = "serve_app.deployments.pinned_router.PinnedRouter"
@@ -39,7 +39,7 @@ def model(args: ModelArgs) -> serve.Application:
 def router(args: RouterArgs) -> serve.Application:
     """The service's HTTP entrance; it finds the models of the cluster by itself."""
     deployment = serve.deployment(
-        serve.ingress()(Router),
+        serve.ingress()(RouterReplica),
         name=ROUTER_DEPLOYMENT,
         request_router_config=PATIENT,
         backpressure_config=BackpressureConfig(status_code=503, retry_after_s=2),

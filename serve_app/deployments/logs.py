@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-ACCESS_LOGGER = "serve_app.http.app"
+ACCESS_LOGGER = "serve_app.http.completions"
 
 
 def log_as_configured() -> None:

@@ -16,13 +16,13 @@ from serve_app.core.errors import Unavailable
 from serve_app.deployments.arguments import RouterSettings
 from serve_app.deployments.logs import log_as_configured
 from serve_app.deployments.serve_cluster import ServeCluster
-from serve_app.http.app import HttpSettings, build_app
+from serve_app.http.app import build_app
 from serve_app.http.metrics import Metrics
+from serve_app.http.settings import HttpSettings
 from serve_app.router.admission import Admission, AdmissionSettings
 from serve_app.router.discovery import Discovery
 from serve_app.router.fleet import Fleet
-from serve_app.router.router import Router as RequestRouter
-from serve_app.router.router import RouterConfig
+from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import RunSettings
 
 STOPPED_RETRY_S = 5
@@ -38,7 +38,7 @@ class HotApp:
         await self.app(scope, receive, send)
 
 
-class Router:
+class RouterReplica:
     """One replica of the router, as Serve holds it. Stateless but for what it is told of models again and again."""
 
     user_config_schema: ClassVar[type[BaseModel]] = RouterSettings
@@ -96,7 +96,7 @@ class Router:
             dialect=DIALECTS[settings.dialect],
             accepts_any_model=settings.accept_any_model,
         )
-        router = RequestRouter(self._fleet, config, admission=self._admission)
+        router = Router(self._fleet, config, admission=self._admission)
         http_settings = HttpSettings(
             max_body_bytes=settings.max_body_bytes,
             keep_alive_s=settings.keep_alive_s,

@@ -8,7 +8,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from serve_app.api.dialects.tables import HEADER
-from serve_app.api.told import IGNORED, SEED, TRUNCATED
+from serve_app.api.response_headers import IGNORED, SEED, TRUNCATED
 
 READABLE = (HEADER, IGNORED, SEED, TRUNCATED, "x-request-id", "retry-after")
 PREFLIGHT_S = 600

@@ -16,6 +16,8 @@ from starlette.routing import Route
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.limits import WireLimits
 from serve_app.api.openapi import openapi_document
+from serve_app.api.paths import Path
+from serve_app.http.routes import route
 
 INLINE = {
     "script-src": re.compile(r"<script>(.*?)</script>", re.DOTALL),
@@ -44,7 +46,7 @@ def docs_routes(limits: WireLimits, dialect: Dialect) -> list[Route]:
     async def docs(request: Request) -> Response:
         return HTMLResponse(page, headers=headers)
 
-    return [Route("/openapi.json", openapi, methods=["GET"]), Route("/docs", docs, methods=["GET"])]
+    return [route(Path.DESCRIPTION, openapi), route(Path.DOCS, docs)]
 
 
 def content_security_policy(page: str) -> str:

@@ -15,21 +15,17 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.core.delta import Load
+from serve_app.http.routes import path_of
 from serve_app.router.admission import Admission, Reason
 from serve_app.router.fleet import Fleet
 from serve_app.router.run import Run
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OTHER = "other"
+"""Stands for paths that are none of ours, and for models beyond so many."""
 MAX_MODELS = 200
 """So many distinct names of models and adapters get a series of their own; all others share one."""
 
-ROUTES = frozenset(
-    {
-        "/v1/completions", "/completions", "/completion", "/v1/models", "/v1/dialects", "/health", "/v1/health",
-        "/metrics", "/tokenize", "/detokenize", "/props", "/lora-adapters", "/openapi.json", "/docs",
-    }
-)  # fmt: skip
 LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 LOADS: dict[str, tuple[str, Callable[[Load], float]]] = {
@@ -86,7 +82,7 @@ class Metrics:
         return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE})
 
     def note_request(self, path: str, served: Served, *, seconds: float) -> None:
-        route = route_of(path)
+        route = path_of(path) or OTHER
         model = "" if served.run is None else self._model_of(served.run)
         self._requests.labels(self._router_id, route, str(served.status), model).inc()
         self._request_s.labels(self._router_id, route).observe(seconds)
@@ -192,7 +188,7 @@ class AdmissionState(Collector):
         return gauge
 
 
-class Measured:
+class CountedRequests:
     """ASGI middleware that counts every request, whatever becomes of it."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
@@ -227,10 +223,3 @@ def _blocks_by_state(load: Load) -> dict[str, int]:
         "used": load.num_blocks - load.num_free_blocks,
         "cached": load.num_cached_blocks,
     }
-
-
-def route_of(path: str) -> str:
-    """The route as its template; whatever is none of ours is one series."""
-    if path in ROUTES:
-        return path
-    return "/v1/models/{id}" if path.startswith("/v1/models/") else OTHER

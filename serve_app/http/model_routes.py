@@ -7,10 +7,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from serve_app.api.limits import WireLimits
+from serve_app.api.paths import Path
 from serve_app.api.props import adapters_body, props_body
 from serve_app.api.tokenize import detokenized, parse_detokenize, parse_tokenize
 from serve_app.http.bodies import body_of
 from serve_app.http.exchange import CLIENT_CLOSED, ClientGone
+from serve_app.http.routes import route
 from serve_app.router.inquiries import Inquiries
 
 
@@ -34,10 +36,10 @@ def model_routes(inquiries: Inquiries, *, limits: WireLimits, max_body_bytes: in
         return JSONResponse(adapters_body(inquiries.card(request.query_params.get("model"))))
 
     return [
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/detokenize", detokenize, methods=["POST"]),
-        Route("/props", props, methods=["GET"]),
-        Route("/lora-adapters", adapters, methods=["GET"]),
+        route(Path.TOKENIZE, tokenize),
+        route(Path.DETOKENIZE, detokenize),
+        route(Path.PROPS, props),
+        route(Path.ADAPTERS, adapters),
     ]
 
 

@@ -1,7 +1,8 @@
-"""Errors outside of completions as responses, in the dialect that the client asked for."""
+"""Errors as responses, in the dialect that the client asked for."""
 
 from __future__ import annotations
 
+import logging
 from typing import NoReturn
 
 from starlette.datastructures import Headers
@@ -14,8 +15,10 @@ from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.errors import error_body, error_status
 from serve_app.api.dialects.tables import HEADER, dialect_named
 from serve_app.api.shown import shown
-from serve_app.core.errors import InvalidRequest, MethodNotAllowed, NotFound, ServeError
+from serve_app.core.errors import EngineFailed, InvalidRequest, MethodNotAllowed, NotFound, ServeError
 from serve_app.http.exchange import headers_of
+
+logger = logging.getLogger(__name__)
 
 
 def dialect_heard(scope: Scope, default: Dialect) -> Dialect:
@@ -46,3 +49,11 @@ async def raise_as_ours(request: Request, error: Exception) -> NoReturn:
             f"{path} must be called with {allowed}; found {request.method}.", None, {"allow": allowed}
         ) from None
     raise error
+
+
+def as_serve_error(error: Exception, request_id: str) -> ServeError:
+    """The error itself, or for one that nobody foresaw a plain failure; its details go to the log alone."""
+    if isinstance(error, ServeError):
+        return error
+    logger.error("request %s failed", request_id, exc_info=error)
+    return EngineFailed("The server failed to answer the request.")

@@ -64,7 +64,7 @@ class NativeStyle:
     """POST /completion and /completions: the same parameters, `model` optional where there is one."""
 
     def __init__(self, inquiries: Inquiries) -> None:
-        self._neighbours = inquiries
+        self._inquiries = inquiries
 
     def dialect_of(self, model: object) -> Dialect:
         return LLAMA_CPP
@@ -73,7 +73,7 @@ class NativeStyle:
         members = read_json_object(body, max_depth=limits.max_depth)
         dialect = choose_dialect(members.get("model"))
         if members.get("model") is None:
-            members["model"] = self._neighbours.model_named(None)
+            members["model"] = self._inquiries.model_named(None)
         request = read_completion(members, limits, dialect)
         if request.best_of is not None:
             raise UnsupportedParameter("`best_of` is carried out at /v1/completions only.", "best_of")

@@ -46,11 +46,6 @@ class Fleet:
         self._catalog = Catalog((), self._aliases)  # raises where the aliases contradict themselves
 
     @property
-    def catalog(self) -> Catalog:
-        """What can be resolved now; a new object whenever that changes."""
-        return self._catalog
-
-    @property
     def cards(self) -> Mapping[str, ModelCard]:
         """Models with a ready replica, by name; where replicas differ, the last one heard of."""
         return self._cards

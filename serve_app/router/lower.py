@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import AdapterNotFound, InvalidRequest
 from serve_app.core.names import ModelRef
-from serve_app.core.request import ContextParams, GenerationRequest, LogprobParams, Prompt, StopParams
+from serve_app.core.request import ContextParams, GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
 from serve_app.router.sampling import lower_sampling, unencoded
 
 Resolve = Callable[[str, str | None], ModelRef]
@@ -22,11 +22,15 @@ def new_response_id() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meaning:
+class Target:
     """The model that a prompt is for, with its card."""
 
     model: ModelRef
     card: ModelCard
+
+
+Targets = Mapping[str | None, Target]
+"""By `lora_path`."""
 
 
 def lower(
@@ -39,52 +43,54 @@ def lower(
     Raises what `resolve` raises, InvalidRequest for a token id outside the vocabulary and for more tokens in all than
     one request may have, and AdapterNotFound for a number in `lora` that no adapter has.
     """
-    meanings = _meanings(request, resolve, card_of)
+    targets = _targets(request, resolve, card_of)
     for index, prompt in enumerate(request.prompts):
-        vocab_size = meanings[request.lora_path_of(index)].card.vocab_size
+        vocab_size = targets[request.lora_path_of(index)].card.vocab_size
         _check_prompt_ids(prompt, index, request=request, vocab_size=vocab_size)
-    vocab_size = min(meaning.card.vocab_size for meaning in meanings.values())
+    vocab_size = min(target.card.vocab_size for target in targets.values())
     _check_stop_ids(request, vocab_size)
-    _check_amount(request, max_model_len=max(meaning.card.max_model_len for meaning in meanings.values()))
-    sampling = lower_sampling(request, vocab_size=vocab_size)
-    stop = _stop(request)
+    _check_amount(request, max_model_len=max(target.card.max_model_len for target in targets.values()))
+    return _lowered(request, response_id, targets, lower_sampling(request, vocab_size=vocab_size))
+
+
+def _lowered(
+    request: CompletionRequest, response_id: str, targets: Targets, sampling: SamplingParams
+) -> tuple[GenerationRequest, ...]:
+    """What is the same for every prompt is made once."""
+    stop, logprobs, context, texts = _stop(request), _logprobs(request), _context(request), unencoded(request)
     return tuple(
         GenerationRequest(
             request_id=f"{response_id}/{index}",
-            model=meanings[request.lora_path_of(index)].model,
+            model=targets[request.lora_path_of(index)].model,
             prompt=prompt,
             prompt_index=index,
             n=request.num_candidates,
             sampling=sampling,
             stop=stop,
-            logprobs=_logprobs(request),
+            logprobs=logprobs,
             echo=request.echo or request.echo_last > 0,
             echo_last=request.echo_last,
             reports_prompt_ids=request.return_token_ids,
             uses_cache=request.cache_prompt,
             skips_special_tokens=request.skip_special_tokens,
-            context=ContextParams(
-                truncates_prompt=request.truncate_sequence,
-                shortens_completion=request.context_length_exceeded_behavior == "truncate",
-                max_tokens_name=request.max_tokens_name,
-            ),
-            unencoded=unencoded(request),
+            context=context,
+            unencoded=texts,
         )
         for index, prompt in enumerate(request.prompts)
     )
 
 
-def _meanings(request: CompletionRequest, resolve: Resolve, card_of: CardOf) -> dict[str | None, Meaning]:
+def _targets(request: CompletionRequest, resolve: Resolve, card_of: CardOf) -> Targets:
     """By `lora_path`, for every one that a prompt has."""
-    meanings: dict[str | None, Meaning] = {}
+    targets: dict[str | None, Target] = {}
     for index in range(len(request.prompts)):
         lora_path = request.lora_path_of(index)
-        if lora_path not in meanings:
+        if lora_path not in targets:
             model = resolve(request.model, lora_path)
             if request.lora and model.adapter is None:
                 model = resolve(model.base, _numbered_adapter(request, card_of(model)))
-            meanings[lora_path] = Meaning(model=model, card=card_of(model))
-    return meanings
+            targets[lora_path] = Target(model=model, card=card_of(model))
+    return targets
 
 
 def _numbered_adapter(request: CompletionRequest, card: ModelCard) -> str:
@@ -109,6 +115,14 @@ def _stop(request: CompletionRequest) -> StopParams:
         patterns=request.stop_regex,
         shows_string=request.no_stop_trim,
         shows_pattern=request.no_stop_trim or request.dialect.keeps_regex_match,
+    )
+
+
+def _context(request: CompletionRequest) -> ContextParams:
+    return ContextParams(
+        truncates_prompt=request.truncate_sequence,
+        shortens_completion=request.context_length_exceeded_behavior == "truncate",
+        max_tokens_name=request.max_tokens_name,
     )
 
 

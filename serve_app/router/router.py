@@ -11,6 +11,7 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.listing import dialects_body
 from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.model_list import ModelEntry, list_models
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ServeError
@@ -92,10 +93,10 @@ class Router:
                 return self.dialect if name is None else DIALECTS[name]
         return self.dialect
 
-    def dialects(self) -> dict[str, object]:
-        """Every dialect with what it makes of each parameter, and who speaks which."""
+    def dialects(self, limits: WireLimits = DEFAULT_LIMITS) -> dict[str, object]:
+        """Every dialect with what it makes of each parameter within these limits, and who speaks which."""
         of_models = {card.name: card.dialect for card in self.fleet.cards.values() if card.dialect is not None}
-        return dialects_body(default=self.dialect, of_models=of_models)
+        return dialects_body(default=self.dialect, of_models=of_models, limits=limits)
 
     def models(self) -> list[ModelEntry]:
         """Every name that can be sent as `model` now."""

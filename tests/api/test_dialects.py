@@ -11,7 +11,8 @@ from serve_app.api.dialects.dialect import BestOf, Dialect, ErrorShape, Suffix
 from serve_app.api.dialects.errors import error_status
 from serve_app.api.dialects.listing import dialects_body, effective_defaults
 from serve_app.api.dialects.tables import DIALECTS, dialect_named
-from serve_app.api.parameters import PARAMETERS, Accepted, Carried, NotYet, Renamed
+from serve_app.api.dispositions import Accepted, Carried, NotYet, Renamed
+from serve_app.api.parameters import PARAMETERS
 from serve_app.api.parse import parse_completion
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, MalformedJson, ModelNotFound
 
@@ -190,7 +191,7 @@ def test_max_tokens_outside_of_the_dialects_range_is_refused_and_the_range_told(
     if allowed:
         assert parse(dialect, max_tokens=value).max_tokens == value
     else:
-        assert dialect.max_tokens_range in refusal(dialect, n_predict=value).message
+        assert f"an integer from {dialect.least_max_tokens} to {MAX}" in refusal(dialect, n_predict=value).message
 
 
 @EVERY
@@ -210,7 +211,7 @@ def test_the_number_of_logprobs_is_the_dialects(dialect):
 
 
 def test_top_k_is_bounded_in_fireworks_alone():
-    assert "from 1 to 128" in refusal(DIALECTS["fireworks"], top_k=129).message
+    assert "from -1 to 128" in refusal(DIALECTS["fireworks"], top_k=129).message
     assert parse(DIALECTS["union"], top_k=129).top_k == 129
 
 
@@ -311,7 +312,9 @@ def test_the_listing_shows_defaults_meanings_and_a_disposition_for_each_paramete
         request = parse(dialect).model_dump(mode="json", exclude={"model", "prompts"})
         assert shown["defaults"] == request
         assert set(shown["parameters"]) == set(PARAMETERS)
-        assert shown["parameters"]["max_tokens"]["allowed"] == dialect.max_tokens_range
+        allowed = shown["parameters"]["max_tokens"]["allowed"]
+        assert allowed.startswith(f"an integer from {dialect.least_max_tokens} to {MAX}")
+        assert ("-1 is no limit" in allowed) == dialect.takes_unlimited_tokens
         assert shown["parameters"]["n_predict"] == {"disposition": "renamed", "to": "max_tokens"}
         assert shown["parameters"]["suffix"]["disposition"] == "refused"
         assert shown["meanings"]["error_shape"] == dialect.error_shape.value

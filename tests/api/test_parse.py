@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.tables import UNION
+from serve_app.api.dispositions import Accepted, Carried, NotYet, Renamed
+from serve_app.api.forms.form import Terms
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
-from serve_app.api.parameters import PARAMETERS, Accepted, Carried, NotYet, Renamed
+from serve_app.api.parameters import PARAMETERS
 from serve_app.api.parse import parse_completion
-from serve_app.api.wording import in_words
 from serve_app.core.errors import InvalidRequest, ServeError, UnsupportedParameter
 from serve_app.core.request import Prompt
 
@@ -168,11 +169,11 @@ INVALID = [
     ("n", 1.5, "found 1.5"),
     ("n", "2", 'found "2"'),
     ("n_cmpl", 0, "from 1 to 128"),
-    ("max_tokens", -2, "at least 0, or -1"),
+    ("max_tokens", -2, "from -1 to 2147483647; -1 is no limit"),
     ("max_tokens", True, "found true"),
     ("max_tokens", 1.5, "found 1.5"),
     ("max_tokens", "16", 'found "16"'),
-    ("max_tokens", 2**31, "at least 0"),
+    ("max_tokens", 2**31, "from -1 to 2147483647"),
     ("n_predict", -5, "found -5"),
     ("max_completion_tokens", [], "found []"),
     ("temperature", -0.1, "from 0 to 2"),
@@ -183,14 +184,14 @@ INVALID = [
     ("top_p", -0.1, "from 0 to 1"),
     ("top_p", 1.01, "from 0 to 1"),
     ("top_p", False, "found false"),
-    ("top_k", -2, "or 0 or -1"),
+    ("top_k", -2, "from -1 to 2147483647; 0 and -1 keep every token"),
     ("top_k", 1.5, "found 1.5"),
     ("top_k", True, "found true"),
     ("top_k", 10**1000, "digits"),
     ("min_p", -0.1, "from 0 to 1"),
     ("min_p", 1.1, "from 0 to 1"),
-    ("seed", 2**63, "64 bits"),
-    ("seed", -(2**63) - 1, "64 bits"),
+    ("seed", 2**63, f"from {-(2**63)} to {2**63 - 1}; -1 is a random one"),
+    ("seed", -(2**63) - 1, f"from {-(2**63)} to {2**63 - 1}"),
     ("seed", 1.5, "found 1.5"),
     ("seed", True, "found true"),
     ("seed", "7", 'found "7"'),
@@ -203,14 +204,14 @@ INVALID = [
     ("repetition_penalty", -0.1, "from 0 to 100; what is below 0.01 counts as 0.01"),
     ("repetition_penalty", "1", 'found "1"'),
     ("repeat_penalty", 101, "from 0 to 100"),
-    ("repeat_last_n", -2, "or -1 for the whole context"),
+    ("repeat_last_n", -2, "from -1 to 2147483647; -1 is the whole context"),
     ("typical_p", 0, "above 0"),
     ("typical_p", 1.1, "at most 1"),
     ("top_n_sigma", "3", 'found "3"'),
-    ("min_keep", -1, "at least 0"),
+    ("min_keep", -1, "from 0 to 2147483647"),
     ("dynatemp_range", -1, "from 0 to 100"),
     ("dynatemp_exponent", False, "found false"),
-    ("mirostat", 3, "0, 1 or 2"),
+    ("mirostat", 3, "from 0 to 2"),
     ("mirostat", True, "found true"),
     ("mirostat_tau", 0, "above 0"),
     ("mirostat_target", -1, "above 0"),
@@ -218,12 +219,12 @@ INVALID = [
     ("mirostat_lr", "0.1", 'found "0.1"'),
     ("dry_multiplier", -0.1, "from 0 to 100"),
     ("dry_base", 101, "from 0 to 100"),
-    ("dry_allowed_length", -1, "at least 0"),
+    ("dry_allowed_length", -1, "from 0 to 2147483647"),
     ("dry_allowed_length", 2.5, "found 2.5"),
     ("dry_sequence_breakers", [], "1 to 64 non-empty strings"),
     ("dry_sequence_breakers", [""], "non-empty"),
     ("dry_sequence_breakers", "x", "a list"),
-    ("dry_penalty_last_n", -2, "or -1"),
+    ("dry_penalty_last_n", -2, "from -1 to 2147483647; -1 is the whole context"),
     ("xtc_probability", 1.5, "from 0 to 1"),
     ("xtc_threshold", -0.1, "from 0 to 1"),
     ("samplers", "top_k", "a list of these names"),
@@ -235,20 +236,20 @@ INVALID = [
     ("no_stop_trim", 1, "a boolean"),
     ("include_stop_str_in_output", "yes", "a boolean"),
     ("ignore_eos", 0, "a boolean"),
-    ("min_tokens", -1, "at least 0"),
+    ("min_tokens", -1, "from 0 to 2147483647"),
     ("min_tokens", True, "found true"),
     ("truncate_sequence", 1, "a boolean"),
     ("context_length_exceeded_behavior", "shrink", '"truncate" or "error"'),
     ("best_of", 0, "from 1 to 128"),
     ("best_of", 129, "from 1 to 128"),
-    ("echo_last", -1, "at least 0"),
+    ("echo_last", -1, "from 0 to 2147483647"),
     ("post_sampling_probs", 1, "a boolean"),
     ("skip_special_tokens", "no", "a boolean"),
     ("return_token_ids", 1, "a boolean"),
     ("return_cached_tokens_details", 1, "a boolean"),
     ("timings_per_token", 1, "a boolean"),
     ("cache_prompt", 1, "a boolean"),
-    ("lora", {"id": 0, "scale": 1}, "a list of objects"),
+    ("lora", {"id": 0, "scale": 1}, "a list of at most 128 objects"),
     ("logprobs", 1.5, "an integer"),
     ("n_probs", 6, "from 0 to 5"),
     ("echo", 1, "a boolean"),
@@ -458,7 +459,9 @@ def test_every_parameter_has_a_disposition_whose_target_exists():
             case Renamed():
                 assert not isinstance(PARAMETERS[disposition.to], Renamed), name
             case Carried() | Accepted():
-                assert in_words(name, disposition, WireLimits(), UNION)
+                terms = Terms(limits=WireLimits(), dialect=UNION)
+                assert disposition.parameter.form.words(terms), name
+                assert disposition.parameter.about.endswith("."), name
 
 
 MEMBERS = st.dictionaries(

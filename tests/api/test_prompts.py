@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from serve_app.api.forms.prompts import parse_prompts
 from serve_app.api.limits import WireLimits
-from serve_app.api.prompts import parse_prompts
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 
 LIMITS = WireLimits(max_prompts=4, max_prompt_chars=10, max_prompt_ids=5)

@@ -14,7 +14,7 @@ from serve_app.api.dialects.errors import error_body, error_event_body, error_st
 from serve_app.api.dialects.tables import DIALECTS
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.api.model_list import list_models, models_body
-from serve_app.api.responses import Choice, ResponseHead, chunk_body, completion_body, token_counts, usage_body
+from serve_app.api.responses import Choice, ResponseHead, completion_body, token_counts, usage_body
 from serve_app.api.sse import DONE, comment, event
 from serve_app.core.delta import FinishReason, TokenLogprob, TopLogprob, Usage
 from serve_app.core.errors import AdapterNotFound, ContextOverflow, InvalidRequest, ModelNotFound
@@ -27,6 +27,12 @@ def logprobs_of(*entries: TokenLogprob) -> LegacyLogprobs:
     logprobs = LegacyLogprobs()
     logprobs.extend(entries)
     return logprobs
+
+
+def chunk_body(head, choices, *, extras=None):
+    """One chunk of a stream, said plainly."""
+    start = {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
+    return {**start, "choices": [choice.body() for choice in choices], **(extras or {})}
 
 
 def slow(body: dict[str, object]) -> bytes:

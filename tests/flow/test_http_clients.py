@@ -15,8 +15,8 @@ import uvicorn
 from transformers import AutoModelForCausalLM
 
 from serve_app.catalog.models import BUILTIN_MODELS
-from serve_app.http.app import HttpSettings
 from serve_app.http.header_limits import BoundedHeaders
+from serve_app.http.settings import HttpSettings
 from tests.flow.recordings import Answer, names, replay
 from tests.flow.stack import running_stack
 

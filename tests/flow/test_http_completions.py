@@ -12,7 +12,8 @@ import pytest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.model_list import ModelEntry
 from serve_app.core.errors import ContextOverflow, Overloaded
-from serve_app.http.app import HttpSettings, build_app
+from serve_app.http.app import build_app
+from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import Run, RunSettings
@@ -252,7 +253,7 @@ async def test_the_request_id_is_left_to_a_server_that_sends_its_own(fleet):
 
 
 async def test_each_request_is_logged_in_one_line_without_its_text(client, caplog):
-    caplog.set_level(logging.INFO, logger="serve_app.http.app")
+    caplog.set_level(logging.INFO, logger="serve_app.http.completions")
     body = BODY | {"prompt": ["my secret", "another secret"], "n": 2}
     response = await client.post("/v1/completions", json=body, headers={"x-request-id": "r-1"})
     await client.post("/v1/completions", json=body | {"prompt": ["a secret", 1.5]})

@@ -10,7 +10,8 @@ import pytest
 from starlette.types import ASGIApp
 
 from serve_app.core.errors import EngineFailed, Overloaded
-from serve_app.http.app import HttpSettings, build_app
+from serve_app.http.app import build_app
+from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend
@@ -59,8 +60,12 @@ async def test_comments_go_out_while_a_prompt_is_computed_and_between_tokens(app
 async def test_a_failure_after_a_comment_is_an_event(app, backend):
     connection = connect(app)
     await sent(connection, 2)
+    backend.fail(EngineFailed("The engine failed."))  # nothing was shown: it is tried once more
+    await settle()
+    await sent(connection, len(connection.sent) + 1)
     backend.fail(EngineFailed("The engine failed."))
-    await connection.task
+    async with asyncio.timeout(5):
+        await connection.task
     assert connection.status == 200
     events = [event for event in connection.body.decode().split("\n\n")[:-1] if event != COMMENT]
     assert json.loads(events[0].removeprefix("data: "))["error"]["error_code"] == "engine_failed"

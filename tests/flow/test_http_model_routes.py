@@ -9,7 +9,8 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from serve_app.http.app import HttpSettings, build_app
+from serve_app.http.app import build_app
+from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
@@ -71,7 +72,7 @@ async def test_tokens_come_back_as_text_under_both_names(client):
         ("/tokenize", {"content": "a", "prompt": "a"}, "content", "found both"),
         ("/tokenize", {"content": ["a"]}, "content", "must be a string"),
         ("/tokenize", {"content": "a", "with_pieces": 1}, "with_pieces", "must be a boolean; found 1"),
-        ("/tokenize", {"content": "", "add_special": 1, "add_special_tokens": 1}, "add_special_tokens", "one of"),
+        ("/tokenize", {"content": "", "add_special": True, "add_special_tokens": True}, "add_special_tokens", "one of"),
         ("/tokenize", {"content": "a", "pieces": True}, "pieces", "not a parameter of /tokenize"),
         ("/tokenize", {"content": "a", "model": 5}, "model", "must be a string"),
         ("/detokenize", {}, "tokens", "is required"),

@@ -13,9 +13,11 @@ import jsonschema
 import pytest
 
 from serve_app.api.dialects.tables import DIALECTS
+from serve_app.api.limits import WireLimits
 from serve_app.api.parameters import PARAMETERS
-from serve_app.http.app import HttpSettings, build_app
+from serve_app.http.app import build_app
 from serve_app.http.docs import content_security_policy
+from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
@@ -220,6 +222,19 @@ async def test_the_described_routes_are_those_that_exist(client):
     assert set(document["paths"]) == set(routes)
     for path, operations in document["paths"].items():
         assert {method.upper() for method in operations} == routes[path] - {"HEAD"}
+
+
+async def test_the_listing_of_dialects_tells_the_limits_that_are_configured() -> None:
+    settings = HttpSettings(limits=WireLimits(max_logprobs=33, max_n=3))
+    transport = httpx.ASGITransport(build_app(Router(Fleet("router-2")), settings))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        listing = (await client.get("/v1/dialects")).json()
+        document = (await client.get("/openapi.json")).json()
+    described = document["components"]["schemas"]["CompletionRequest"]["properties"]
+    for dialect in listing["data"]:
+        assert dialect["parameters"]["n"]["allowed"] == "an integer from 1 to 3"
+        assert dialect["parameters"]["top_logprobs"]["allowed"] == "an integer from 0 to 33"
+    assert "an integer from 0 to 33" in described["top_logprobs"]["description"]
 
 
 async def test_what_a_browser_form_and_a_slow_model_are_told_is_described_too(client):

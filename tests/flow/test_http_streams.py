@@ -153,7 +153,7 @@ async def test_a_failure_after_the_first_token_is_an_event_and_the_stream_is_clo
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("num_steps", [0, 1, 2])
 async def test_a_client_that_leaves_ends_every_sequence(app, backend, caplog, stream, num_steps):
-    caplog.set_level(logging.INFO, logger="serve_app.http.app")
+    caplog.set_level(logging.INFO, logger="serve_app.http.completions")
     connection = connect(app, prompt=["a", "b"], n=2, stream=stream)
     await settle()
     for _ in range(num_steps):
@@ -211,7 +211,7 @@ async def test_a_client_that_leaves_before_its_body_is_complete_is_not_answered(
 
 
 async def test_a_client_that_leaves_after_the_end_changes_nothing(app, backend, caplog):
-    caplog.set_level(logging.INFO, logger="serve_app.http.app")
+    caplog.set_level(logging.INFO, logger="serve_app.http.completions")
     connection = connect(app, max_tokens=1)
     await settle()
     backend.step()

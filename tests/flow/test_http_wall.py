@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.http.app import HttpSettings, build_app
+from serve_app.http.app import build_app
+from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card

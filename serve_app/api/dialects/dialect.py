@@ -90,16 +90,11 @@ class Dialect:
     statuses: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
-    def max_tokens_range(self) -> str:
-        """What `max_tokens` may be, in words."""
-        lowest = 0 if self.takes_zero_tokens else 1
-        unlimited = ", or -1 for no limit but the model's context" if self.takes_unlimited_tokens else ""
-        return f"an integer of at least {lowest}{unlimited}"
-
-    def takes_max_tokens(self, value: int) -> bool:
-        if value == UNLIMITED:
-            return self.takes_unlimited_tokens
-        return value >= (0 if self.takes_zero_tokens else 1)
+    def least_max_tokens(self) -> int:
+        """The lower end of `max_tokens`; a dialect that takes -1 takes 0, too."""
+        if self.takes_unlimited_tokens:
+            return UNLIMITED
+        return 0 if self.takes_zero_tokens else 1
 
     def status_of(self, *, status: int, code: str) -> int:
         """The HTTP status of an error in this dialect."""

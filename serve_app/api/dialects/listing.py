@@ -10,9 +10,10 @@ from typing import assert_never
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import DIALECTS, HEADER
+from serve_app.api.dispositions import Accepted, Carried, Disposition, NotYet, Renamed
+from serve_app.api.forms.form import Terms
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
-from serve_app.api.parameters import PARAMETERS, Accepted, Carried, Disposition, NotYet, Renamed
-from serve_app.api.wording import in_words
+from serve_app.api.parameters import PARAMETERS
 
 NOT_MEANINGS = frozenset({"name", "defaults", "statuses"})
 INTERNAL = frozenset({"dialect", "max_tokens_name", "ignored_parameters", "max_total_tokens", "model", "prompts"})
@@ -43,6 +44,7 @@ def effective_defaults(dialect: Dialect) -> dict[str, object]:
 
 
 def _dialect_body(dialect: Dialect, limits: WireLimits) -> dict[str, object]:
+    terms = Terms(limits=limits, dialect=dialect)
     return {
         "name": dialect.name,
         "defaults": effective_defaults(dialect),
@@ -52,17 +54,16 @@ def _dialect_body(dialect: Dialect, limits: WireLimits) -> dict[str, object]:
             if field.name not in NOT_MEANINGS
         },
         "statuses": dict(dialect.statuses),
-        "parameters": {name: _disposition_body(name, each, dialect, limits) for name, each in PARAMETERS.items()},
+        "parameters": {name: _disposition_body(each, terms) for name, each in PARAMETERS.items()},
     }
 
 
-def _disposition_body(name: str, disposition: Disposition, dialect: Dialect, limits: WireLimits) -> dict[str, object]:
+def _disposition_body(disposition: Disposition, terms: Terms) -> dict[str, object]:
     match disposition:
-        case Carried():
-            return {"disposition": "carried", "allowed": in_words(name, disposition, limits, dialect)}
-        case Accepted():
-            allowed = in_words(name, disposition, limits, dialect)
-            return {"disposition": "accepted", "allowed": allowed, "why": disposition.why}
+        case Carried(parameter):
+            return {"disposition": "carried", "allowed": parameter.form.words(terms), "about": parameter.about}
+        case Accepted(parameter):
+            return {"disposition": "accepted", "allowed": parameter.form.words(terms), "why": parameter.about}
         case Renamed():
             besides = {"besides": disposition.besides} if disposition.besides else {}
             return {"disposition": "renamed", "to": disposition.to, **besides}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from serve_app.api.limits import MAX_TOKEN_ID, WireLimits
+from serve_app.api.forms.form import Schema, Terms, Value
+from serve_app.api.forms.numbers import TOKEN_ID, is_token_id
+from serve_app.api.limits import WireLimits
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.request import Prompt
@@ -12,6 +15,35 @@ from serve_app.core.request import Prompt
 ALLOWED = (
     "a non-empty string, a list of token ids, a list of strings and token ids, or an object with a `prompt_string`"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Every form of `prompt`."""
+
+    def words(self, terms: Terms) -> str:
+        return (
+            "a string, a list of token ids, a list that mixes both, or a list of at most"
+            f" {terms.limits.max_prompts} such prompts"
+        )
+
+    def schema(self, terms: Terms) -> Schema:
+        limits = terms.limits
+        text = {"type": "string", "minLength": 1, "maxLength": limits.max_prompt_chars}
+        element = {"anyOf": [TOKEN_ID, {"type": "string"}]}
+        mixed = {"type": "array", "items": element, "minItems": 1, "maxItems": limits.max_prompt_ids}
+        tagged = {
+            "type": "object",
+            "properties": {"prompt_string": {"anyOf": [text, mixed]}},
+            "required": ["prompt_string"],
+            "additionalProperties": False,
+        }
+        one = {"anyOf": [text, mixed, tagged]}
+        several = {"type": "array", "items": one, "minItems": 1, "maxItems": limits.max_prompts}
+        return {"anyOf": [text, mixed, tagged, several]}
+
+    def read(self, value: Value) -> tuple[Prompt, ...]:
+        return parse_prompts(value.sent, value.terms.limits)
 
 
 def parse_prompts(value: object, limits: WireLimits) -> tuple[Prompt, ...]:
@@ -100,7 +132,7 @@ def _parts(elements: Sequence[object], path: str) -> tuple[str | tuple[int, ...]
     run: list[int] = []
     for at, element in enumerate(elements):
         if isinstance(element, int):
-            if not 0 <= element <= MAX_TOKEN_ID:
+            if not is_token_id(element):
                 raise InvalidRequest(
                     f"`{path}[{at}]` must be a token id of the model's vocabulary; found {shown(element)}.",
                     f"{path}[{at}]",

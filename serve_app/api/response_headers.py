@@ -14,7 +14,7 @@ MAX_NAME_CHARS = 64
 MAX_NAMES_CHARS = 1000
 
 
-def told_headers(request: CompletionRequest, usage: Usage | None = None) -> list[tuple[bytes, bytes]]:
+def response_headers(request: CompletionRequest, usage: Usage | None = None) -> list[tuple[bytes, bytes]]:
     """What is known by now; `usage` is None before anything was computed."""
     headers = []
     if request.ignored_parameters:

@@ -1,0 +1,32 @@
+"""The paths of the service and their methods, stated once for routing, metrics and description."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Path(StrEnum):
+    """One route; what is in braces is the client's."""
+
+    COMPLETIONS = "/v1/completions"
+    NATIVE_COMPLETION = "/completion"
+    NATIVE_COMPLETIONS = "/completions"
+    TOKENIZE = "/tokenize"
+    DETOKENIZE = "/detokenize"
+    MODELS = "/v1/models"
+    MODEL = "/v1/models/{id}"
+    DIALECTS = "/v1/dialects"
+    PROPS = "/props"
+    ADAPTERS = "/lora-adapters"
+    HEALTH = "/health"
+    V1_HEALTH = "/v1/health"
+    METRICS = "/metrics"
+    DESCRIPTION = "/openapi.json"
+    DOCS = "/docs"
+
+    @property
+    def method(self) -> str:
+        return "POST" if self in POSTED else "GET"
+
+
+POSTED = frozenset({Path.COMPLETIONS, Path.NATIVE_COMPLETION, Path.NATIVE_COMPLETIONS, Path.TOKENIZE, Path.DETOKENIZE})

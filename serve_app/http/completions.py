@@ -1,0 +1,119 @@
+"""Answers one request for completions: read, run, answer, and one line in the log whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from serve_app.api.chunks import dump
+from serve_app.api.dialects.dialect import Dialect
+from serve_app.api.dialects.tables import HEADER, dialect_named
+from serve_app.api.response_headers import response_headers
+from serve_app.api.responses import ResponseHead
+from serve_app.core.errors import DeadlineExceeded, ServeError
+from serve_app.http.bodies import check_media_type
+from serve_app.http.exchange import CLIENT_CLOSED, ClientGone, Exchange, read_body, watch
+from serve_app.http.metrics import Served
+from serve_app.http.refusals import as_serve_error
+from serve_app.http.settings import HttpSettings
+from serve_app.http.streams import Renderer, in_time, stream
+from serve_app.http.styles import Style
+from serve_app.router.router import Router
+from serve_app.router.run import Run
+from serve_app.router.story import Story
+
+logger = logging.getLogger(__name__)
+
+
+class Completions:
+    """Completions in one style as a raw ASGI application: the status line waits for the first event."""
+
+    def __init__(self, router: Router, settings: HttpSettings, style: Style) -> None:
+        self._router = router
+        self._settings = settings
+        self._style = style
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request and log one line, whatever happens."""
+        story = Story(scope["state"]["request_id"])
+        exchange = Exchange(send, self._router.dialect)
+        has_left = True
+        try:
+            has_left = await self._serve(Headers(scope=scope), receive, exchange, story=story)
+        finally:
+            story.end()
+            status = CLIENT_CLOSED if has_left else exchange.status
+            logger.info(dump(story.facts(status)))
+            scope["state"]["served"] = Served(status=status, run=story.run)
+
+    async def _serve(self, headers: Headers, receive: Receive, exchange: Exchange, *, story: Story) -> bool:
+        """Answer, but stop at once where the client leaves meanwhile; True where it did."""
+        has_left = False
+        try:
+            async with asyncio.TaskGroup() as group:
+                body = await self._read(headers, receive, exchange, story=story)
+                if body is not None:
+                    watcher = group.create_task(watch(receive, exchange))
+                    await self._answer(headers, body, exchange, story=story)
+                    watcher.cancel()
+        except* ClientGone:
+            has_left = True
+        return has_left
+
+    async def _read(self, headers: Headers, receive: Receive, exchange: Exchange, *, story: Story) -> bytes | None:
+        """The body; None where the request was refused and the client was told.
+
+        A full service refuses before it reads anything, as that is when refusing is cheapest.
+        """
+        try:
+            exchange.dialect = _dialect_asked(headers) or self._style.dialect_of(None)
+            story.ticket = self._router.admission.enter()
+            check_media_type(headers)
+            return await read_body(
+                receive,
+                content_length=headers.get("content-length"),
+                max_bytes=self._settings.max_body_bytes,
+            )
+        except ServeError as error:
+            story.error = error
+            await exchange.fail(error)
+            return None
+
+    async def _answer(self, headers: Headers, body: bytes, exchange: Exchange, *, story: Story) -> None:
+        """Run the request. Raises ClientGone; every other failure is told to the client."""
+
+        def choose_dialect(model: object) -> Dialect:
+            exchange.dialect = _dialect_asked(headers) or self._style.dialect_of(model)
+            return exchange.dialect
+
+        try:
+            request = story.request = self._style.parse(body, self._settings.limits, choose_dialect)
+            exchange.tell = lambda: response_headers(request, None if story.run is None else story.run.tally.usage)
+            async with self._router.open(request, story.ticket) as run:
+                story.run = run
+                head = ResponseHead(id=run.response_id, created=int(time.time()), model=request.model)
+                if request.stream:
+                    renderer = self._style.renderer(run, request, head)
+                    await self._stream(run, renderer, exchange, story=story)
+                else:
+                    await exchange.respond(200, await self._style.whole(run, request, head))
+        except ClientGone:
+            raise
+        except Exception as error:
+            story.error = as_serve_error(error, story.request_id)
+            with contextlib.suppress(DeadlineExceeded):  # who read nothing reads no error either
+                await in_time(exchange.fail(story.error), self._settings.farewell_s)
+
+    async def _stream(self, run: Run, renderer: Renderer, exchange: Exchange, *, story: Story) -> None:
+        keep_alive_s, max_stall_s = self._settings.keep_alive_s, self._settings.max_stall_s
+        await stream(run, renderer, exchange, story=story, keep_alive_s=keep_alive_s, max_stall_s=max_stall_s)
+
+
+def _dialect_asked(headers: Headers) -> Dialect | None:
+    name = headers.get(HEADER)
+    return None if name is None else dialect_named(name)

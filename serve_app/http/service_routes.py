@@ -1,0 +1,43 @@
+"""Routes about the service as a whole: its models, its dialects, its health."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from serve_app.api.limits import WireLimits
+from serve_app.api.model_list import models_body
+from serve_app.api.paths import Path
+from serve_app.http.routes import route
+from serve_app.router.router import Router
+
+LOADING_RETRY_S = 1
+
+
+def service_routes(router: Router, limits: WireLimits) -> list[Route]:
+    """Open while the service is full: none of them waits for a replica."""
+
+    async def models(request: Request) -> Response:
+        return JSONResponse(models_body(router.models()))
+
+    async def dialects(request: Request) -> Response:
+        return JSONResponse(router.dialects(limits))
+
+    async def model(request: Request) -> Response:
+        return JSONResponse(router.model(request.path_params["id"]).body())
+
+    async def health(request: Request) -> Response:
+        if router.fleet.is_ready:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse(
+            {"status": "loading", "models": router.fleet.loading}, 503, {"retry-after": str(LOADING_RETRY_S)}
+        )
+
+    return [
+        route(Path.MODELS, models),
+        route(Path.MODEL, model),
+        route(Path.DIALECTS, dialects),
+        route(Path.HEALTH, health),
+        route(Path.V1_HEALTH, health),
+    ]

@@ -1,0 +1,51 @@
+"""Paths are stated once: what is routed, counted and described is one list."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path as File
+
+import pytest
+
+from serve_app.api.paths import Path
+from serve_app.http.app import build_app
+from serve_app.http.routes import path_of
+from serve_app.router.fleet import Fleet
+from serve_app.router.router import Router
+
+PACKAGE = File(__file__).parents[2] / "serve_app"
+
+
+def test_every_path_is_routed_with_its_method() -> None:
+    routes = {
+        route.path.replace(":path", ""): route.methods - {"HEAD"} for route in build_app(Router(Fleet("r"))).routes
+    }
+    assert routes == {path.value: {path.method} for path in Path}
+
+
+@pytest.mark.parametrize(
+    ("requested", "path"),
+    [
+        *((path.value, path) for path in Path if path is not Path.MODEL),
+        ("/v1/models/base:adapter", Path.MODEL),
+        ("/v1/models/org/base", Path.MODEL),
+        ("/v1/modelss", None),
+        ("/", None),
+        ("/v1/completions/x", None),
+    ],
+)
+def test_a_request_is_counted_under_the_path_that_answers_it(requested: str, path: Path | None) -> None:
+    assert path_of(requested) is path
+
+
+@pytest.mark.parametrize("room", ["api", "http", "router", "deployments"])
+def test_no_path_is_written_down_a_second_time(room: str) -> None:
+    paths = {path.value for path in Path}
+    found = [
+        f"{file.relative_to(PACKAGE)}:{node.lineno}"
+        for file in sorted((PACKAGE / room).rglob("*.py"))
+        if file != PACKAGE / "api" / "paths.py"
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in paths
+    ]
+    assert found == []
