@@ -11,9 +11,9 @@ from serve_app.api.dialects.tables import DIALECTS, HEADER, LLAMA_CPP
 from serve_app.api.forms.form import Parameter, Schema, Terms
 from serve_app.api.limits import WireLimits
 from serve_app.api.openapi_parameters import completion_schema
-from serve_app.api.openapi_schemas import SCHEMAS, STRING, nullable, reference
+from serve_app.api.openapi_schemas import SCHEMAS, STRING, nullable, record, reference
 from serve_app.api.paths import Path
-from serve_app.api.tokenize import DETOKENIZE, TOKENIZE
+from serve_app.api.tokenize import DETOKENIZE, SPECIAL_NAMES, TOKENIZE
 
 ERRORS = {
     400: "The request is malformed or a parameter is out of its range; `param` names it.",
@@ -55,6 +55,7 @@ def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
     terms = Terms(limits=limits, dialect=dialect)
     native = completion_schema(Terms(limits=limits, dialect=LLAMA_CPP))
     native["required"] = ["prompt"]
+    native["properties"]["model"] = nullable(native["properties"]["model"])
     return {
         "openapi": "3.1.0",
         "info": {"title": "serve_app", "version": _version(), "description": "Text completions of many models."},
@@ -72,9 +73,9 @@ def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
 
 
 def _operations() -> dict[Path, dict[str, Any]]:
-    native = _completions("NativeRequest", "NativeCompletion", "NativeResult", stream_end=False)
+    native = _completions("NativeRequest", "NativeCompletion", "NativeResult", has_end=False)
     return {
-        Path.COMPLETIONS: _completions("CompletionRequest", "Completion", "CompletionChunk", stream_end=True),
+        Path.COMPLETIONS: _completions("CompletionRequest", "Completion", "CompletionChunk", has_end=True),
         Path.NATIVE_COMPLETION: native,
         Path.NATIVE_COMPLETIONS: native,
         Path.TOKENIZE: _operation("Cut a text into tokens", "Tokens", body="TokenizeRequest"),
@@ -92,14 +93,25 @@ def _operations() -> dict[Path, dict[str, Any]]:
     }
 
 
-def _completions(body: str, answer: str, chunk: str, *, stream_end: bool) -> dict[str, Any]:
+def _completions(body: str, answer: str, chunk: str, *, has_end: bool) -> dict[str, Any]:
     operation = _operation("Complete prompts", answer, body=body, parameters=[DIALECT_HEADER])
     operation["responses"]["200"]["headers"] = TOLD_HEADERS
-    end = " The last event is `[DONE]`." if stream_end else ""
-    operation["responses"]["200"]["content"]["text/event-stream"] = {
-        "schema": {"type": "string", "description": f"Where `stream` is true: events whose data is a {chunk}.{end}"}
-    }
+    operation["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": _event(chunk, has_end=has_end)}
     return operation
+
+
+def _event(chunk: str, *, has_end: bool) -> Schema:
+    """One event of a stream: a chunk, an error after which nothing comes, or the end.
+
+    `itemSchema` is a word of OpenAPI 3.2 that readers of 3.1 ignore, as they would any they do not know.
+    """
+    json_text = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [reference(chunk), reference("Error")]},
+    }
+    data = {"anyOf": [json_text, {"const": "[DONE]"}]} if has_end else json_text
+    return {**record({"data": data}), "description": "Where `stream` is true."}
 
 
 def _operation(
@@ -143,8 +155,14 @@ def _json(name: str) -> dict[str, Any]:
 
 
 def _tokenize(terms: Terms) -> Schema:
-    either = [{"required": ["content"]}, {"required": ["prompt"]}]
-    return {"type": "object", "oneOf": either, **_properties(TOKENIZE, terms, asked=("content", "prompt"))}
+    either = [_one_of("content", "prompt"), _one_of("prompt", "content")]
+    twice = {"required": list(SPECIAL_NAMES), "properties": {name: {"type": "boolean"} for name in SPECIAL_NAMES}}
+    return {"type": "object", "oneOf": either, "not": twice, **_properties(TOKENIZE, terms, asked=())}
+
+
+def _one_of(name: str, other: str) -> Schema:
+    """A string under this name, and nothing under the other."""
+    return {"required": [name], "properties": {name: STRING, other: {"type": "null"}}}
 
 
 def _detokenize(terms: Terms) -> Schema:

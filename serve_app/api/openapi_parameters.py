@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from serve_app.api.completion import CompletionRequest
+from serve_app.api.dialects.dialect import UNLIMITED
 from serve_app.api.dispositions import Accepted, Carried, Disposition, NotYet, Renamed
 from serve_app.api.forms.form import Schema, Terms
 from serve_app.api.parameters import PARAMETERS, form_of
@@ -60,6 +61,7 @@ def _default(name: str, terms: Terms) -> object:
     else:
         field = CompletionRequest.model_fields.get(name)
         value = None if field is None else field.get_default()
-    if isinstance(value, StreamOptions):
-        return value.model_dump()
+    is_unlimited = name == "max_tokens" and value == UNLIMITED
+    if isinstance(value, StreamOptions) or (is_unlimited and not terms.dialect.takes_unlimited_tokens):
+        return None  # means the same, and may be sent
     return list(value) if isinstance(value, tuple) else value

@@ -33,6 +33,8 @@ TOKENIZE: Mapping[str, Parameter] = MappingProxyType(
         "return_token_strs": Parameter(FLAG, "The pieces come in a list of their own."),
     }
 )
+SPECIAL_NAMES = ("add_special", "add_special_tokens")
+"""Names of one parameter, of which one may be sent."""
 DETOKENIZE: Mapping[str, Parameter] = MappingProxyType(
     {"model": MODEL, "tokens": Parameter(TokenText(), "The tokens whose text is asked for.")}
 )
@@ -76,7 +78,7 @@ def parse_tokenize(body: bytes, limits: WireLimits) -> TokenizeCall:
     if ("content" in values) is ("prompt" in values):
         found = "both" if "content" in values else "neither"
         raise InvalidRequest(f"`content` or `prompt` is required, a string; found {found}.", "content")
-    if "add_special" in values and "add_special_tokens" in values:
+    if all(name in values for name in SPECIAL_NAMES):
         raise InvalidRequest(
             "`add_special` and `add_special_tokens` are one parameter; send one of them.", "add_special_tokens"
         )

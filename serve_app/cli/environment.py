@@ -51,7 +51,8 @@ SETTINGS = (
     Setting(
         name="RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
         value="serve_app.http.header_limits:bound_headers",
-        reason="a client has 20 s and 64 KiB for its headers; Serve itself bounds neither",
+        reason="a client has 20 s and 64 KiB for its headers, and may offer HTTP/2; Serve itself bounds neither, and"
+        " drops the body behind such an offer",
     ),
     Setting(name="OMP_WAIT_POLICY", value="PASSIVE", reason="idle threads of torch sleep, they do not spin"),
     Setting(

@@ -67,15 +67,16 @@ def context_within(config: EngineConfig, budget: int, *, own_limit: int, bytes_p
     return min(wanted, in_budget)
 
 
-def check_weights_fit(path: Path, *, device: torch.device, num_bytes: int | None = None) -> None:
-    """Refuse weights that are larger than what is free. Raises ModelNotSupported.
+def file_bytes(path: Path) -> int:
+    """What the weights of a folder take there."""
+    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
 
-    num_bytes: what they take in memory; None is the size of their files
-    """
-    weights = sum(file.stat().st_size for file in path.glob("*.safetensors")) if num_bytes is None else num_bytes
+
+def check_weights_fit(num_bytes: int, *, device: torch.device) -> None:
+    """Refuse weights that take more memory than is free. Raises ModelNotSupported."""
     free = free_bytes(device)
-    if weights > free:
-        raise ModelNotSupported(f"the weights take {weights // MIB} MiB, {free // MIB} MiB of memory are free")
+    if num_bytes > free:
+        raise ModelNotSupported(f"the weights take {num_bytes // MIB} MiB, {free // MIB} MiB of memory are free")
 
 
 def free_bytes(device: torch.device) -> int:

@@ -12,7 +12,7 @@ class EngineConfig:
 
     name:              the base model's name as clients write it
     path:              folder with config.json, safetensors weights and a tokenizer
-    dtype:             "auto" is the checkpoint's own
+    dtype:             "auto" is the checkpoint's own, or float32 on a CPU that has no instructions for that
     device:            "auto" is cuda where there is one, else cpu
     max_model_len:     context in tokens; None is the model's own
     max_num_sequences: sequences computed together

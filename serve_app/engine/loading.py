@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from serve_app.engine.budget import check_weights_fit, context_within, kv_budget
+from serve_app.engine.budget import check_weights_fit, context_within, file_bytes, kv_budget
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.judgement import Judged, judge
 from serve_app.engine.kv.shape import KeyValueShape
+from serve_app.engine.precision import choose_dtype
 from serve_app.engine.probe import probe
 from serve_app.engine.quantized.checkpoint import open_checkpoint
 from serve_app.engine.rope import settle_longrope
@@ -49,7 +50,10 @@ def load_model(config: EngineConfig) -> LoadedModel:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     judged = judge(config.path)
     device = choose_device(config.device)
-    dtype = _choose_dtype(config.dtype, judged)
+    own = judged.config.dtype or judged.text.dtype
+    dtype = choose_dtype(config.dtype, own, device)
+    if own is not None and config.dtype == "auto" and dtype != own:
+        logger.warning("%s: %s instead of %s, which this CPU computes slowly", config.name, dtype, own)
     module = _read_module(config.path, judged, dtype, device).to(device).eval().requires_grad_(False)
     shape = probe(module)
     own_limit = judged.max_model_len
@@ -71,18 +75,14 @@ def load_model(config: EngineConfig) -> LoadedModel:
     )
 
 
-def _choose_dtype(name: str, judged: Judged) -> torch.dtype:
-    if name != "auto":
-        asked: torch.dtype = getattr(torch, name)
-        return asked
-    return judged.config.dtype or judged.text.dtype or torch.float32
-
-
 def _read_module(path: str, judged: Judged, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """The model with its weights, all of them found; quantised ones as the numbers that they mean."""
     weights = None if judged.formats is None else open_checkpoint(Path(path), judged.formats)
-    num_bytes = None if weights is None else sum(weight.num_bytes(dtype) for weight in weights.values())
-    check_weights_fit(Path(path), device=device, num_bytes=num_bytes)
+    own = judged.config.dtype or judged.text.dtype or dtype
+    num_bytes = file_bytes(Path(path)) * dtype.itemsize // own.itemsize
+    if weights is not None:
+        num_bytes = sum(weight.num_bytes(dtype) for weight in weights.values())
+    check_weights_fit(num_bytes, device=device)
     try:
         module, found = judged.kind.from_pretrained(
             path if weights is None else None,

@@ -11,7 +11,9 @@ import json
 from typing import Any
 
 from uvicorn.config import HTTP_PROTOCOLS
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from serve_app.http.declined_upgrades import DecliningUpgrades
 
 HEADERS_TIMEOUT_S = 20.0
 MAX_HEADER_BYTES = 64 * 1024
@@ -23,8 +25,8 @@ class HeadersTooLarge(Exception):
     """Raised through the parser, which then reads no further."""
 
 
-class BoundedHeaders(HttpToolsProtocol):
-    """uvicorn's protocol, which closes a connection whose headers do not end in time or are too large.
+class BoundedHeaders(DecliningUpgrades):
+    """uvicorn's protocol without upgrades, which closes a connection whose headers take too long or are too large.
 
     The time counts from the connection, or from the first byte of a later request on it. A client that has sent
     something is told why, in the shape of every other error.
@@ -121,6 +123,6 @@ class BoundedHeaders(HttpToolsProtocol):
 
 
 def bound_headers() -> list[Any]:
-    """Have every HTTP server that this process starts from now on use the bounds; returns no middleware."""
+    """Have every HTTP server that this process starts from now on use BoundedHeaders; returns no middleware."""
     HTTP_PROTOCOLS["auto"] = f"{BoundedHeaders.__module__}:{BoundedHeaders.__qualname__}"
     return []

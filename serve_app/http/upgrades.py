@@ -14,7 +14,8 @@ class Upgrades:
 
     uvicorn's parser in C (httptools) ends a request after its headers where `Connection: Upgrade` is among them, as
     curl --http2 and Java's HttpClient send it: the application gets an empty body, and what follows on the connection
-    is no request. With any other parser the body is there, and nothing is refused.
+    is no request. Behind any other parser, and behind our own protocol (see `declined_upgrades`), the body is there and
+    nothing is refused.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from serve_app.engine import budget
-from serve_app.engine.budget import CPU_SHARE, check_weights_fit, context_within, free_bytes, kv_budget
+from serve_app.engine.budget import CPU_SHARE, check_weights_fit, context_within, file_bytes, free_bytes, kv_budget
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.kv.shape import KeyValueShape
 from tests.engine.harness import config
@@ -57,7 +57,7 @@ def test_weights_larger_than_the_memory_are_refused_before_they_are_read(tmp_pat
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(1 << 43)  # a sparse file
     with pytest.raises(ModelNotSupported, match="the weights take 8388608 MiB"):
-        check_weights_fit(tmp_path, device=CPU)
+        check_weights_fit(file_bytes(tmp_path), device=CPU)
 
 
 def test_the_tightest_limit_above_a_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.loading import load_service
 from serve_app.engine.service import ModelService
 from serve_app.http.app import build_app
+from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
 
@@ -70,7 +71,11 @@ class Stack:
 
 @asynccontextmanager
 async def running_stack(
-    *, num_replicas: int = 2, config: RouterConfig | None = None, **changes: Any
+    *,
+    num_replicas: int = 2,
+    config: RouterConfig | None = None,
+    settings: HttpSettings | None = None,
+    **changes: Any,
 ) -> AsyncIterator[Stack]:
     """Serve the embedded model and its adapters from so many replicas."""
     arguments = ModelArgs(
@@ -92,7 +97,7 @@ async def running_stack(
         services.append(service)
         fleet.put(await service.hello(ROUTER_ID), service)
     try:
-        yield Stack(app=build_app(Router(fleet, config)), services=services)
+        yield Stack(app=build_app(Router(fleet, config), settings), services=services)
     finally:
         await fleet.close()
         for service in services:

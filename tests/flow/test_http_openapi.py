@@ -12,13 +12,14 @@ import httpx
 import jsonschema
 import pytest
 
+from serve_app.api.dialects.tables import DIALECTS
 from serve_app.api.limits import WireLimits
 from serve_app.api.parameters import PARAMETERS
 from serve_app.http.app import build_app
 from serve_app.http.docs import content_security_policy
 from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
-from serve_app.router.router import Router
+from serve_app.router.router import Router, RouterConfig
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 
 NUM_CASES = int(os.environ.get("OPENAPI_CASES", "400"))
@@ -154,6 +155,65 @@ async def test_every_parameter_is_described_with_its_type_range_and_default(clie
     assert request["properties"]["max_tokens"]["default"] == 16
     for schema in document["components"]["schemas"].values():
         jsonschema.Draft202012Validator.check_schema(schema)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+async def test_described_defaults_are_accepted_where_they_are_sent(dialect):
+    fleet = Fleet("router-0")
+    backend = FakeBackend()
+    fleet.put(backend.card, backend)
+    transport = httpx.ASGITransport(build_app(Router(fleet, RouterConfig(dialect=dialect))))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        properties = (await client.get("/openapi.json")).json()["components"]["schemas"]["CompletionRequest"][
+            "properties"
+        ]
+        defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
+        assert len(defaults) > 60
+        body = {**defaults, "model": "tiny", "prompt": "Hi"}
+        response = await client.post("/v1/completions", json=body)
+    await fleet.close()
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completion", {"prompt": "Hi", "model": None, "n_predict": 1}),
+        ("/completion", {"prompt": "Hi", "model": 5}),
+        ("/v1/completions", {"prompt": "Hi", "model": None}),
+        ("/v1/completions", {"prompt": "Hi", "model": "tiny", "max_tokens": -1}),
+        ("/v1/completions", {"prompt": "Hi", "model": "tiny", "max_tokens": 0}),
+        ("/v1/completions", {"prompt": "Hi", "model": "tiny", "max_tokens": -2}),
+        ("/tokenize", {"content": "a", "prompt": None}),
+        ("/tokenize", {"content": None, "prompt": "a"}),
+        ("/tokenize", {"content": "a", "prompt": "a"}),
+        ("/tokenize", {"content": None}),
+        ("/tokenize", {"content": "a", "add_special": None, "add_special_tokens": True}),
+        ("/tokenize", {"content": "a", "add_special": False, "add_special_tokens": True}),
+    ],
+)
+async def test_a_body_is_accepted_exactly_where_the_description_allows_it(client, path, body):
+    document = (await client.get("/openapi.json")).json()
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    validator = jsonschema.Draft202012Validator({**schema, "components": document["components"]})
+    response = await client.post(path, json=body)
+    assert response.status_code == (200 if validator.is_valid(body) else 400), response.text
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/completion", "/completions"])
+async def test_every_event_of_a_stream_is_what_is_described(client, path):
+    document = (await client.get("/openapi.json")).json()
+    described = document["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]["itemSchema"]
+    kinds = described["properties"]["data"].get("anyOf", [described["properties"]["data"]])
+    ends = {kind["const"] for kind in kinds if "const" in kind}
+    (content,) = [kind["contentSchema"] for kind in kinds if "contentSchema" in kind]
+    response = await client.post(path, json={"model": "tiny", "prompt": "Hi", "max_tokens": 3, "stream": True})
+    events = [event.removeprefix("data: ") for event in response.text.split("\n\n")[:-1]]
+    assert len(events) == 3 + len(ends)
+    assert set(events) & {"[DONE]"} == ends
+    for event in events:
+        if event not in ends:
+            jsonschema.validate(json.loads(event), {**content, "components": document["components"]})
 
 
 async def test_the_described_routes_are_those_that_exist(client):

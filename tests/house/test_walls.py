@@ -36,7 +36,7 @@ WALLS = {
     "constraints": wall("core", "llguidance"),
     "engine": wall("core text constraints", "torch transformers peft safetensors"),
     "router": wall("core api catalog tenants"),
-    "http": wall("core api router", "starlette uvicorn prometheus_client"),
+    "http": wall("core api router", "starlette uvicorn httptools prometheus_client"),
     "deployments": wall("core api catalog engine router http", "ray starlette pydantic"),
     "check": wall("core catalog engine deployments", "ray pydantic yaml"),
     "cli": wall("check", "ray yaml"),

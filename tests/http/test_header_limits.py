@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Literal
 
 import pytest
 import uvicorn
@@ -40,10 +41,13 @@ async def echo(request: Request) -> Response:
 @asynccontextmanager
 async def connection(
     protocol: type[BoundedHeaders],
+    *,
+    app: Starlette | None = None,
+    websockets: Literal["none", "websockets-sansio"] = "none",
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """To a server that speaks so."""
-    app = Starlette(routes=[Route("/", echo, methods=["POST"])])
-    config = uvicorn.Config(app, port=0, http=protocol, ws="none", lifespan="off", log_config=None)
+    """To a server that speaks so, by default one that echoes."""
+    app = app or Starlette(routes=[Route("/", echo, methods=["POST"])])
+    config = uvicorn.Config(app, port=0, http=protocol, ws=websockets, lifespan="off", log_config=None)
     config.load()
     state = uvicorn.server.ServerState()
 
