@@ -54,6 +54,12 @@ SETTINGS = (
         reason="a client has 20 s and 64 KiB for its headers, and may offer HTTP/2; Serve itself bounds neither, and"
         " drops the body behind such an offer",
     ),
+    Setting(
+        name="SERVE_APP_PROXY_MAX_REQUESTS",
+        value="256",
+        reason="a proxy refuses more requests at once by itself, with 503 and Retry-After; passed on, a thousand at"
+        " once would keep proxy and router busy for seconds",
+    ),
     Setting(name="OMP_WAIT_POLICY", value="PASSIVE", reason="idle threads of torch sleep, they do not spin"),
     Setting(
         name="SPT_NOENV",

@@ -10,10 +10,12 @@ import asyncio
 import json
 from typing import Any
 
+from starlette.middleware import Middleware
 from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from serve_app.http.declined_upgrades import DecliningUpgrades
+from serve_app.http.shedding import Shedding, max_requests
 
 HEADERS_TIMEOUT_S = 20.0
 MAX_HEADER_BYTES = 64 * 1024
@@ -123,6 +125,6 @@ class BoundedHeaders(DecliningUpgrades):
 
 
 def bound_headers() -> list[Any]:
-    """Have every HTTP server that this process starts from now on use BoundedHeaders; returns no middleware."""
+    """Have every HTTP server that this process starts from now on use BoundedHeaders; returns its middleware."""
     HTTP_PROTOCOLS["auto"] = f"{BoundedHeaders.__module__}:{BoundedHeaders.__qualname__}"
-    return []
+    return [Middleware(Shedding, max_requests=max_requests())]
