@@ -31,7 +31,7 @@ def test_every_how_to_is_tried() -> None:
 @pytest.mark.parametrize("name", WITH_CLAIMS)
 def test_what_a_how_to_says_holds_after_its_steps_and_not_before(name: str, tmp_path: Path) -> None:
     page = page_of(name)
-    root = copy_of(REPOSITORY, tmp_path, "serve_app")
+    root = copy_of(REPOSITORY, tmp_path, "serve_app", "tests")
     (claims,) = claims_of(page)
     with pytest.raises(Exception):  # noqa: B017, PT011 - each fails in a way of its own
         run(claims, root)
