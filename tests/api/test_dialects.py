@@ -228,9 +228,9 @@ def test_text_and_ids_in_one_prompt_are_taken_where_the_dialect_takes_them(diale
 
 
 @EVERY
-def test_stream_options_without_a_stream_are_an_error_in_openai_alone(dialect):
+def test_stream_options_without_a_stream_are_an_error_where_the_dialect_says_so(dialect):
     options = {"include_usage": True}
-    if dialect.name == "openai":
+    if dialect.stream_options_need_stream:
         assert refusal(dialect, stream_options=options).param == "stream_options"
     else:
         assert parse(dialect, stream_options=options).stream_options.include_usage
@@ -241,7 +241,7 @@ def test_continuous_usage_counts_alone_where_the_dialect_says_so(dialect):
     alone = parse(dialect, stream=True, stream_options={"continuous_usage_stats": True})
     both = parse(dialect, stream=True, stream_options={"continuous_usage_stats": True, "include_usage": True})
     assert both.has_continuous_usage
-    assert alone.has_continuous_usage == (dialect.name != "openai")
+    assert alone.has_continuous_usage == (not dialect.continuous_usage_needs_usage)
 
 
 def test_a_client_that_chooses_its_usage_gets_none_in_the_finish_chunk():
