@@ -66,7 +66,7 @@ def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
                 "CompletionRequest": completion_schema(terms),
                 "NativeRequest": native,
                 "TokenizeRequest": _tokenize(terms),
-                "DetokenizeRequest": _detokenize(terms),
+                "DetokenizeRequest": _object(DETOKENIZE, terms, asked="tokens"),
             }
         },
     }
@@ -165,8 +165,9 @@ def _one_of(name: str, other: str) -> Schema:
     return {"required": [name], "properties": {name: STRING, other: {"type": "null"}}}
 
 
-def _detokenize(terms: Terms) -> Schema:
-    return {"type": "object", "required": ["tokens"], **_properties(DETOKENIZE, terms, asked=("tokens",))}
+def _object(table: Mapping[str, Parameter], terms: Terms, *, asked: str) -> Schema:
+    """A body that is read by a table; one of its members is required."""
+    return {"type": "object", "required": [asked], **_properties(table, terms, asked=(asked,))}
 
 
 def _properties(table: Mapping[str, Parameter], terms: Terms, *, asked: tuple[str, ...]) -> Schema:

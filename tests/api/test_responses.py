@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.api.chunks import ChunkWriter, dump, error_event
+from serve_app.api.dialects.dialect import ErrorShape
 from serve_app.api.dialects.errors import error_body, error_event_body, error_status
 from serve_app.api.dialects.tables import DIALECTS
 from serve_app.api.logprobs import LegacyLogprobs
@@ -176,7 +177,7 @@ def test_the_shape_and_the_status_of_an_error_are_its_dialects_own():
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
 def test_an_error_in_a_stream_is_wrapped_in_every_dialect(dialect):
     error = AdapterNotFound("none", "model")
-    code = "adapter_not_found" if dialect.name == "openai" else error_status(error, dialect)
+    code = "adapter_not_found" if dialect.error_shape is ErrorShape.OPENAI else error_status(error, dialect)
     assert error_event_body(error, dialect)["error"]["code"] == code
 
 

@@ -25,7 +25,7 @@ from serve_app.engine.sampling.selection import MAX_SORTED
 from serve_app.engine.sampling.whole import weights_without
 from tests.engine.sampling_reference import distribution, row
 
-DISPENSABLE = ("temperature", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc")
+DISPENSABLE = tuple(name for name in TEMPERATURE_FIRST if name in STAGES)
 
 
 def outcome(logits: Tensor, params: SamplingParams, count: int, *, mu: float = 0.0) -> dict[int, float] | None:

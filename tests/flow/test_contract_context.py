@@ -51,7 +51,8 @@ async def test_a_completion_that_would_not_fit_is_refused_where_that_was_asked_f
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_overflow_is_what_the_dialect_makes_of_it(stack: Stack, dialect: str) -> None:
     status, _ = await post(stack, dialect, prompt=ids(60), max_tokens=16)
-    assert status == (400 if dialect in ("openai", "sglang") else 200)
+    refuses = DIALECTS[dialect].defaults.get("context_length_exceeded_behavior") == "error"
+    assert status == (400 if refuses else 200)
 
 
 @pytest.mark.parametrize("dialect", ["mistral.rs", "llama.cpp", "omlx"])
