@@ -57,7 +57,7 @@ def reservation(
         path=path,
         num_replicas=_num_replicas(application.get("deployments")),
         kv_cache_bytes=args.kv_cache_bytes,
-        weight_bytes=_weight_bytes(args.path),
+        weight_bytes=_weight_bytes(args),
     )
 
 
@@ -97,11 +97,15 @@ def _num_replicas(deployments: Any) -> int:
     return max(found)
 
 
-def _weight_bytes(path: str) -> int:
-    """0 where the folder cannot be read; `check_model` says so."""
+def _weight_bytes(args: ModelArgs) -> int:
+    """What loading takes for them; 0 where the model is refused, as `check_model` says so."""
+    from serve_app.engine.errors import ModelNotSupported
+    from serve_app.engine.judgement import judge  # imported here: it brings torch, which takes time
+    from serve_app.engine.weights import weight_bytes_on_cpu
+
     try:
-        return read_model_folder(locate_model(path)).num_weight_bytes
-    except (CatalogError, OSError):
+        return weight_bytes_on_cpu(judge(read_model_folder(locate_model(args.path)).path), args.dtype)
+    except (CatalogError, ModelNotSupported, OSError):
         return 0
 
 

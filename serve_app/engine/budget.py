@@ -67,11 +67,6 @@ def context_within(config: EngineConfig, budget: int, *, own_limit: int, bytes_p
     return min(wanted, in_budget)
 
 
-def file_bytes(path: Path) -> int:
-    """What the weights of a folder take there."""
-    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
-
-
 def check_weights_fit(num_bytes: int, *, device: torch.device) -> None:
     """Refuse weights that take more memory than is free. Raises ModelNotSupported."""
     free = free_bytes(device)

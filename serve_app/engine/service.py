@@ -10,7 +10,6 @@ from collections.abc import Sequence as Items
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import Context
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,7 +25,7 @@ from serve_app.engine.delivery import Delivery
 from serve_app.engine.driver import Driver
 from serve_app.engine.engine import Engine
 from serve_app.engine.leases import Leases
-from serve_app.engine.loading import LoadedModel, load_model
+from serve_app.engine.loading import load_model
 from serve_app.engine.lora.registration import bind_adapters
 from serve_app.engine.open_requests import OpenRequests
 from serve_app.engine.outbox import Outbox
@@ -89,6 +88,7 @@ class ModelService:
         *,
         replica_id: str,
         root: str | None = None,
+        created: int = 0,
         dialect: str | None = None,
         chat_template: str = "",
         clock: Callable[[], float] = time.monotonic,
@@ -98,7 +98,7 @@ class ModelService:
 
         adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
         root:     what clients are told of where the weights came from; None is the folder
-        dialect, chat_template: written on the model's card, for the routers
+        created, dialect, chat_template: written on the model's card, for the routers
 
         Raises ModelNotSupported.
         """
@@ -109,8 +109,18 @@ class ModelService:
         bound, cards = bind_adapters(adapters, model.module)
         loader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
         engine = Engine(config, model, tokenizer, bound, loader=loader)
-        card = replace(
-            _card(config, model), root=root or config.path, adapters=cards, dialect=dialect, chat_template=chat_template
+        card = ModelCard(
+            name=config.name,
+            root=root or config.path,
+            created=created,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
+            adapters=cards,
+            dialect=dialect,
+            max_num_sequences=config.max_num_sequences,
+            max_waiting=config.max_waiting,
+            kv_cache_bytes=model.kv_cache_bytes,
+            chat_template=chat_template,
         )
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
@@ -241,18 +251,3 @@ class ModelService:
     def _running_driver(self) -> Driver:
         assert self._driver is not None, "start() was not called"
         return self._driver
-
-
-def _card(config: EngineConfig, model: LoadedModel) -> ModelCard:
-    """What the model says of itself, without what only its deployment knows."""
-    weights = max(Path(config.path).glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
-    return ModelCard(
-        name=config.name,
-        root=config.path,
-        created=int(weights.stat().st_mtime),
-        max_model_len=model.max_model_len,
-        vocab_size=model.vocab_size,
-        max_num_sequences=config.max_num_sequences,
-        max_waiting=config.max_waiting,
-        kv_cache_bytes=model.kv_cache_bytes,
-    )

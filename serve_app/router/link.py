@@ -16,7 +16,7 @@ from serve_app.core.errors import ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.router.placement import Standing
-from serve_app.router.registry import Inbox, Registry
+from serve_app.router.registry import Receive, Registry
 from serve_app.router.room import Room
 
 logger = logging.getLogger(__name__)
@@ -96,14 +96,14 @@ class ReplicaLink:
     def standing(self) -> Standing:
         return Standing(work=self.num_outstanding + self._num_foreign, capacity=self._load.num_blocks)
 
-    def submit(self, requests: Sequence[GenerationRequest], inbox: Inbox) -> asyncio.Task[ServeError | None]:
+    def submit(self, requests: Sequence[GenerationRequest], receive: Receive) -> asyncio.Task[ServeError | None]:
         """Give requests to the replica; the task ends with None, or with the error that refused them all.
 
         They are registered and counted before this returns: deltas may come before the answer does.
         Cancelling whoever awaits the task is safe, a later `abort` waits for it.
         """
         task = self._spawn(self._submit(requests))
-        self._registry.add(requests, inbox)
+        self._registry.add(requests, receive)
         self._submissions |= dict.fromkeys((request.request_id for request in requests), task)
         return task
 

@@ -39,8 +39,8 @@ def test_deltas_are_sorted_by_router_in_their_order_without_those_of_nobody() ->
     requests = opened()
     requests.add("first", [asked("a", n=2), asked("b")])
     requests.add("second", [asked("c")])
-    deltas = [Delta(request_id=name, sample=0, text=text) for name, text in ("a1", "c1", "gone1", "b1", "a2")]
-    found = requests.sort(Delta(request_id=d.request_id, sample=d.sample, text=d.text) for d in deltas)
+    told = [("a", "1"), ("c", "1"), ("gone", "1"), ("b", "1"), ("a", "2")]
+    found = requests.sort([Delta(request_id=name, sample=0, text=text) for name, text in told])
     assert {router: [(d.request_id, d.text) for d in own] for router, own in found.items()} == {
         "first": [("a", "1"), ("b", "1"), ("a", "2")],
         "second": [("c", "1")],
