@@ -24,4 +24,5 @@ def query_scale(layer: Any, positions: Tensor) -> Tensor | None:
     if not getattr(getattr(layer, "config", None), "attn_temperature_tuning", False) or layer.use_rope:
         return None
     steps = torch.floor((positions.float() + 1.0) / layer.floor_scale)
-    return torch.log1p(steps) * layer.attn_scale + 1.0
+    scale: float = layer.attn_scale
+    return torch.log1p(steps) * scale + 1.0

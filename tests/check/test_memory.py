@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from serve_app.check.cluster_file import check_file
-from serve_app.check.memory import Reservation, available_bytes, check_memory, reservation
+from serve_app.check.memory import Reservation, check_memory, reservation
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.loading import load_model
@@ -30,24 +30,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def contain(root: Path, limit: str) -> None:
-    """Put us into a container of that size that holds 3 GiB, one of them pages of files."""
-    (root / "proc/self/cgroup").write_text("0::/box\n")
-    folder = root / "sys/fs/cgroup/box"
-    folder.mkdir(parents=True)
-    (folder / "memory.max").write_text(f"{limit}\n")
-    (folder / "memory.current").write_text(f"{3 * GIB}\n")
-    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {GIB}\n")
-
-
 def of(num_replicas: int, kv_cache_bytes: int) -> Reservation:
     return Reservation(path=("args",), num_replicas=num_replicas, kv_cache_bytes=kv_cache_bytes, weight_bytes=GIB)
-
-
-@pytest.mark.parametrize(("limit", "left"), [("max", 8), (str(4 * GIB), 2), (str(64 * GIB), 8)])
-def test_the_machine_or_the_container_says_what_is_left_whichever_has_less(root: Path, limit: str, left: int) -> None:
-    contain(root, limit)
-    assert available_bytes(root) == left * GIB
 
 
 def test_replicas_of_all_models_are_added_up(root: Path) -> None:
