@@ -24,8 +24,8 @@ from tests.engine.harness import config, request
 
 @pytest.fixture
 async def service() -> AsyncIterator[ModelService]:
-    made = ModelService.load(config(DEMO, max_num_sequences=4, max_waiting=4), replica_id="r1")
-    made.start()
+    made = ModelService.load(config(DEMO, max_num_sequences=4, max_waiting=4, lease_s=600), replica_id="r1")
+    made.start()  # nobody renews a lease here
     yield made
     await made.close()
 
