@@ -154,6 +154,16 @@ class Prompt:
             return self.parts[0]
         return None
 
+    @property
+    def num_chars(self) -> int:
+        """Characters of its texts together."""
+        return sum(len(part) for part in self.parts if isinstance(part, str))
+
+    @property
+    def num_ids(self) -> int:
+        """Token ids that it gives itself."""
+        return sum(len(part) for part in self.parts if not isinstance(part, str))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextParams:

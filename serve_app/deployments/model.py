@@ -37,7 +37,7 @@ LoadService = Callable[[str], Service]
 """Loads the model for the replica of the given id; blocks until that is done."""
 
 
-async def told(answer: Awaitable[Answer]) -> Answer | ServeError:
+async def answer_or_refusal(answer: Awaitable[Answer]) -> Answer | ServeError:
     """The answer, or the refusal that came instead."""
     try:
         return await answer
@@ -73,7 +73,7 @@ class Model:
 
     async def submit(self, replica_id: str, router_id: str, requests: Sequence[GenerationRequest]) -> ServeError | None:
         self._refuse_strays(replica_id)
-        return await told(self._service.submit(router_id, requests))
+        return await answer_or_refusal(self._service.submit(router_id, requests))
 
     async def abort(self, replica_id: str, router_id: str, request_ids: Sequence[str]) -> None:
         self._refuse_strays(replica_id)
@@ -89,11 +89,11 @@ class Model:
 
     async def tokenize(self, replica_id: str, request: TokenizeRequest) -> Tokenization | ServeError:
         self._refuse_strays(replica_id)
-        return await told(self._service.tokenize(request))
+        return await answer_or_refusal(self._service.tokenize(request))
 
     async def detokenize(self, replica_id: str, token_ids: Sequence[int]) -> str | ServeError:
         self._refuse_strays(replica_id)
-        return await told(self._service.detokenize(token_ids))
+        return await answer_or_refusal(self._service.detokenize(token_ids))
 
     async def check_health(self) -> None:
         """Called by Serve; three failures in a row and the replica is replaced."""

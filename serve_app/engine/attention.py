@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from serve_app.engine.kv.shape import KeyValueShape
@@ -55,7 +55,7 @@ class PackedAttention:
 
     def __call__(
         self,
-        module: nn.Module,
+        module: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -68,6 +68,7 @@ class PackedAttention:
     ) -> tuple[Tensor, None]:
         """Attend.
 
+        module: of a family's own kind, with what that has
         query: [1, heads, tokens, key_dim];  key, value: [1, kv_heads, tokens, dim]
         Returns [1, tokens, heads, value_dim].
         """

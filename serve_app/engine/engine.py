@@ -39,6 +39,7 @@ class Engine:
 
     Law: what a sequence's tokens are does not depend on what else is computed.
 
+    runner:     what computes a batch
     loader:     where adapters are read and copied beside the steps; None does it within a step
     on_staged:  called, in the loader's thread, when an adapter that was waited for is there
     is_stalled: the last step computed nothing, because all that waits waits for an adapter
@@ -52,6 +53,7 @@ class Engine:
         adapters: Items[Adapter],
         *,
         loader: Executor | None = None,
+        runner: type[Runner] = Runner,
     ) -> None:
         self.config = config
         self.model = model
@@ -76,7 +78,7 @@ class Engine:
             max_bypass_s=config.max_bypass_s,
             uses_prefixes=config.prefix_cache,
         )
-        self._runner = Runner(model, self._store.storage, self._bank)
+        self._runner = runner(model, self._store.storage, self._bank)
         self._sampler = Sampler(model.eos_token_ids)
         self._output = Output(tokenizer, model.eos_token_ids)
         self._unsampled: list[Sequence] = []

@@ -26,4 +26,5 @@ def query_scale(layer: Any, positions: Tensor) -> Tensor:
     1 + attn_scale · log(1 + ⌊(position + 1) / floor_scale⌋), after arXiv 2501.19399.
     """
     steps = torch.floor((positions.float() + 1.0) / layer.floor_scale)
-    return torch.log1p(steps) * layer.attn_scale + 1.0
+    scale: float = layer.attn_scale
+    return torch.log1p(steps) * scale + 1.0

@@ -37,11 +37,11 @@ async def streamed_logprobs(stack: Stack, **body: Any) -> dict[str, list[Any]]:
 
 
 def eos_of(stack: Stack) -> int:
-    return min(stack.services[0]._engine.model.eos_token_ids)
+    return min(stack.services[0].engine.model.eos_token_ids)
 
 
 def name_of(stack: Stack, token_id: int) -> str:
-    return stack.services[0]._tokenizer.token_text(token_id)
+    return stack.services[0].tokenizer.token_text(token_id)
 
 
 @pytest.mark.parametrize("echo", [False, True])

@@ -17,12 +17,16 @@ from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 
 
 @pytest.fixture
-async def fleet() -> AsyncIterator[Fleet]:
-    fleet = Fleet("router-0", aliases={"fast": "org/tiny:sql"})
+def backends() -> list[FakeBackend]:
     card = model_card("org/tiny", adapter_card("broken", reason="no weights"), adapter_card("sql"))
     card = replace(card, chat_template="{{ messages }}")
-    for number in range(2):
-        backend = FakeBackend(replica_card(f"r{number}", card))
+    return [FakeBackend(replica_card(f"r{number}", card)) for number in range(2)]
+
+
+@pytest.fixture
+async def fleet(backends: list[FakeBackend]) -> AsyncIterator[Fleet]:
+    fleet = Fleet("router-0", aliases={"fast": "org/tiny:sql"})
+    for backend in backends:
         fleet.put(backend.card, backend)
     yield fleet
     await fleet.close()
@@ -115,24 +119,22 @@ async def test_without_a_ready_model_the_client_is_told_to_come_back():
     assert (response.status_code, response.headers["retry-after"]) == (503, "5")
 
 
-async def test_a_replica_that_is_lost_is_passed_over(client, fleet):
-    links = fleet.links_for(fleet.resolve("org/tiny"))
-    links[0]._backend.die(ConnectionError("gone"))
+async def test_a_replica_that_is_lost_is_passed_over(client, backends):
+    backends[0].die(ConnectionError("gone"))
     assert (await client.post("/tokenize", json={"content": "a"})).json()["tokens"] == [97]
-    links[1]._backend.die(ConnectionError("gone"))
+    backends[1].die(ConnectionError("gone"))
     assert (await client.post("/tokenize", json={"content": "a"})).status_code in (500, 503)
 
 
-async def test_a_client_that_gives_up_leaves_nothing_behind(client, fleet):
-    backend = fleet.links_for(fleet.resolve("org/tiny"))[0]._backend
-    for link in fleet.links_for(fleet.resolve("org/tiny")):
-        link._backend.submit_gate.clear()
+async def test_a_client_that_gives_up_leaves_nothing_behind(client, backends):
+    for backend in backends:
+        backend.submit_gate.clear()
     call = asyncio.ensure_future(client.post("/detokenize", json={"tokens": [97]}))
     await asyncio.sleep(0)
     call.cancel()
-    for link in fleet.links_for(fleet.resolve("org/tiny")):
-        link._backend.submit_gate.set()
-    assert await backend.detokenize([97]) == "a"
+    for backend in backends:
+        backend.submit_gate.set()
+    assert await backends[0].detokenize([97]) == "a"
     assert (await client.post("/detokenize", json={"tokens": [98]})).json()["content"] == "b"
 
 

@@ -31,15 +31,19 @@ ODD = (
 
 
 @pytest.fixture
-async def client():
+async def app():
     fleet = Fleet("router-0")
     card = replica_card("r0", model_card("tiny", adapter_card("sql")))
     backend = FakeBackend(card)
     fleet.put(card, backend)
-    transport = httpx.ASGITransport(build_app(Router(fleet), HttpSettings(max_body_bytes=200_000)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        yield client
+    yield build_app(Router(fleet), HttpSettings(max_body_bytes=200_000))
     await fleet.close()
+
+
+@pytest.fixture
+async def client(app):
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        yield client
 
 
 class Maker:
@@ -216,9 +220,9 @@ async def test_every_event_of_a_stream_is_what_is_described(client, path):
             jsonschema.validate(json.loads(event), {**content, "components": document["components"]})
 
 
-async def test_the_described_routes_are_those_that_exist(client):
+async def test_the_described_routes_are_those_that_exist(client, app):
     document = (await client.get("/openapi.json")).json()
-    routes = {route.path.replace(":path", ""): route.methods for route in client._transport.app.routes}
+    routes = {route.path.replace(":path", ""): route.methods for route in app.routes}
     assert set(document["paths"]) == set(routes)
     for path, operations in document["paths"].items():
         assert {method.upper() for method in operations} == routes[path] - {"HEAD"}

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
+import statistics
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 MODULES = sorted((REPOSITORY / "serve_app").rglob("*.py"))
-MAX_LINES = 400
+MAX_LINES = 300
+MAX_TEST_LINES = 500
+"""Of a file of tests: a table of examples is read from one end to the other."""
+TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
+MAX_FUNCTION_LINES = 45
+MAX_USUAL_FUNCTION_LINES = 20
+"""Of nine functions of ten."""
 
 OPEN_DOORS = {"serve_app/cli/__init__.py": ["from serve_app.cli.main import main as main"]}
 """Where the package's entry point leads."""
@@ -40,7 +47,27 @@ def test_every_module_says_what_it_does(file: Path) -> None:
 
 @pytest.mark.parametrize("file", MODULES, ids=name_of)
 def test_no_module_is_longer_than_can_be_read_at_once(file: Path) -> None:
-    assert len(file.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+    assert num_lines(file) <= MAX_LINES
+
+
+@pytest.mark.parametrize("file", TESTS, ids=name_of)
+def test_no_file_of_tests_is_longer_than_can_be_searched_by_eye(file: Path) -> None:
+    assert num_lines(file) <= MAX_TEST_LINES
+
+
+def num_lines(file: Path) -> int:
+    return len(file.read_text(encoding="utf-8").splitlines())
+
+
+def test_functions_are_short_nearly_all_of_them_and_none_is_long() -> None:
+    functions = [
+        ((node.end_lineno or 0) - node.lineno + 1, f"{name_of(file)}: {node.name}")
+        for file in MODULES
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert [name for length, name in functions if length > MAX_FUNCTION_LINES] == []
+    assert statistics.quantiles([length for length, _ in functions], n=10)[-1] <= MAX_USUAL_FUNCTION_LINES
 
 
 QUOTED_NAME = re.compile(r"""^["'][a-z_]+["'] (?:must|is|names|has)\b""")
