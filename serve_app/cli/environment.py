@@ -50,7 +50,7 @@ SETTINGS = (
     ),
     Setting(
         name="RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
-        value="serve_app.http.header_limits:bound_headers",
+        value="serve_app.http.proxy:protect",
         reason="a client has 20 s and 64 KiB for its headers, and may offer HTTP/2; Serve itself bounds neither, and"
         " drops the body behind such an offer",
     ),

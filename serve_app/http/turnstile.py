@@ -1,0 +1,107 @@
+"""Counts what a proxy has inside, and tells those whom it turns away when to come again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from serve_app.core.errors import Overloaded
+from serve_app.router.appointments import Appointments
+from serve_app.router.pace import Pace
+
+MAX_REQUESTS = "SERVE_APP_PROXY_MAX_REQUESTS"
+PAUSE_S = "SERVE_APP_PROXY_PAUSE_S"
+MAX_RETRY_S = 30.0
+"""A proxy knows what comes and goes, not what it is: what it foresees is not worth more."""
+BELIEVED_S = 3.0
+"""In which a full proxy is believed to answer all it has, before anything is measured. Better short than long: who
+comes too early costs a refusal, who comes too late a place that stood empty."""
+REPORT_PERIOD_S = 30.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnstileSettings:
+    """max_requests: that compute something, at once, streams until their end included
+    pause_s: a connection that was refused several times in a row is not read for so long; 0 where clients share
+    connections, as those do who come through a load balancer
+    """
+
+    max_requests: int = 256
+    pause_s: float = 5.0
+
+
+def settings_of_environment() -> TurnstileSettings:
+    """What the environment says. Raises ValueError where that is not possible."""
+    defaults = TurnstileSettings()
+    settings = TurnstileSettings(
+        max_requests=int(os.environ.get(MAX_REQUESTS, defaults.max_requests)),
+        pause_s=float(os.environ.get(PAUSE_S, defaults.pause_s)),
+    )
+    if settings.max_requests < 1:
+        raise ValueError(f"{MAX_REQUESTS} must be at least 1; found {settings.max_requests}")
+    if not 0 <= settings.pause_s <= MAX_RETRY_S:
+        raise ValueError(f"{PAUSE_S} must be from 0 to {MAX_RETRY_S:g}; found {settings.pause_s}")
+    return settings
+
+
+class Turnstile:
+    """One for all connections of a proxy. Whoever passes leaves again, whatever becomes of it.
+
+    Retry-After is an appointment, at the pace at which requests left while the turnstile was full, and 30 s at most.
+    """
+
+    def __init__(
+        self, settings: TurnstileSettings | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.settings = settings or TurnstileSettings()
+        self.num_inside = 0
+        self.num_refused = 0
+        self._clock = clock
+        self._pace = Pace(self.settings.max_requests / BELIEVED_S, now=clock())
+        self._appointments = Appointments(max_s=MAX_RETRY_S, clock=clock)
+        self._reports_at = clock()
+        self._num_reported = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.num_inside >= self.settings.max_requests
+
+    def enter(self) -> None:
+        self._pace.note(self._clock(), is_busy=self.is_full)
+        self.num_inside += 1
+
+    def leave(self) -> None:
+        self._pace.note(self._clock(), is_busy=self.is_full, num_completed=1)
+        self.num_inside -= 1
+
+    def refuse(self) -> int:
+        """Count it; the seconds after which the client is to come again."""
+        self.num_refused += 1
+        if self._clock() >= self._reports_at:
+            self._report()
+        return self._appointments.make(pace_per_s=self._pace.per_s)
+
+    def refuse_again(self) -> None:
+        """Count it; the client has an appointment already."""
+        self.num_refused += 1
+
+    def refusal(self, retry_after_s: int) -> Overloaded:
+        """What such a client is told."""
+        return Overloaded(
+            f"{self.settings.max_requests} requests are being answered, as many as may be at once; retry in"
+            f" {retry_after_s} s.",
+            None,
+            {"retry_after_s": retry_after_s},
+        )
+
+    def _report(self) -> None:
+        """A line now and then: what is refused here reaches no router, and so none of its metrics."""
+        self._reports_at = self._clock() + REPORT_PERIOD_S
+        num_new = self.num_refused - self._num_reported
+        self._num_reported = self.num_refused
+        logger.warning("refused since the last report: %d; inside: %d", num_new, self.num_inside)
