@@ -6,6 +6,7 @@ its server starts (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH): `protect`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,11 @@ def protect() -> list[Any]:
 
     Returns the middleware that Serve is to add: none.
     """
-    turnstile = Turnstile(settings_of_environment())
-    protocol = partial(Shedding, turnstile=turnstile, refusals=WrittenRefusals(turnstile.refusal))
+    protocol = protocol_of(Turnstile(settings_of_environment()))
     HTTP_PROTOCOLS["auto"] = protocol  # type: ignore[assignment]  # uvicorn imports names and takes all else as it is
     return []
+
+
+def protocol_of(turnstile: Turnstile) -> Callable[..., Shedding]:
+    """What uvicorn calls for each connection."""
+    return partial(Shedding, turnstile=turnstile, refusals=WrittenRefusals(turnstile.refusal))

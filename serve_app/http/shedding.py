@@ -51,6 +51,8 @@ class Shedding(BoundedHeaders):
     costs a few refusals per pause and not all of a processor. A client that keeps its appointments never notices.
     """
 
+    drop_timeout_s = DROP_TIMEOUT_S
+
     def __init__(self, *args: Any, turnstile: Turnstile, refusals: WrittenRefusals, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._turnstile = turnstile
@@ -72,7 +74,7 @@ class Shedding(BoundedHeaders):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._is_dropping and self._drop_timer is None:
-            timeout_s = LINGER_S if self._is_closing else DROP_TIMEOUT_S
+            timeout_s = min(LINGER_S, self.drop_timeout_s) if self._is_closing else self.drop_timeout_s
             self._drop_timer = self.loop.call_later(timeout_s, self.transport.close)
 
     def resume_writing(self) -> None:
