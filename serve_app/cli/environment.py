@@ -85,6 +85,11 @@ FAST_SETTINGS = (
         reason="the default of 30 s is for load balancers far away",
     ),
     Setting(
+        name="SERVE_APP_PROXY_PAUSE_S",
+        value="0",
+        reason="HAProxy's connections are anybody's: none is left unread because of who was refused on it",
+    ),
+    Setting(
         name="RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S",
         value="900",
         reason="the default cuts streams two minutes after a change of replicas",

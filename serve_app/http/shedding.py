@@ -11,10 +11,11 @@ import asyncio
 import math
 import random
 import urllib.parse
+from functools import partial
 from typing import Any, cast
 
 import httptools
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serve_app.api.dialects.tables import HEADER, UNION
@@ -22,7 +23,8 @@ from serve_app.api.paths import POSTED
 from serve_app.http.failures import request_id_of
 from serve_app.http.header_limits import LINGER_S, BoundedHeaders
 from serve_app.http.refusals import dialect_heard, error_response
-from serve_app.http.turnstile import Turnstile
+from serve_app.http.slots import SLOTS
+from serve_app.http.turnstile import Turnstile, Visit
 from serve_app.http.written_refusals import WrittenRefusals
 
 MAX_IN_A_ROW = 3
@@ -64,11 +66,14 @@ class Shedding(BoundedHeaders):
         self._pause: asyncio.TimerHandle | None = None
         self._num_in_a_row = 0
         self._appointment_at = 0.0
+        self._visit: Visit | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._drop_timer, self._pause):
             if timer is not None:
                 timer.cancel()
+        if self._visit is not None and not self._visit.has_begun:
+            self._visit.leave()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -197,15 +202,22 @@ class Shedding(BoundedHeaders):
             super()._start_asgi_task(cycle, cast(Any, self._refuse_late))
         else:
             self._num_in_a_row = 0
-            self._turnstile.enter()
-            super()._start_asgi_task(cycle, cast(Any, self._counted(app)))
+            begin = partial(super()._start_asgi_task, cycle, cast(Any, self._counted(app)))
+            self._visit = self._turnstile.enter(begin)
 
     def _counted(self, app: ASGIApp) -> ASGIApp:
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            visit = self._visit
+            assert visit is not None, "it was let in"
+
+            async def listening(message: Message) -> None:
+                self._turnstile.num_slots = message.get(SLOTS, self._turnstile.num_slots)
+                await send(message)
+
             try:
-                await app(scope, receive, send)
+                await app(scope, receive, listening)
             finally:
-                self._turnstile.leave()
+                visit.leave()
 
         return counted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -20,13 +21,17 @@ BELIEVED_S = 3.0
 """In which a full proxy is believed to answer all it has, before anything is measured. Better short than long: who
 comes too early costs a refusal, who comes too late a place that stood empty."""
 REPORT_PERIOD_S = 30.0
+HANDED_ON_PER_SLOT = 1.5
+"""With half of them on their way no slot stands empty between one request and the next."""
+MIN_HANDED_ON = 64
+"""Before the router has told anything, and for models of few slots."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnstileSettings:
-    """max_requests: that compute something, at once, streams until their end included
+    """max_requests: that compute something, at once, streams until their end included; those that wait here too
     pause_s: a connection that was refused several times in a row is not read for so long; 0 where clients share
     connections, as those do who come through a load balancer
     """
@@ -49,8 +54,29 @@ def settings_of_environment() -> TurnstileSettings:
     return settings
 
 
+class Visit:
+    """A request, from when it is let in until it leaves, whatever becomes of it."""
+
+    def __init__(self, turnstile: Turnstile, begin: Callable[[], None]) -> None:
+        self.has_begun = False
+        self._turnstile = turnstile
+        self._begin = begin
+
+    def begin(self) -> None:
+        self.has_begun = True
+        self._begin()
+
+    def leave(self) -> None:
+        self._turnstile.leave(self)
+
+
 class Turnstile:
-    """One for all connections of a proxy. Whoever passes leaves again, whatever becomes of it.
+    """One for all connections of a proxy: lets so many requests in, and hands fewer of them on at once.
+
+    To hand a request on costs the proxy and the router milliseconds each, and as much again where its client leaves. Of
+    hundreds at once each would wait for all, the first no less than the last. So no more are handed on than keep the
+    replicas busy: one and a half times what they compute at once, as the router tells with its responses. The others
+    wait in their order, and cost nothing where they leave.
 
     Retry-After is an appointment, at the pace at which requests left while the turnstile was full, and 30 s at most.
     """
@@ -59,8 +85,10 @@ class Turnstile:
         self, settings: TurnstileSettings | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.settings = settings or TurnstileSettings()
-        self.num_inside = 0
+        self.num_slots = 0
         self.num_refused = 0
+        self._num_handed_on = 0
+        self._waiting: dict[Visit, None] = {}
         self._clock = clock
         self._pace = Pace(self.settings.max_requests / BELIEVED_S, now=clock())
         self._appointments = Appointments(max_s=MAX_RETRY_S, clock=clock)
@@ -68,16 +96,33 @@ class Turnstile:
         self._num_reported = 0
 
     @property
+    def num_inside(self) -> int:
+        return self._num_handed_on + len(self._waiting)
+
+    @property
     def is_full(self) -> bool:
         return self.num_inside >= self.settings.max_requests
 
-    def enter(self) -> None:
-        self._pace.note(self._clock(), is_busy=self.is_full)
-        self.num_inside += 1
+    @property
+    def max_handed_on(self) -> int:
+        return max(MIN_HANDED_ON, math.ceil(HANDED_ON_PER_SLOT * self.num_slots))
 
-    def leave(self) -> None:
+    def enter(self, begin: Callable[[], None]) -> Visit:
+        """Let a request in. begin: called when it is its turn, which may be now"""
+        self._pace.note(self._clock(), is_busy=self.is_full)
+        visit = Visit(self, begin)
+        self._waiting[visit] = None
+        self._hand_on()
+        return visit
+
+    def leave(self, visit: Visit) -> None:
+        """The request is over, or its client has gone."""
         self._pace.note(self._clock(), is_busy=self.is_full, num_completed=1)
-        self.num_inside -= 1
+        if visit.has_begun:
+            self._num_handed_on -= 1
+        else:
+            del self._waiting[visit]
+        self._hand_on()
 
     def refuse(self) -> int:
         """Count it; the seconds after which the client is to come again."""
@@ -93,15 +138,27 @@ class Turnstile:
     def refusal(self, retry_after_s: int) -> Overloaded:
         """What such a client is told."""
         return Overloaded(
-            f"{self.settings.max_requests} requests are being answered, as many as may be at once; retry in"
+            f"As many requests are being answered as may be at once ({self.settings.max_requests}); retry in"
             f" {retry_after_s} s.",
             None,
             {"retry_after_s": retry_after_s},
         )
+
+    def _hand_on(self) -> None:
+        while self._waiting and self._num_handed_on < self.max_handed_on:
+            visit = next(iter(self._waiting))
+            del self._waiting[visit]
+            self._num_handed_on += 1
+            visit.begin()
 
     def _report(self) -> None:
         """A line now and then: what is refused here reaches no router, and so none of its metrics."""
         self._reports_at = self._clock() + REPORT_PERIOD_S
         num_new = self.num_refused - self._num_reported
         self._num_reported = self.num_refused
-        logger.warning("refused since the last report: %d; inside: %d", num_new, self.num_inside)
+        logger.warning(
+            "refused since the last report: %d; handed on: %d, waiting: %d",
+            num_new,
+            self._num_handed_on,
+            len(self._waiting),
+        )

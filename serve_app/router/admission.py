@@ -230,7 +230,7 @@ class Admission:
     def _why(self, reason: Reason) -> str:
         match reason:
             case Reason.OPEN:
-                return f"{self.settings.max_open_requests} requests are being answered, as many as may be at once"
+                return f"As many requests are being answered as may be at once ({self.settings.max_open_requests})"
             case Reason.PLACES:
                 return "The model has fewer places left than the request has sequences"
             case Reason.WAIT:

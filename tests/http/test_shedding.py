@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,8 +20,11 @@ from serve_app.http.failures import REQUEST_ID
 from serve_app.http.proxy import protect, protocol_of
 from serve_app.http.refusals import error_response
 from serve_app.http.shedding import MAX_DROPPED_BYTES, MAX_IN_A_ROW, Shedding
-from serve_app.http.turnstile import Turnstile, TurnstileSettings
+from serve_app.http.slots import TellsSlots
+from serve_app.http.turnstile import MIN_HANDED_ON, Turnstile, TurnstileSettings, Visit
 from serve_app.http.written_refusals import WrittenRefusals
+from serve_app.router.fleet import Fleet
+from tests.fakes import FakeBackend, model_card, replica_card
 
 HOST = b"Host: x\r\nX-Request-Id: mine\r\n"
 BODY = b'{"model": "demo", "prompt": "Once"}'
@@ -125,11 +129,20 @@ def statuses(written: bytes) -> list[int]:
     return found
 
 
-def full(max_requests: int = 1, **settings: Any) -> Turnstile:
-    turnstile = Turnstile(TurnstileSettings(max_requests=max_requests, **settings))
-    for _ in range(max_requests):
-        turnstile.enter()
-    return turnstile
+class Busy(Turnstile):
+    """Full of other connections' requests."""
+
+    def __init__(self, max_requests: int = 1, **settings: Any) -> None:
+        super().__init__(TurnstileSettings(max_requests=max_requests, **settings))
+        self.guests: list[Visit] = []
+        self.fill()
+
+    def fill(self) -> None:
+        while not self.is_full:
+            self.guests.append(self.enter(lambda: None))
+
+    def make_room(self) -> None:
+        self.guests.pop().leave()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +158,7 @@ def full(max_requests: int = 1, **settings: Any) -> Turnstile:
 )
 async def test_a_refusal_and_what_follows_it_are_the_same_wherever_the_bytes_are_cut(request_bytes: bytes) -> None:
     sent = request_bytes + HEALTH
-    turnstile, app = full(pause_s=0), Echo()
+    turnstile, app = Busy(pause_s=0), Echo()
     written = await Line(turnstile, app).send_all(sent)
     assert statuses(written) == [503, 200]
     body = json.loads(written.partition(b"\r\n\r\n")[2].partition(b"HTTP/1.1 200")[0])
@@ -159,10 +172,10 @@ async def test_a_refusal_and_what_follows_it_are_the_same_wherever_the_bytes_are
 
 
 async def test_the_connection_goes_on_and_is_served_once_there_is_room() -> None:
-    turnstile = full()
+    turnstile = Busy()
     line = Line(turnstile, Echo())
     assert statuses(await line.send_all(post(b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKED))) == [503]
-    turnstile.leave()
+    turnstile.make_room()
     written = await line.send_all(post())
     assert statuses(written) == [503, 200]
     assert written.endswith(BODY)
@@ -171,7 +184,7 @@ async def test_the_connection_goes_on_and_is_served_once_there_is_room() -> None
 
 @pytest.mark.parametrize("name", sorted(DIALECTS))
 async def test_it_says_what_the_application_would_say_in_each_dialect(name: str) -> None:
-    turnstile = full()
+    turnstile = Busy()
     line = Line(turnstile, Echo())
     line.protocol.server_state.default_headers = [(b"server", b"uvicorn")]
     written = await line.send_all(post(b"x-completions-dialect: %b\r\n" % name.encode() + COUNTED))
@@ -187,7 +200,7 @@ async def test_it_says_what_the_application_would_say_in_each_dialect(name: str)
 async def test_an_unknown_dialect_and_a_malformed_request_id_are_not_taken_over() -> None:
     headers = b"X-Completions-Dialect: klingon\r\nContent-Length: 0\r\n"
     request = b"POST /completion HTTP/1.1\r\nHost: x\r\nX-Request-Id: not/one\r\n" + headers + b"\r\n"
-    head = (await Line(full(), Echo()).send_all(request)).partition(b"\r\n\r\n")[0].decode()
+    head = (await Line(Busy(), Echo()).send_all(request)).partition(b"\r\n\r\n")[0].decode()
     assert f"x-completions-dialect: {UNION.name}" in head
     sent = head.partition("x-request-id: ")[2].split("\r\n")[0]
     assert REQUEST_ID.fullmatch(sent)
@@ -212,14 +225,14 @@ async def test_an_unknown_dialect_and_a_malformed_request_id_are_not_taken_over(
 async def test_what_computes_is_refused_however_it_is_spelled_and_nothing_else_is(
     request_bytes: bytes, status: int
 ) -> None:
-    assert statuses(await Line(full(), Echo()).send_all(request_bytes)) == [status]
+    assert statuses(await Line(Busy(), Echo()).send_all(request_bytes)) == [status]
 
 
 @pytest.mark.parametrize(
     "request_bytes", [post(b"Connection: close\r\n" + COUNTED), post(version=b"1.0")], ids=["close", "1.0"]
 )
 async def test_a_connection_that_is_not_kept_is_closed_behind_the_whole_request(request_bytes: bytes) -> None:
-    line = Line(full(), Echo())
+    line = Line(Busy(), Echo())
     written = await line.send_all(request_bytes[:-1])
     assert statuses(written) == [503]
     assert b"\r\nconnection: close\r\n" in written
@@ -229,7 +242,7 @@ async def test_a_connection_that_is_not_kept_is_closed_behind_the_whole_request(
 
 
 async def test_a_body_that_is_only_offered_is_not_asked_for() -> None:
-    line = Line(full(), Echo())
+    line = Line(Busy(), Echo())
     written = await line.send_all(post(b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n"))
     assert statuses(written) == [503]
     assert b"\r\nconnection: close\r\n" in written
@@ -253,7 +266,7 @@ def hasty(turnstile: Turnstile) -> Callable[..., Shedding]:
     ],
 )
 async def test_of_a_body_without_end_no_more_is_read_than_the_bound(headers: bytes, piece: bytes) -> None:
-    turnstile = full()
+    turnstile = Busy()
     line = Line(turnstile, Echo(), hasty(turnstile))
     written = await line.send_all(post(headers))
     for _ in range(2 * MAX_DROPPED_BYTES // len(piece)):
@@ -266,7 +279,7 @@ async def test_of_a_body_without_end_no_more_is_read_than_the_bound(headers: byt
 
 
 async def test_a_body_that_does_not_come_closes_its_connection() -> None:
-    turnstile = full()
+    turnstile = Busy()
     line = Line(turnstile, Echo(), hasty(turnstile))
     await line.send_all(post()[:-1])
     while not line.wire.is_closing():  # noqa: ASYNC110
@@ -274,20 +287,23 @@ async def test_a_body_that_does_not_come_closes_its_connection() -> None:
 
 
 async def test_nonsense_behind_a_refusal_is_not_answered_again() -> None:
-    line = Line(full(), Echo())
+    line = Line(Busy(), Echo())
     request = post(b"Transfer-Encoding: chunked\r\n\r\nno number\r\n")
     assert statuses(await line.send_all(request + HEALTH, HEALTH)) == [503]
 
 
 async def test_requests_in_one_piece_are_answered_in_their_order() -> None:
-    turnstile, app = Turnstile(TurnstileSettings(max_requests=1)), Echo()
+    turnstile, app = Busy(), Echo()
+    turnstile.make_room()
     line = Line(turnstile, app)
     first = post(b"Content-Length: 5\r\n\r\nfirst")
     app.may_answer.clear()
     line.send(first + post() + HEALTH + first)
     await settle()
     assert line.wire.written == b""
-    turnstile.enter()  # by another connection
+    turnstile.settings = TurnstileSettings(max_requests=2)
+    turnstile.fill()
+    turnstile.settings = TurnstileSettings(max_requests=1)
     app.may_answer.set()
     await settle()
     assert statuses(line.wire.written) == [200, 503, 200, 503]
@@ -313,8 +329,45 @@ async def test_whoever_passes_leaves_again_whatever_becomes_of_it(how: str, num_
     assert [bool(line.wire.written) for line in lines[:2]] == [num_answered > 0] * 2
 
 
+async def test_no_more_are_handed_on_than_keep_the_replicas_busy_and_the_others_wait_in_their_order() -> None:
+    turnstile, app = Turnstile(TurnstileSettings(max_requests=MIN_HANDED_ON + 3)), Echo()
+    app.may_answer.clear()
+    lines = [Line(turnstile, app) for _ in range(MIN_HANDED_ON + 3)]
+    for line in lines:
+        line.send(post())
+    await settle()
+    assert (app.num_asked, turnstile.num_inside) == (MIN_HANDED_ON, MIN_HANDED_ON + 3)
+    lines[MIN_HANDED_ON].lose()  # one that waits, which nobody else has heard of
+    assert (app.num_asked, turnstile.num_inside) == (MIN_HANDED_ON, MIN_HANDED_ON + 2)
+    lines[0].lose()
+    await settle()
+    assert app.num_asked == MIN_HANDED_ON, "whoever left is only gone once the application knows"
+    app.may_answer.set()
+    await settle()
+    assert app.num_asked == MIN_HANDED_ON + 2
+    assert [statuses(line.wire.written) for line in lines[MIN_HANDED_ON + 1 :]] == [[200], [200]]
+    assert turnstile.num_inside == 0
+
+
+async def test_more_are_handed_on_where_the_router_tells_of_more_slots() -> None:
+    turnstile, echo, fleet = Turnstile(TurnstileSettings(max_requests=1000)), Echo(), Fleet("router-0")
+    for name in ("r0", "r1"):
+        backend = FakeBackend(replica_card(name, replace(model_card(), max_num_sequences=100, max_waiting=10)))
+        fleet.put(backend.card, backend)
+    app: Any = TellsSlots(echo, fleet=fleet)
+    assert statuses(await Line(turnstile, app).send_all(post())) == [200]
+    echo.may_answer.clear()
+    for _ in range(500):
+        Line(turnstile, app).send(post())
+    await settle()
+    assert echo.num_asked == 1 + 1.5 * 200
+    echo.may_answer.set()
+    await settle()
+    await fleet.close()
+
+
 async def test_a_connection_that_comes_again_and_again_is_not_read_for_a_while() -> None:
-    turnstile = full(pause_s=0.02)
+    turnstile = Busy(pause_s=0.02)
     line = Line(turnstile, Echo())
     for _ in range(MAX_IN_A_ROW):
         assert not line.wire.is_paused
@@ -322,30 +375,30 @@ async def test_a_connection_that_comes_again_and_again_is_not_read_for_a_while()
     assert line.wire.is_paused
     while line.wire.is_paused:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
-    turnstile.leave()
+    turnstile.make_room()
     assert statuses(await line.send_all(post())) == [503] * MAX_IN_A_ROW + [200]
     assert not line.wire.is_paused
 
 
 async def test_a_connection_that_was_served_in_between_has_been_patient() -> None:
-    turnstile = full()
+    turnstile = Busy()
     line = Line(turnstile, Echo())
     for _ in range(3):
         await line.send_all(*[post()] * (MAX_IN_A_ROW - 1))
-        turnstile.leave()
+        turnstile.make_room()
         await line.send_all(post())
-        turnstile.enter()
+        turnstile.fill()
     assert not line.wire.is_paused
 
 
 async def test_where_clients_share_connections_none_is_left_unread() -> None:
-    line = Line(full(pause_s=0), Echo())
+    line = Line(Busy(pause_s=0), Echo())
     assert statuses(await line.send_all(*[post()] * 20)) == [503] * 20
     assert not line.wire.is_paused
 
 
 async def test_who_comes_early_keeps_the_appointment_and_the_others_are_told_later_ones() -> None:
-    turnstile = full()
+    turnstile = Busy()
     line = Line(turnstile, Echo())
     for _ in range(500):  # five hundred other clients
         turnstile.refuse()
@@ -357,7 +410,7 @@ async def test_who_comes_early_keeps_the_appointment_and_the_others_are_told_lat
 
 
 async def test_a_client_that_does_not_read_is_not_read() -> None:
-    line = Line(full(pause_s=0), Echo())
+    line = Line(Busy(pause_s=0), Echo())
     line.protocol.pause_writing()
     await line.send_all(post())
     assert line.wire.is_paused

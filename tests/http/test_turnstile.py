@@ -6,6 +6,7 @@ import heapq
 import itertools
 import logging
 import math
+from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,6 +18,7 @@ from serve_app.http.turnstile import (
     REPORT_PERIOD_S,
     Turnstile,
     TurnstileSettings,
+    Visit,
     settings_of_environment,
 )
 from serve_app.router.appointments import JITTER
@@ -36,6 +38,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.turnstile = Turnstile(clock=lambda: self.now)
+        self.inside: deque[Visit] = deque()
 
     def run(self, num_clients: int, *, until: float) -> None:
         """A closed loop of clients that keep their appointments."""
@@ -45,7 +48,7 @@ class Service:
         while (at := min(coming[0][0] if coming else until, next_done if self.turnstile.num_inside else until)) < until:
             self.now = at
             if self.turnstile.num_inside and next_done <= at:
-                self.turnstile.leave()
+                self.inside.popleft().leave()
                 self.done.append(at)
                 next_done = at + 1 / PACE
                 heapq.heappush(coming, (at, next(order)))
@@ -56,7 +59,7 @@ class Service:
                 heapq.heappush(coming, (at + self.refused[-1][1], next(order)))
             else:
                 next_done = next_done if self.turnstile.num_inside else at + 1 / PACE
-                self.turnstile.enter()
+                self.inside.append(self.turnstile.enter(lambda: None))
 
 
 def test_of_1800_clients_that_keep_their_appointments_few_are_refused_and_no_place_stands_empty() -> None:
@@ -81,12 +84,11 @@ def test_appointments_are_seconds_at_first_and_never_more_than_half_a_minute() -
 def test_appointments_follow_the_pace_at_which_places_become_free() -> None:
     now = 0.0
     turnstile = Turnstile(TurnstileSettings(max_requests=10), clock=lambda: now)
-    for _ in range(10):
-        turnstile.enter()
+    inside = deque(turnstile.enter(lambda: None) for _ in range(10))
     for _ in range(60):  # one in two seconds
         now += 2.0
-        turnstile.leave()
-        turnstile.enter()
+        inside.popleft().leave()
+        inside.append(turnstile.enter(lambda: None))
     told = [turnstile.refuse() for _ in range(5)]
     assert 8 <= told[-1] <= 14
 
@@ -116,4 +118,4 @@ def test_what_is_refused_is_told_now_and_then(caplog: pytest.LogCaptureFixture) 
             turnstile.refuse_again()
         now += REPORT_PERIOD_S
         turnstile.refuse()
-    assert [record.args for record in caplog.records] == [(1, 0), (200, 0)]
+    assert [record.args for record in caplog.records] == [(1, 0, 0), (200, 0, 0)]
