@@ -18,13 +18,14 @@ PAUSE_S = "SERVE_APP_PROXY_PAUSE_S"
 MAX_RETRY_S = 30.0
 """A proxy knows what comes and goes, not what it is: what it foresees is not worth more."""
 BELIEVED_S = 3.0
-"""In which a full proxy is believed to answer all it has, before anything is measured. Better short than long: who
-comes too early costs a refusal, who comes too late a place that stood empty."""
+"""In which a full proxy is believed to answer all it has, before anything is measured: rather too short than long."""
 REPORT_PERIOD_S = 30.0
 HANDED_ON_PER_SLOT = 1.5
 """With half of them on their way no slot stands empty between one request and the next."""
 MIN_HANDED_ON = 64
 """Before the router has told anything, and for models of few slots."""
+MAX_WAIT_S = 5.0
+"""In the proxy. Behind it the router sees the rest of a wait, and knows better which model it is for."""
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,9 @@ class Turnstile:
     replicas busy: one and a half times what they compute at once, as the router tells with its responses. The others
     wait in their order, and cost nothing where they leave.
 
-    Retry-After is an appointment, at the pace at which requests left while the turnstile was full, and 30 s at most.
+    Retry-After is an appointment, at the pace at which requests left while others waited or could have, and 30 s at
+    most. Whoever is told the end of a long queue would be away when it went faster; whoever comes too early is refused
+    once more, which costs next to nothing.
     """
 
     def __init__(
@@ -101,15 +104,20 @@ class Turnstile:
 
     @property
     def is_full(self) -> bool:
-        return self.num_inside >= self.settings.max_requests
+        """Whether one more would be too many, or would wait here for too long."""
+        num_waiting = len(self._waiting)
+        if self._num_handed_on + num_waiting >= self.settings.max_requests:
+            return True
+        return num_waiting > 0 and num_waiting >= MAX_WAIT_S * self._pace.per_s
 
     @property
     def max_handed_on(self) -> int:
-        return max(MIN_HANDED_ON, math.ceil(HANDED_ON_PER_SLOT * self.num_slots))
+        wanted = max(MIN_HANDED_ON, math.ceil(HANDED_ON_PER_SLOT * self.num_slots))
+        return min(wanted, self.settings.max_requests)
 
     def enter(self, begin: Callable[[], None]) -> Visit:
         """Let a request in. begin: called when it is its turn, which may be now"""
-        self._pace.note(self._clock(), is_busy=self.is_full)
+        self._pace.note(self._clock(), is_busy=self._is_busy)
         visit = Visit(self, begin)
         self._waiting[visit] = None
         self._hand_on()
@@ -117,7 +125,7 @@ class Turnstile:
 
     def leave(self, visit: Visit) -> None:
         """The request is over, or its client has gone."""
-        self._pace.note(self._clock(), is_busy=self.is_full, num_completed=1)
+        self._pace.note(self._clock(), is_busy=self._is_busy, num_completed=1)
         if visit.has_begun:
             self._num_handed_on -= 1
         else:
@@ -143,6 +151,10 @@ class Turnstile:
             None,
             {"retry_after_s": retry_after_s},
         )
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._num_handed_on >= self.max_handed_on
 
     def _hand_on(self) -> None:
         while self._waiting and self._num_handed_on < self.max_handed_on:

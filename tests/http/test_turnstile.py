@@ -14,6 +14,8 @@ import pytest
 from serve_app.http.turnstile import (
     MAX_REQUESTS,
     MAX_RETRY_S,
+    MAX_WAIT_S,
+    MIN_HANDED_ON,
     PAUSE_S,
     REPORT_PERIOD_S,
     Turnstile,
@@ -91,6 +93,22 @@ def test_appointments_follow_the_pace_at_which_places_become_free() -> None:
         inside.append(turnstile.enter(lambda: None))
     told = [turnstile.refuse() for _ in range(5)]
     assert 8 <= told[-1] <= 14
+
+
+def test_nobody_waits_for_longer_than_a_few_seconds_at_the_pace_that_was_measured() -> None:
+    now = 0.0
+    turnstile = Turnstile(TurnstileSettings(max_requests=1000), clock=lambda: now)
+    inside = deque(turnstile.enter(lambda: None) for _ in range(MIN_HANDED_ON))
+    for _ in range(120):  # one in two seconds: streams, say
+        now += 2.0
+        inside.popleft().leave()
+        assert not turnstile.is_full
+        inside.append(turnstile.enter(lambda: None))
+    num_waiting = 0
+    while not turnstile.is_full:
+        turnstile.enter(lambda: None)
+        num_waiting += 1
+    assert 0.5 * MAX_WAIT_S / 2 <= num_waiting <= 2 * MAX_WAIT_S / 2
 
 
 def test_the_environment_says_how_many_and_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
