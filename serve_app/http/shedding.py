@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, cast
 
 import httptools
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -223,7 +224,9 @@ class Shedding(BoundedHeaders):
 
     async def _refuse_late(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._turnstile.refusal(self._turnstile.refuse())
-        await error_response(error, dialect_heard(scope, UNION))(scope, receive, send)
+        response = error_response(error, dialect_heard(scope, UNION))
+        response.headers["x-request-id"] = request_id_of(Headers(scope=scope).get("x-request-id", ""))
+        await response(scope, receive, send)
 
 
 def _computes(scope: Scope) -> bool:

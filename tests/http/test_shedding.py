@@ -307,6 +307,7 @@ async def test_requests_in_one_piece_are_answered_in_their_order() -> None:
     app.may_answer.set()
     await settle()
     assert statuses(line.wire.written) == [200, 503, 200, 503]
+    assert line.wire.written.count(b"\r\nx-request-id: mine\r\n") == 2
     assert turnstile.num_inside == 1
 
 
