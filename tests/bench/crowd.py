@@ -12,13 +12,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 END_OF_HEAD = b"\r\n\r\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """begins_early: the request was sent before the Retry-After of the last refusal was over"""
+class Answer(NamedTuple):
+    """is_early: the request was sent before the Retry-After of the last refusal was over"""
 
     kind: str
     asked_at: float

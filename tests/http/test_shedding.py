@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -379,6 +380,32 @@ async def test_a_connection_that_comes_again_and_again_is_not_read_for_a_while()
     turnstile.make_room()
     assert statuses(await line.send_all(post())) == [503] * MAX_IN_A_ROW + [200]
     assert not line.wire.is_paused
+
+
+@pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="this kernel tells of no end behind what is not read")
+async def test_of_a_client_that_left_while_it_was_not_read_nothing_is_computed() -> None:
+    turnstile, app = Busy(pause_s=0.2), Echo()
+    config = uvicorn.Config(app, lifespan="off", log_config=None)
+    config.load()
+    state = ServerState()
+
+    def speak() -> asyncio.Protocol:
+        return protocol_of(turnstile)(config=config, server_state=state, app_state={})
+
+    server = await asyncio.get_running_loop().create_server(speak, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    for _ in range(MAX_IN_A_ROW):
+        writer.write(post())
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
+    writer.write(post())
+    writer.close()
+    await writer.wait_closed()
+    turnstile.make_room()
+    while state.connections:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert app.num_asked == 0
+    server.close()
 
 
 async def test_a_connection_that_was_served_in_between_has_been_patient() -> None:
