@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import multiprocessing
 import os
 import statistics
@@ -90,9 +91,11 @@ def listener(port: int) -> int | None:
 
 
 def cpu_of(process: int | None) -> float:
-    if process is None:
-        return 0.0
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    """Seconds of a processor so far; NaN where nobody knows."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return math.nan
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
