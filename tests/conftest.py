@@ -1,4 +1,4 @@
-"""What every test starts from: Ray's switches are set before anything imports Ray."""
+"""What every test starts from: Ray's switches are set before anything imports Ray, and torch's before torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ os.environ.update(
     RAY_USAGE_STATS_ENABLED="0",
     RAY_worker_niceness="0",
     RAY_SERVE_LOG_TO_STDERR="0",
+    OMP_NUM_THREADS="1",  # as the cluster file has it; the models are so small that a second thread only costs
     OMP_WAIT_POLICY="PASSIVE",
     HF_HUB_OFFLINE="1",
 )
@@ -22,5 +23,10 @@ hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a Ray cluster last: it takes a good part of a small machine even while it idles."""
-    items.sort(key=lambda item: item.get_closest_marker("cluster") is not None)
+    """Order the files: those with slow tests first, so that no process begins one when the others are done.
+
+    Those with a cluster come last: it takes a good part of a small machine even while it idles.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    cluster = {item.path for item in items if item.get_closest_marker("cluster")}
+    items.sort(key=lambda item: (item.path in cluster, item.path not in slow))
