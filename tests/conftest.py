@@ -25,8 +25,12 @@ hypothesis.settings.load_profile("repeatable")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files: those with slow tests first, so that no process begins one when the others are done.
 
-    Those with a cluster come last: it takes a good part of a small machine even while it idles.
+    Those with a cluster come last, and of these last those that share one: it takes a good part of a small machine even
+    while it idles.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     cluster = {item.path for item in items if item.get_closest_marker("cluster")}
-    items.sort(key=lambda item: (item.path in cluster, item.path not in slow))
+    if any(path.parent.name != "cluster" for path in cluster):
+        raise pytest.UsageError("`make test-cluster` looks for tests with a cluster below tests/cluster alone")
+    sharing = {item.path for item in items if item.path in cluster and "base_url" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: (item.path in cluster, item.path in sharing, item.path not in slow))

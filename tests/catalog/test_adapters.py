@@ -254,6 +254,7 @@ def test_no_damage_to_the_weights_raises(place: int, byte: int, num_kept: int | 
     assert record.is_usable or record.reason
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     fields=st.dictionaries(

@@ -47,6 +47,7 @@ def check_parity(folder: Path, **limits: object) -> object:
     return engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_greedy_equals_generate_under_preemption(architecture: str, random_models: Path) -> None:
     from serve_app.engine.loading import load_model

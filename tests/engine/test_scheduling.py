@@ -117,6 +117,7 @@ def test_an_adapter_that_waited_long_enough_gets_the_next_slot(engine: Engine) -
     drain(engine, max_steps=20000)
 
 
+@pytest.mark.slow
 def test_a_request_that_waits_for_blocks_holds_up_no_smaller_one_and_is_served(engine: Engine) -> None:
     engine._scheduler._admission._max_bypass_s = 0.0
     engine.add(sequences(engine, request("first", max_tokens=40), prompt(1600)))
