@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CLUSTER ?= cluster.yaml
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Files are shared out to one process per core, at most four: each has torch and some models in memory.
-PYTEST := $(BIN)/pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .DEFAULT_GOAL := serve
 .PHONY: help serve serve-fast down test test-fast test-rooms test-cluster check lint docs clean
