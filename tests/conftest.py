@@ -17,8 +17,14 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
 )
 
-# Random inputs are seeded: the same examples on every machine. HYPOTHESIS_SEARCH=1 looks for new ones.
-hypothesis.settings.register_profile("repeatable", derandomize=not os.environ.get("HYPOTHESIS_SEARCH"))
+# Random inputs are seeded: the same examples on every machine. HYPOTHESIS_SEARCH=1 looks for new ones. How long a busy
+# machine takes to draw them decides nothing.
+hypothesis.settings.register_profile(
+    "repeatable",
+    derandomize=not os.environ.get("HYPOTHESIS_SEARCH"),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("repeatable")
 
 
