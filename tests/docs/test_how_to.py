@@ -28,6 +28,7 @@ def test_every_how_to_is_tried() -> None:
     assert {file.stem for file in HOW_TO.glob("*.md")} == {*WITH_CLAIMS, "add-a-model-family"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_CLAIMS)
 def test_what_a_how_to_says_holds_after_its_steps_and_not_before(name: str, tmp_path: Path) -> None:
     page = page_of(name)

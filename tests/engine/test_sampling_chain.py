@@ -88,6 +88,7 @@ def random_params(generator: random.Random) -> SamplingParams:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(
     seed=st.integers(0, 2**31),

@@ -134,6 +134,7 @@ def test_an_adapter_that_waited_long_enough_gets_the_next_slot(impatient: Engine
     drain(impatient, max_steps=20000)
 
 
+@pytest.mark.slow
 def test_a_request_that_waits_for_blocks_holds_up_no_smaller_one_and_is_served(impatient: Engine) -> None:
     impatient.add(sequences(impatient, request("first", max_tokens=40), prompt(1600)))
     impatient.step()

@@ -85,7 +85,7 @@ async def address() -> AsyncIterator[tuple[str, int]]:
         await serving
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 def told(answer: Answer, expected: object) -> object:

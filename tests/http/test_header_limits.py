@@ -76,6 +76,7 @@ def code(body: bytes) -> str:
     return str(json.loads(body)["error"]["code"])
 
 
+@pytest.mark.slow
 async def test_headers_that_do_not_end_are_answered_and_the_connection_is_closed() -> None:
     async with connection(Hasty) as (reader, writer):
         writer.write(HEAD)
@@ -89,6 +90,7 @@ async def test_a_connection_over_which_nothing_comes_is_closed() -> None:
         assert await reader.read() == b""
 
 
+@pytest.mark.slow
 async def test_a_body_and_its_answer_may_take_longer_than_headers() -> None:
     async with connection(Hasty) as (reader, writer):
         writer.write(HEAD + b"content-length: 4\r\n\r\nte")
@@ -97,6 +99,7 @@ async def test_a_body_and_its_answer_may_take_longer_than_headers() -> None:
         assert await answer(reader) == (200, b"text")
 
 
+@pytest.mark.slow
 async def test_the_time_counts_anew_for_every_request_of_a_connection() -> None:
     async with connection(Hasty) as (reader, writer):
         writer.write(HEAD + b"content-length: 3\r\n\r\none")
