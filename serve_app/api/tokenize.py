@@ -77,10 +77,11 @@ def parse_tokenize(body: bytes, limits: WireLimits) -> TokenizeCall:
     values = _read(body, TOKENIZE, limits, path=Path.TOKENIZE)
     if ("content" in values) is ("prompt" in values):
         found = "both" if "content" in values else "neither"
-        raise InvalidRequest(f"`content` or `prompt` is required, a string; found {found}.", "content")
+        raise InvalidRequest.refusing("content", must='be a string, or else "prompt"', found=found)
     if all(name in values for name in SPECIAL_NAMES):
-        raise InvalidRequest(
-            "`add_special` and `add_special_tokens` are one parameter; send one of them.", "add_special_tokens"
+        one, other = SPECIAL_NAMES
+        raise InvalidRequest.refusing(
+            other, must=f'be absent beside "{one}", as both are names of one parameter', found="both"
         )
     adds_special = values.get("add_special", values.get("add_special_tokens", "prompt" in values))
     has_pieces, returns_strings = values.get("with_pieces", False), values.get("return_token_strs", False)
@@ -102,7 +103,7 @@ def parse_detokenize(body: bytes, limits: WireLimits) -> DetokenizeCall:
     values = _read(body, DETOKENIZE, limits, path=Path.DETOKENIZE)
     if "tokens" not in values:
         words = DETOKENIZE["tokens"].form.words(Terms(limits=limits, dialect=UNION))
-        raise InvalidRequest(f"`tokens` is required, {words}; found null.", "tokens")
+        raise InvalidRequest.refusing("tokens", must=f"be {words}", found="nothing")
     return DetokenizeCall(model=values.get("model"), token_ids=values["tokens"])
 
 
@@ -119,8 +120,8 @@ def _read(body: bytes, table: Mapping[str, Parameter], limits: WireLimits, *, pa
         if sent is None:
             continue
         if name not in table:
-            raise UnsupportedParameter(
-                f"`{name[:100]}` is not a parameter of {path}; those are {', '.join(table)}.", name[:100]
+            raise UnsupportedParameter.refusing(
+                name[:100], must=f"be one of the parameters of {path}: {', '.join(table)}", found="none of that name"
             )
         values[name] = table[name].form.read(Value(name=name, sent=sent, terms=terms))
     return values

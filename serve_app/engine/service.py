@@ -242,7 +242,8 @@ class ModelService:
             return
         card = self._card.adapter(model.adapter)
         if card is None or not card.is_usable or card.version != model.version:
-            raise AdapterNotFound(f"adapter {model.name} is not served in the version asked for", "model")
+            must = f"name an adapter of {self._card.name} in a version that this replica serves"
+            raise AdapterNotFound.refusing("model", must=must, found=f"{model.name} in another")
 
     def _deliver(self, deltas: list[Delta], load: Load) -> None:
         """Sort a step's deltas by router; runs on the event loop. What fails for one router concerns no other."""

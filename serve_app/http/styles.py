@@ -76,7 +76,11 @@ class NativeStyle:
             members["model"] = self._inquiries.model_named(None)
         request = read_completion(members, limits, dialect)
         if request.best_of is not None:
-            raise UnsupportedParameter("`best_of` is carried out at /v1/completions only.", "best_of")
+            raise UnsupportedParameter.refusing(
+                "best_of",
+                must="be absent, as it is carried out at /v1/completions only",
+                found=str(request.best_of),
+            )
         return request.seeded()
 
     def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:

@@ -76,9 +76,6 @@ def _biased_ids(request: CompletionRequest, vocab_size: int) -> tuple[tuple[int,
         if 0 <= key < vocab_size:
             pairs.append((key, bias))
         elif not request.dialect.ignores_unknown_bias:
-            raise InvalidRequest(
-                f"`logit_bias` must name token ids from 0 to {vocab_size - 1}, or texts; found an id outside of the"
-                " vocabulary.",
-                "logit_bias",
-            )
+            must = f"name token ids from 0 to {vocab_size - 1}, or texts"
+            raise InvalidRequest.refusing("logit_bias", must=must, found="an id outside of the vocabulary")
     return tuple(pairs)

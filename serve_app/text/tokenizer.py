@@ -69,9 +69,7 @@ class TextTokenizer:
         for part in prompt.parts:
             token_ids += self.encode_text(part) if isinstance(part, str) else part
         if len(token_ids) == num_prefixed:
-            raise InvalidRequest(
-                "`prompt` must not be empty: it has no text and no token that the model knows", "prompt"
-            )
+            raise InvalidRequest.refusing("prompt", must="not be empty", found="no token that the model knows")
         self._check_range(token_ids)
         return token_ids
 
@@ -159,9 +157,8 @@ class TextTokenizer:
         if min(token_ids) >= 0 and max(token_ids) < self.vocab_size:
             return
         stray = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
-        raise InvalidRequest(
-            f'`prompt` has the token id {stray}; ids of the model are 0 to {self.vocab_size - 1}', "prompt"
-        )
+        must = f"hold token ids from 0 to {self.vocab_size - 1}, which are the model's vocabulary"
+        raise InvalidRequest.refusing("prompt", must=must, found=str(stray))
 
     def _show(self, token_id: int) -> str:
         name = self._pieces.name(token_id)
@@ -186,11 +183,8 @@ def _check_unicode(text: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"`prompt` must be Unicode text; character {error.start} of a text in it is half of "
-            f"a surrogate pair (U+{ord(text[error.start]):04X})",
-            "prompt",
-        ) from error
+        half = f"half of a surrogate pair (U+{ord(text[error.start]):04X}) at character {error.start}"
+        raise InvalidRequest.refusing("prompt", must="be Unicode text", found=half) from error
 
 
 def _prefix_ids(tokenizer: Tokenizer) -> tuple[int, ...]:

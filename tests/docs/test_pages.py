@@ -71,7 +71,7 @@ def test_what_a_parameter_must_be_is_told_alike_by_contract_openapi_and_parser(
     body = {"model": "m", "prompt": "p", name: wrong}
     if name == "top_logprobs":
         body["logprobs"] = True
-    with pytest.raises(InvalidRequest, match=re.escape(f"`{name}` must be {allowed}; found ")):
+    with pytest.raises(InvalidRequest, match=re.escape(f'"{name}" must be {allowed}; found ')):
         parse_completion(json.dumps(body).encode())
 
 

@@ -75,7 +75,7 @@ async def test_tokens_come_back_as_text_under_both_names(client):
         ("/tokenize", {"content": "", "add_special": True, "add_special_tokens": True}, "add_special_tokens", "one of"),
         ("/tokenize", {"content": "a", "pieces": True}, "pieces", "not a parameter of /tokenize"),
         ("/tokenize", {"content": "a", "model": 5}, "model", "must be a string"),
-        ("/detokenize", {}, "tokens", "is required"),
+        ("/detokenize", {}, "tokens", "token ids; found nothing"),
         ("/detokenize", {"tokens": "ab"}, "tokens", "a list"),
         ("/detokenize", {"tokens": [1, True]}, "tokens[1]", "found true"),
         ("/detokenize", {"tokens": [1, -1]}, "tokens[1]", "found -1"),
@@ -102,7 +102,7 @@ async def test_the_model_may_be_left_out_only_where_there_is_one(client, fleet):
     response = await client.post("/tokenize", json={"content": "a"})
     assert response.status_code == 400
     message = response.json()["error"]["message"]
-    assert "`model` is required where several models are served: org/tiny, other." in message
+    assert '"model" must be one of org/tiny, other where several models are served; found nothing.' in message
     assert (await client.get("/props")).status_code == 400
     assert (await client.get("/props?model=other")).json()["model_alias"] == "other"
 
