@@ -27,7 +27,7 @@ def completion_schema(terms: Terms) -> Schema:
     has_default_model = terms.dialect.default_model is not None
     properties = {name: _property(name, each, terms) for name, each in PARAMETERS.items()}
     properties["stream_options"]["anyOf"] = [_options(terms), {"type": "null"}]
-    properties["tools"] = {**properties["tools"], "anyOf": [{"enum": properties["tools"].pop("enum")}, TOOLS]}
+    properties["tools"]["anyOf"] = [{"enum": properties["tools"].pop("enum")}, TOOLS]
     schema = {
         "type": "object",
         "required": list(REQUIRED),
