@@ -11,10 +11,10 @@ from serve_app.api.dialects.dialect import BestOf
 from serve_app.api.dispositions import Renamed
 from serve_app.api.forms.form import Schema, Terms
 from serve_app.api.forms.shared import FLAG
+from serve_app.api.openapi_schemas import NOTHING
 from serve_app.api.parameters import PARAMETERS, form_of
 
 TRUE: Schema = {"const": True}
-NOTHING: Schema = {"type": "null"}
 SEVERAL: Schema = {"type": "integer", "minimum": 2}
 WITHOUT_LOGPROBS: Mapping[str, Schema] = {"logprobs": {"enum": [None, False]}, "n_probs": {"enum": [None, 0]}}
 SWITCHED_ON: Schema = {"type": "array", "contains": {"properties": {"scale": {"const": 1}}, "required": ["scale"]}}

@@ -11,7 +11,7 @@ from serve_app.api.dialects.tables import DIALECTS, HEADER, LLAMA_CPP
 from serve_app.api.forms.form import Parameter, Schema, Terms
 from serve_app.api.limits import WireLimits
 from serve_app.api.openapi_parameters import completion_schema, native_schema
-from serve_app.api.openapi_schemas import SCHEMAS, STRING, nullable, record, reference
+from serve_app.api.openapi_schemas import NOTHING, SCHEMAS, STRING, nullable, record, reference
 from serve_app.api.paths import Path
 from serve_app.api.tokenize import DETOKENIZE, SPECIAL_NAMES, TOKENIZE
 
@@ -77,6 +77,7 @@ def _operations() -> dict[Path, dict[str, Any]]:
         Path.NATIVE_COMPLETIONS: native,
         Path.TOKENIZE: _operation("Cut a text into tokens", "Tokens", body="TokenizeRequest"),
         Path.DETOKENIZE: _operation("Give the text of tokens", "Text", body="DetokenizeRequest"),
+        Path.TOKENIZER_INFO: _operation("The tokenizer of a model", "TokenizerInfo", parameters=[MODEL_QUERY]),
         Path.MODELS: _operation("List the models", "ModelList"),
         Path.MODEL: _operation("One model", "Model", parameters=[MODEL_PATH]),
         Path.DIALECTS: _operation("What each dialect makes of every parameter", "Dialects"),
@@ -174,7 +175,7 @@ def _properties(table: Mapping[str, Parameter], terms: Terms, *, asked: tuple[st
             name: {**(schema if name in asked else nullable(schema)), "description": table[name].about}
             for name, schema in schemas.items()
         },
-        "additionalProperties": False,
+        "additionalProperties": NOTHING,
     }
 
 

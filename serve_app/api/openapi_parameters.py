@@ -9,7 +9,7 @@ from serve_app.api.dialects.dialect import UNLIMITED
 from serve_app.api.dispositions import Accepted, Carried, Disposition, NotYet, Renamed
 from serve_app.api.exclusions import excluded
 from serve_app.api.forms.form import Schema, Terms
-from serve_app.api.openapi_schemas import nullable
+from serve_app.api.openapi_schemas import NOTHING, nullable
 from serve_app.api.parameters import PARAMETERS, STREAM_OPTIONS, form_of
 from serve_app.api.parse import REQUIRED
 from serve_app.api.stream_options import StreamOptions
@@ -31,10 +31,10 @@ def completion_schema(terms: Terms) -> Schema:
     schema = {
         "type": "object",
         "required": list(REQUIRED),
-        "additionalProperties": not terms.dialect.refuses_unknown,
+        "additionalProperties": NOTHING if terms.dialect.refuses_unknown else True,
         "description": UNKNOWN_NAMES,
         "properties": properties,
-        "allOf": [{"not": each} for each in excluded(terms)],
+        "not": {"anyOf": excluded(terms)},
     }
     return with_optional_model(schema) if has_default_model else schema
 
@@ -59,7 +59,7 @@ def _options(terms: Terms) -> Schema:
     return {
         "type": "object",
         "properties": {name: _option(each) for name, each in STREAM_OPTIONS.items()},
-        "additionalProperties": not terms.dialect.refuses_unknown,
+        "additionalProperties": NOTHING if terms.dialect.refuses_unknown else True,
     }
 
 

@@ -37,13 +37,10 @@ _REFUSED_KEYS: Mapping[str, str] = {
 class ModelFolder:
     """A base model on disk whose files may be loaded.
 
-    created:          Unix seconds of the newest weight file
     num_weight_bytes: of all weight files together
     """
 
     path: Path
-    weights: tuple[Path, ...]
-    created: int
     num_weight_bytes: int
 
 
@@ -83,12 +80,7 @@ def _read_model_folder(path: Path) -> ModelFolder:
     config = read_json_object(path / CONFIG, max_bytes=MAX_CONFIG_BYTES)
     _refuse_keys(config)
     weights = _weight_files(path)
-    return ModelFolder(
-        path=path,
-        weights=weights,
-        created=int(max(file.stat().st_mtime for file in weights)),
-        num_weight_bytes=sum(file.stat().st_size for file in weights),
-    )
+    return ModelFolder(path=path, num_weight_bytes=sum(file.stat().st_size for file in weights))
 
 
 def _refuse_keys(config: Mapping[str, Any]) -> None:

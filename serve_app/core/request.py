@@ -25,6 +25,9 @@ def samplers_in_order(sent: tuple[SamplerName, ...] | None, *, is_temperature_la
         return sent
     return TEMPERATURE_LAST if is_temperature_last else TEMPERATURE_FIRST
 
+DRY_BASE = 1.75
+DRY_ALLOWED_LENGTH = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryParams:
@@ -39,8 +42,8 @@ class DryParams:
     """
 
     multiplier: float
-    base: float = 1.75
-    allowed_length: int = 2
+    base: float = DRY_BASE
+    allowed_length: int = DRY_ALLOWED_LENGTH
     window: int | None = None
     breakers: tuple[tuple[int, ...], ...] = ()
 

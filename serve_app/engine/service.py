@@ -120,6 +120,7 @@ class ModelService:
             max_waiting=config.max_waiting,
             kv_cache_bytes=model.kv_cache_bytes,
             chat_template=chat_template,
+            tokenizer=tokenizer.card,
         )
         return cls(engine, tokenizer, card, replica_id=replica_id)
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from tokenizers import Encoding, Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from serve_app.core.cards import TokenizerCard
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.request import Prompt
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
@@ -23,11 +24,12 @@ class TextTokenizer:
     While a text is cut into tokens, other threads run.
 
     vocab_size:  of the model; may be larger than the tokenizer's (padding) or smaller
+    card:        how it calls itself and its special tokens
     special_ids: tokens that have a meaning but no text
     chars_per_token: the most characters of a text that end up in one token; None where nothing bounds them
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, card: TokenizerCard | None = None) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -35,6 +37,7 @@ class TextTokenizer:
         self._prefix_ids = _prefix_ids(tokenizer)
         self._token_texts: dict[int, str] = {}
         self.vocab_size = vocab_size
+        self.card = card or TokenizerCard()
         self.special_ids = self._pieces.special_ids
         self.chars_per_token = chars_per_token(tokenizer)
 
@@ -52,7 +55,7 @@ class TextTokenizer:
                 "save it as tokenizer.json, which only fast tokenizers have"
             )
         try:
-            return cls(loaded.backend_tokenizer, vocab_size=vocab_size)
+            return cls(loaded.backend_tokenizer, vocab_size=vocab_size, card=_card(loaded))
         except UnsupportedTokenizer as error:
             raise UnsupportedTokenizer(f"the tokenizer in {path} cannot stream: {error}") from error
 
@@ -185,6 +188,12 @@ def _check_unicode(text: str) -> None:
     except UnicodeEncodeError as error:
         half = f"half of a surrogate pair (U+{ord(text[error.start]):04X}) at character {error.start}"
         raise InvalidRequest.refusing("prompt", must="be Unicode text", found=half) from error
+
+
+def _card(loaded: PreTrainedTokenizerBase) -> TokenizerCard:
+    named = loaded.special_tokens_map.items()
+    texts = tuple((name, str(token)) for name, token in named if isinstance(token, str | AddedToken))
+    return TokenizerCard(kind=type(loaded).__name__, special_tokens=texts)
 
 
 def _prefix_ids(tokenizer: Tokenizer) -> tuple[int, ...]:

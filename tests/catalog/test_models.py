@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,12 @@ def write_model(folder: Path, *, config: dict[str, Any] = SOUND, weights: str | 
     (folder / "tokenizer.json").write_text("{}")
     if weights is not None:
         (folder / weights).write_bytes(save({"w": array(9, 2)}))
-        os.utime(folder / weights, (1_700_000_000, 1_700_000_000))
     return folder
 
 
 def test_a_sound_folder_is_read(tmp_path: Path) -> None:
     model = read_model_folder(write_model(tmp_path))
-    assert (model.path, model.weights, model.created) == (tmp_path, (tmp_path / "model.safetensors",), 1_700_000_000)
+    assert model.path == tmp_path
     assert model.num_weight_bytes == (tmp_path / "model.safetensors").stat().st_size
 
 
@@ -45,7 +43,6 @@ def test_sharded_weights_are_counted_together(tmp_path: Path) -> None:
     index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors", "z": "a.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     model = read_model_folder(tmp_path)
-    assert [file.name for file in model.weights] == ["a.safetensors", "b.safetensors"]
     assert model.num_weight_bytes == 2 * (tmp_path / "a.safetensors").stat().st_size
 
 
@@ -121,7 +118,7 @@ def test_a_model_that_is_no_local_folder_is_refused(tmp_path: Path) -> None:
 
 def test_the_builtin_model_is_read() -> None:
     model = read_model_folder(locate_model("builtin:demo"))
-    assert model.num_weight_bytes == sum(file.stat().st_size for file in model.weights) > 0
+    assert model.num_weight_bytes == (model.path / "model.safetensors").stat().st_size > 0
 
 
 @pytest.mark.parametrize("name", ["stories260K", "sort-gpt2", "tinystories-656K", "babyllama-105"])

@@ -151,6 +151,9 @@ def test_whatever_does_not_fit_the_description_is_refused_in_the_one_form(dialec
         {"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}},
         {"model": None},
         {"zzz": 1},
+        {"zzz": None},
+        {"max_token": None},
+        {"stream_options": {"odd": None}, "stream": True},
     ],
     ids=json.dumps,
 )

@@ -9,6 +9,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from serve_app.core.cards import TokenizerCard
 from serve_app.http.app import build_app
 from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
@@ -20,7 +21,8 @@ from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 async def fleet() -> AsyncIterator[Fleet]:
     fleet = Fleet("router-0", aliases={"fast": "org/tiny:sql"})
     card = model_card("org/tiny", adapter_card("broken", reason="no weights"), adapter_card("sql"))
-    card = replace(card, chat_template="{{ messages }}")
+    tokenizer = TokenizerCard(kind="TokenizersBackend", special_tokens=(("eos_token", "</s>"), ("im_end", "<e>")))
+    card = replace(card, chat_template="{{ messages }}", tokenizer=tokenizer)
     for number in range(2):
         backend = FakeBackend(replica_card(f"r{number}", card))
         fleet.put(backend.card, backend)
@@ -145,6 +147,14 @@ async def test_props_tell_the_models_limits_and_cannot_be_written(client):
     assert (params["seed"], params["samplers"][-1]) == (-1, "temperature")
     assert body["chat_template"] == "{{ messages }}"
     assert (await client.post("/props", json={})).status_code == 405
+
+
+async def test_the_tokenizer_tells_its_special_tokens_and_the_usual_ones_that_it_lacks(client):
+    assert (await client.get("/tokenizer_info?model=fast")).json() == {
+        "tokenizer_class": "TokenizersBackend", "model_max_length": 512, "bos_token": None, "eos_token": "</s>",
+        "pad_token": None, "unk_token": None, "im_end": "<e>", "chat_template": "{{ messages }}",
+    }  # fmt: skip
+    assert (await client.get("/tokenizer_info?model=nobody")).status_code == 404
 
 
 async def test_usable_adapters_are_listed_by_the_number_that_requests_use(client):

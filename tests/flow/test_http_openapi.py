@@ -131,6 +131,10 @@ async def test_described_defaults_are_accepted_where_they_are_sent(dialect):
         ("/tokenize", {"content": None}),
         ("/tokenize", {"content": "a", "add_special": None, "add_special_tokens": True}),
         ("/tokenize", {"content": "a", "add_special": False, "add_special_tokens": True}),
+        ("/tokenize", {"content": "a", "odd": None}),
+        ("/detokenize", {"tokens": [97.0], "odd": None}),
+        ("/detokenize", {"tokens": [97.5]}),
+        ("/detokenize", {"tokens": [97], "odd": 1}),
     ],
 )
 async def test_a_body_is_accepted_exactly_where_the_description_allows_it(client, path, body):
