@@ -74,28 +74,34 @@ def _property(name: str, disposition: Disposition, terms: Terms) -> Schema:
     match disposition:
         case Carried(parameter):
             described = f"{parameter.about} Must be {parameter.form.words(terms)}."
-            return {**_value_schema(name, name, terms), "description": described}
+            return {**_value_schema(name, terms), "description": described}
         case Renamed():
             described = f"Another name of `{disposition.to}`. {disposition.besides}".rstrip()
-            return {**_value_schema(name, disposition.to, terms, also=disposition.absent), "description": described}
+            return {**_renamed_schema(name, disposition, terms), "description": described}
         case Accepted(parameter):
-            return {**_value_schema(name, name, terms), "description": f"Has no effect. {parameter.about}"}
+            return {**_value_schema(name, terms), "description": f"Has no effect. {parameter.about}"}
         case NotYet():
             return {"enum": [*disposition.neutral, None], "description": NOT_CARRIED_OUT}
         case _:
             assert_never(disposition)
 
 
-def _value_schema(name: str, canonical: str, terms: Terms, *, also: tuple[object, ...] = ()) -> Schema:
-    """What may be sent under a name; null is the default everywhere but in what is required.
-
-    also: values besides those of the form
-    """
+def _value_schema(name: str, terms: Terms) -> Schema:
+    """What may be sent under a parameter's own name; null is the default everywhere but in what is required."""
     schema = form_of(name).schema(terms)
-    if canonical in REQUIRED:
+    if name in REQUIRED:
         return schema
-    forms = [*(schema.get("anyOf") or [schema]), *({"const": value} for value in also), {"type": "null"}]
-    return {"anyOf": forms, "default": _default(canonical, terms)}
+    return {**nullable(*_forms(schema)), "default": _default(name, terms)}
+
+
+def _renamed_schema(name: str, disposition: Renamed, terms: Terms) -> Schema:
+    """What may be sent under another name; one that does more than the parameter does so only where it is sent."""
+    values = [*_forms(form_of(name).schema(terms)), *({"const": value} for value in disposition.absent)]
+    return {**nullable(*values), "default": None if disposition.besides else _default(disposition.to, terms)}
+
+
+def _forms(schema: Schema) -> list[Schema]:
+    return list(schema.get("anyOf") or [schema])
 
 
 def _default(name: str, terms: Terms) -> object:

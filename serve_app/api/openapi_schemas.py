@@ -14,8 +14,8 @@ NUMBER: Schema = {"type": "number"}
 NOTHING: Schema = {"type": "null"}
 
 
-def nullable(schema: Schema) -> Schema:
-    return {"anyOf": [schema, NOTHING]}
+def nullable(*forms: Schema) -> Schema:
+    return {"anyOf": [*forms, NOTHING]}
 
 
 def array(items: Schema) -> Schema:

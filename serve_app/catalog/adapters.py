@@ -37,9 +37,7 @@ def read_records(folder: Path) -> tuple[AdapterRecord, ...]:
     if not folder.is_dir():
         return ()
     entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    return tuple(
-        read_adapter(entry, root=folder) for entry in entries if entry.is_symlink() or entry.is_dir()
-    )
+    return tuple(read_adapter(entry, root=folder) for entry in entries if entry.is_symlink() or entry.is_dir())
 
 
 def read_adapter(path: Path, *, root: Path) -> AdapterRecord:

@@ -25,6 +25,7 @@ def samplers_in_order(sent: tuple[SamplerName, ...] | None, *, is_temperature_la
         return sent
     return TEMPERATURE_LAST if is_temperature_last else TEMPERATURE_FIRST
 
+
 DRY_BASE = 1.75
 DRY_ALLOWED_LENGTH = 2
 
