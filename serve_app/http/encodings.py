@@ -55,7 +55,7 @@ class Unpacked:
             piece = self._next_piece()
             self._is_over = not piece and not self._has_more
             if self._is_over and not self._stream.eof:
-                raise InvalidRequest.refusing(NAME, must=HONEST, found="one that ends too early")
+                raise InvalidRequest.refusing(NAME, must=HONEST, found="gzip that ends too early")
             if piece or self._is_over:
                 return {"type": "http.request", "body": piece, "more_body": not self._is_over}
             message = await self._receive()
@@ -72,7 +72,7 @@ class Unpacked:
             try:
                 piece = self._stream.decompress(self._packed, PIECE_BYTES)
             except zlib.error:
-                raise InvalidRequest.refusing(NAME, must=HONEST, found="one that is not gzip") from None
+                raise InvalidRequest.refusing(NAME, must=HONEST, found="bytes that are no gzip") from None
             self._packed = self._stream.unused_data or self._stream.unconsumed_tail
             if piece:
                 return piece
