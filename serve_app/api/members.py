@@ -28,11 +28,10 @@ def read_members(
         if sent is None:
             continue
         if name not in table:
-            raise UnsupportedParameter(
-                f"`{name[:100]}` is not a parameter of {path}; those are {', '.join(table)}.", name[:100]
+            raise UnsupportedParameter.refusing(
+                name[:100], must=f"be one of the parameters of {path}: {', '.join(table)}", found="none of that name"
             )
         values[name] = table[name].form.read(Value(name=name, sent=sent, terms=terms))
     if required is not None and required not in values:
-        words = table[required].form.words(terms)
-        raise InvalidRequest(f"`{required}` is required, {words}; found null.", required)
+        raise InvalidRequest.refusing(required, must=f"be {table[required].form.words(terms)}", found="nothing")
     return values

@@ -75,10 +75,11 @@ def parse_tokenize(body: bytes, limits: WireLimits) -> TokenizeCall:
     values = read_members(body, TOKENIZE, limits, path=Path.TOKENIZE)
     if ("content" in values) is ("prompt" in values):
         found = "both" if "content" in values else "neither"
-        raise InvalidRequest(f"`content` or `prompt` is required, a string; found {found}.", "content")
+        raise InvalidRequest.refusing("content", must='be a string, or else "prompt"', found=found)
     if all(name in values for name in SPECIAL_NAMES):
-        raise InvalidRequest(
-            "`add_special` and `add_special_tokens` are one parameter; send one of them.", "add_special_tokens"
+        one, other = SPECIAL_NAMES
+        raise InvalidRequest.refusing(
+            other, must=f'be absent beside "{one}", as both are names of one parameter', found="both"
         )
     adds_special = values.get("add_special", values.get("add_special_tokens", "prompt" in values))
     has_pieces, returns_strings = values.get("with_pieces", False), values.get("return_token_strs", False)

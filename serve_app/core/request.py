@@ -26,6 +26,10 @@ def samplers_in_order(sent: tuple[SamplerName, ...] | None, *, is_temperature_la
     return TEMPERATURE_LAST if is_temperature_last else TEMPERATURE_FIRST
 
 
+DRY_BASE = 1.75
+DRY_ALLOWED_LENGTH = 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryParams:
     """Lowers the logit of tokens that would continue a repetition ("don't repeat yourself").
@@ -39,8 +43,8 @@ class DryParams:
     """
 
     multiplier: float
-    base: float = 1.75
-    allowed_length: int = 2
+    base: float = DRY_BASE
+    allowed_length: int = DRY_ALLOWED_LENGTH
     window: int | None = None
     breakers: tuple[tuple[int, ...], ...] = ()
 

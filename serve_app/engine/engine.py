@@ -175,9 +175,9 @@ class Engine:
         self._slots.poll()
         batch = self._scheduler.schedule()
         for sequence, reason in self._scheduler.take_failures():
-            deltas += self._lose(
-                [sequence], AdapterUnusable(f"adapter {sequence.request.model.name}: {reason}", "model")
-            )
+            found = f"{sequence.request.model.name}: {reason}"
+            error = AdapterUnusable.refusing("model", must="name an adapter that can be used", found=found)
+            deltas += self._lose([sequence], error)
         self.is_stalled = not batch and self.has_work
         if not batch:
             return

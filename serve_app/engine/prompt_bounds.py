@@ -71,10 +71,19 @@ class PromptBounds:
         return self._overflow(request, found, {"n_prompt_chars": num_chars, "max_prompt_chars": most})
 
     def _overflow(self, request: GenerationRequest, found: str, facts: dict[str, int]) -> ContextOverflow:
-        remedy = "" if request.context.truncates_prompt else ", or send `truncate_sequence`: true"
-        return ContextOverflow(
-            f"`prompt` {request.prompt_index} {found}, which exceeds the available context size: that of"
-            f" {self._model_name} is {self._max_model_len} tokens, prompt and completion together. Shorten it{remedy}.",
-            "prompt",
-            {**facts, "n_ctx": self._max_model_len},
-        )
+        context = self._max_model_len
+        return context_overflow(request, found, model_name=self._model_name, max_model_len=context, facts=facts)
+
+
+def context_overflow(
+    request: GenerationRequest, found: str, *, model_name: str, max_model_len: int, facts: dict[str, int]
+) -> ContextOverflow:
+    """found: how long the prompt is, behind its number"""
+    remedy = "" if request.context.truncates_prompt else ', or send "truncate_sequence": true'
+    return ContextOverflow.refusing(
+        "prompt",
+        must=f"fit the context of {model_name}, which is {max_model_len} tokens for prompt and completion together",
+        found=f"prompt {request.prompt_index}, which {found} and exceeds the available context size",
+        remedy=f"Shorten it{remedy}.",
+        facts={**facts, "n_ctx": max_model_len},
+    )

@@ -121,6 +121,7 @@ class ModelService:
             max_waiting=config.max_waiting,
             kv_cache_bytes=model.kv_cache_bytes,
             chat_template=chat_template,
+            tokenizer=tokenizer.card,
         )
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
@@ -236,7 +237,8 @@ class ModelService:
             return
         card = self._card.adapter(model.adapter)
         if card is None or not card.is_usable or card.version != model.version:
-            raise AdapterNotFound(f"adapter {model.name} is not served in the version asked for", "model")
+            must = f"name an adapter of {self._card.name} in a version that this replica serves"
+            raise AdapterNotFound.refusing("model", must=must, found=f"{model.name} in another")
 
     def _end(self, request_ids: frozenset[str]) -> None:
         self._open.drop(request_ids)

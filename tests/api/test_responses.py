@@ -159,11 +159,11 @@ def test_an_error_tells_status_code_and_facts():
 
 
 def test_the_shape_and_the_status_of_an_error_are_its_dialects_own():
-    error = InvalidRequest("`n` must be …", "n")
-    assert error_body(error, DIALECTS["mistral.rs"]) == {"message": "`n` must be …"}
+    error = InvalidRequest('"n" must be …', "n")
+    assert error_body(error, DIALECTS["mistral.rs"]) == {"message": '"n" must be …'}
     assert error_body(error, DIALECTS["sglang"]) == {
         "object": "error",
-        "message": "`n` must be …",
+        "message": '"n" must be …',
         "type": "BadRequestError",
         "param": "n",
         "code": 400,

@@ -42,7 +42,7 @@ async def test_a_completion_ends_with_the_context(stack: Stack) -> None:
 async def test_a_completion_that_would_not_fit_is_refused_where_that_was_asked_for(stack: Stack) -> None:
     status, body = await post(stack, prompt=ids(60), n_predict=5, context_length_exceeded_behavior="error")
     assert (status, body["error"]["param"]) == (400, "n_predict")
-    assert "`n_predict` must be at most 4" in body["error"]["message"]
+    assert '"n_predict" must be at most 4' in body["error"]["message"]
     assert (body["error"]["n_prompt_tokens"], body["error"]["n_ctx"]) == (60, CONTEXT)
     status, _ = await post(stack, prompt=ids(60), max_tokens=4, context_length_exceeded_behavior="error")
     assert status == 200

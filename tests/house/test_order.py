@@ -70,17 +70,44 @@ def test_functions_are_short_nearly_all_of_them_and_none_is_long() -> None:
     assert statistics.quantiles([length for length, _ in functions], n=10)[-1] <= MAX_USUAL_FUNCTION_LINES
 
 
-QUOTED_NAME = re.compile(r"""^["'][a-z_]+["'] (?:must|is|names|has)\b""")
+REFUSALS = frozenset(
+    {
+        "InvalidRequest", "UnsupportedParameter", "ContextOverflow", "AdapterUnusable", "Forbidden", "NotFound",
+        "ModelNotFound", "AdapterNotFound", "UnsupportedMediaType",
+    }
+)  # fmt: skip
+"""Errors that are about a parameter, where they name one."""
+
+
+def freely_worded(source: str) -> list[int]:
+    """Lines that make a refusal of a parameter in words of their own."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in REFUSALS
+        and (len(node.args) > 1 and not (isinstance(node.args[1], ast.Constant) and node.args[1].value is None))
+    ]
 
 
 @pytest.mark.parametrize("file", MODULES, ids=name_of)
-def test_a_message_puts_the_parameter_that_it_names_in_backticks(file: Path) -> None:
-    found = [
-        f"line {node.lineno}: {node.value}"
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and QUOTED_NAME.search(node.value)
-    ]
-    assert found == []
+def test_every_refusal_of_a_parameter_has_the_one_form(file: Path) -> None:
+    assert freely_worded(file.read_text(encoding="utf-8")) == [], "say it by `refusing`"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ('raise InvalidRequest("`n` is odd", "n")', True),
+        ("raise ModelNotFound(message, spelled)", True),
+        ('raise InvalidRequest("The body is no object.")', False),
+        ('raise InvalidRequest("Too long.", None, {"most": 5})', False),
+        ('raise InvalidRequest.refusing("n", must="be even", found="1")', False),
+    ],
+)
+def test_a_refusal_in_words_of_its_own_is_told_from_others(line: str, is_found: bool) -> None:
+    assert bool(freely_worded(line)) is is_found
 
 
 def text_files() -> list[Path]:

@@ -76,7 +76,7 @@ def test_ids_outside_the_models_vocabulary_are_refused_by_name_and_range(stories
 def test_text_with_tokens_that_the_model_lacks_is_refused() -> None:
     tokenizer = TextTokenizer(small_tokenizer(), vocab_size=1)
     assert tokenizer.encode(text("aa")) == [0, 0]
-    with pytest.raises(InvalidRequest, match="token id 1; ids of the model are 0 to 0"):
+    with pytest.raises(InvalidRequest, match="token ids from 0 to 0, which are the model's vocabulary; found 1"):
         tokenizer.encode(text("ab"))
 
 
