@@ -37,6 +37,7 @@ from serve_app.core.errors import ServeError
 from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest, Prompt, SamplingParams, StopParams
 from serve_app.engine import service as service_module
+from serve_app.engine.collector import exempt_what_is_loaded
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.service import ModelService
 from tests.bench.hostile import ATTACKS, Attack, Target
@@ -267,6 +268,8 @@ def load(options: argparse.Namespace, scratch: Path) -> tuple[ModelService, Watc
 
 async def compare(options: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
     service, engine, target = load(options, scratch)
+    if not options.collect_all:
+        exempt_what_is_loaded()
     service.start()
     results = []
     await phase(service, engine, options, None)
@@ -303,6 +306,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="how the names of the cases begin, with commas between")
     parser.add_argument("--case-timeout", type=float, default=120.0, help="seconds for all rounds of a case")
+    parser.add_argument("--collect-all", action="store_true", help="let Python's collector look at what is loaded, too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         asyncio.run(compare(options, Path(scratch)))

@@ -29,6 +29,7 @@ class Stage:
     is_active: [rows] bool, which rows it changes at all
     need:      the sums that it asks for
     drops:     whether it can drop tokens
+    share:     [rows] of all probability, what candidates must hold so that they settle the row; None is any
     """
 
     apply: Callable[[Candidates, Parameters, Moments], Candidates]
@@ -36,6 +37,7 @@ class Stage:
     is_active: Callable[[Parameters], Tensor]
     need: Need = Need.NOTHING
     drops: bool = True
+    share: Callable[[Parameters], Tensor] | None = None
 
 
 def divide_by_temperature(candidates: Candidates, parameters: Parameters, moments: Moments) -> Candidates:
