@@ -160,7 +160,7 @@ class TextTokenizer:
             return
         stray = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
         raise InvalidRequest(
-            f'`prompt` has the token id {stray}; ids of the model are 0 to {self.vocab_size - 1}', "prompt"
+            f"`prompt` has the token id {stray}; ids of the model are 0 to {self.vocab_size - 1}", "prompt"
         )
 
     def _show(self, token_id: int) -> str:

@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from serve_app.engine import service as service_module
 from serve_app.engine.collector import exempt_what_is_loaded
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.service import ModelService
-from tests.bench.hostile import ATTACKS, Attack, Target
+from tests.bench.hostile import ATTACKS, PAUSE_S, Attack, Target
 from tests.bench.poison import CALM, make_adapters
 from tests.bench.random_models import model_folder
 from tests.bench.watched_engine import Watched, WatchedEngine
@@ -68,6 +68,12 @@ class Router:
             for delta in frame.deltas:
                 self.take(delta, now)
             self.news.set()
+
+    async def stay(self) -> None:
+        """Keep the lease, as a router does: without it the service takes this one for dead and ends its streams."""
+        while True:
+            await self.service.hello(self.name)
+            await asyncio.sleep(1)
 
     def take(self, delta: Delta, now: float) -> None:
         if delta.token_ids:
@@ -106,8 +112,6 @@ def lowered(body: dict[str, Any], versions: dict[str, str]) -> list[GenerationRe
 
 
 def named(requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
-    from dataclasses import replace
-
     return [replace(each, request_id=f"r{next(numbers)}") for each in requests]
 
 
@@ -118,10 +122,9 @@ async def attack(router: Router, attack: Attack, prepared: list[list[GenerationR
         chosen = [prepared[(turn + i) % len(prepared)] for i in range(attack.at_once)]
         turn += attack.at_once
         await asyncio.gather(*(one(router, named(requests), told, attack.is_read) for requests in chosen))
-        while not attack.is_read:
-            await router.service.hello(router.name)
-            await asyncio.sleep(1)
-        await asyncio.sleep(0.05)
+        if not attack.is_read:
+            return
+        await asyncio.sleep(PAUSE_S)
 
 
 async def one(router: Router, requests: list[GenerationRequest], told: Counter[str], is_read: bool) -> None:
@@ -163,7 +166,7 @@ class Phase:
 
 async def phase(service: ModelService, engine: WatchedEngine, options: argparse.Namespace, case: Case | None) -> Phase:
     router = Router(service=service, name=f"calm-{next(numbers)}")
-    reading = asyncio.create_task(router.read())
+    own = [asyncio.create_task(router.read()), asyncio.create_task(router.stay())]
     await asyncio.sleep(0)
     mine = [request for number in range(NUM_STREAMS) for request in named(innocent(number, options))]
     engine.steps.clear()
@@ -174,14 +177,14 @@ async def phase(service: ModelService, engine: WatchedEngine, options: argparse.
     began, told = time.monotonic(), Counter[str]()
     tasks = case.begin(service, told) if case is not None else []
     await router.until(lambda: len(router.endings) == len(ids))
-    for task in (*tasks, reading):
+    for task in (*tasks, *own):
         task.cancel()
-    await asyncio.gather(*tasks, reading, return_exceptions=True)
+    await asyncio.gather(*tasks, *own, return_exceptions=True)
     if case is not None:
         service._detach(case.router_name)
     service._detach(router.name)
     steps = list(engine.steps)
-    while engine.has_work or service._live:
+    while engine.has_work or service._live:  # noqa: ASYNC110, the engine runs in another thread
         await asyncio.sleep(0.05)
     return Phase(
         at_s=[[at for at in router.at_s[id_] if at >= began] for id_ in ids],
@@ -203,8 +206,10 @@ class Case:
     def begin(self, service: ModelService, told: Counter[str]) -> list[asyncio.Task[None]]:
         self.router_name = f"hostile-{next(numbers)}"
         router = Router(service=service, name=self.router_name)
-        tasks = [asyncio.create_task(attack(router, self.attack, self.prepared, told))]
-        return [*tasks, asyncio.create_task(router.read())] if self.attack.is_read else tasks
+        tasks = [attack(router, self.attack, self.prepared, told), router.stay()]
+        if self.attack.is_read:
+            tasks.append(router.read())
+        return [asyncio.create_task(task) for task in tasks]
 
 
 def innocent(number: int, options: argparse.Namespace) -> list[GenerationRequest]:

@@ -221,9 +221,7 @@ def compare(service: Service, target: Target, options: argparse.Namespace) -> li
     return results
 
 
-def rounds(
-    name: str, service: Service, target: Target, options: argparse.Namespace
-) -> tuple[list[Phase], list[Phase]]:
+def rounds(name: str, service: Service, target: Target, options: argparse.Namespace) -> tuple[list[Phase], list[Phase]]:
     """Phases alone and beside a neighbour, by turns: as many as fit the case's time, one of each at least."""
     deadline = time.monotonic() + options.case_timeout
     quiet: list[Phase] = []

@@ -52,8 +52,8 @@ class Watched:
 
     def as_dict(self) -> dict[str, object]:
         return {
-            "own": round(self.own, 1), "wall": round(self.wall, 1), "cpu": round(self.cpu, 1), "queued": round(self.queued, 1),
-            "blocked": round(self.blocked, 1), "collected": round(self.collected, 1),
+            "own": round(self.own, 1), "wall": round(self.wall, 1), "cpu": round(self.cpu, 1),
+            "queued": round(self.queued, 1), "blocked": round(self.blocked, 1), "collected": round(self.collected, 1),
             "parts": {name: round(spent, 1) for name, spent in self.parts.items() if spent >= 0.05},
             "decoding": self.num_decoding, "prompt_tokens": self.num_prompt_tokens, "loads": self.num_loads,
             "copied": self.num_copied,
