@@ -55,6 +55,12 @@ class FullRow:
         return row_sums(self._kept)
 
     @property
+    def kept_ids(self) -> Tensor:
+        """[n] int64 the tokens in play, by rising id."""
+        columns = torch.nonzero(self.kept[0])[:, 0]
+        return columns if self.token_ids is None else self.token_ids[columns]
+
+    @property
     def weights(self) -> Tensor:
         """[1, vocab] float64, proportional to the probabilities; 0 is dropped."""
         return self._weighed()[0]
