@@ -14,6 +14,7 @@ from serve_app.core.delta import Frame
 from serve_app.core.errors import ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.engine.collector import exempt_what_is_loaded
 
 
 class Service(Backend, Protocol):
@@ -56,6 +57,7 @@ class Model:
     async def __init__(self, load: LoadService) -> None:  # type: ignore[misc]  # Serve awaits constructors
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._service = await asyncio.to_thread(load, self._replica_id)
+        exempt_what_is_loaded()
         self._service.start()
 
     async def hello(self, router_id: str) -> ReplicaCard:

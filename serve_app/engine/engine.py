@@ -21,7 +21,7 @@ from serve_app.engine.lora.adapter import Adapter
 from serve_app.engine.lora.bank import AdapterBank
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.output import Output
-from serve_app.engine.pace import Pace
+from serve_app.engine.pace import Pace, work_clock
 from serve_app.engine.queue import WaitingQueue
 from serve_app.engine.runner import Runner
 from serve_app.engine.sampling.sampler import Sampler
@@ -82,6 +82,7 @@ class Engine:
         self._sampler = Sampler(model.eos_token_ids)
         self._output = Output(tokenizer, model.eos_token_ids)
         self._unsampled: list[Sequence] = []
+        self._work_clock = work_clock(model.device.type)
         self.num_steps = 0
         self.num_failed_steps = 0
         self.step_s = 0.0
@@ -182,14 +183,13 @@ class Engine:
         if not batch:
             return
         self.num_steps += 1
-        started = time.perf_counter()
+        started, work_started = time.perf_counter(), self._work_clock()
         logits = self._runner.forward(batch)
         sampled = self._sampler.sample(logits, batch)
         deltas += self._output.commit(batch, sampled)
         deltas += self._settle(batch)
-        seconds = time.perf_counter() - started
-        self.step_s += seconds
-        self._scheduler.pace.note(batch.num_decoding, batch.num_prompt_tokens, seconds)
+        self.step_s += time.perf_counter() - started
+        self._scheduler.pace.note(batch.num_decoding, batch.num_prompt_tokens, self._work_clock() - work_started)
 
     def _settle(self, batch: Batch) -> list[Delta]:
         """Keep what was computed for later hits, start siblings, release what has ended; each on its own."""

@@ -50,7 +50,7 @@ def test_a_misspelled_name_is_answered_with_the_nearest_known_one(name: str, nea
     ],
 )
 def test_a_name_that_looks_like_a_known_one_is_taken_for_a_mistake(name: str) -> None:
-    assert "Did you mean \"" in refusal(**{name: 1}).message
+    assert 'Did you mean "' in refusal(**{name: 1}).message
 
 
 def test_a_name_that_is_nobodys_is_ignored_and_told() -> None:

@@ -86,7 +86,7 @@ def test_a_name_means_the_first_thing_that_fits(name: str, expected: ModelRef) -
         ("plain:pirate", InvalidRequest, 'name no adapter of "plain", for which LoRA is not enabled'),
         ("demo:huge", AdapterUnusable, 'that can be used; found "huge": rank 999'),
         ("huge", AdapterUnusable, 'that can be used; found "huge": rank 999'),
-        ("json", InvalidRequest, 'one of demo:json, org/other:json, as adapters of several'),
+        ("json", InvalidRequest, "one of demo:json, org/other:json, as adapters of several"),
     ],
 )
 def test_a_name_that_fits_nothing_is_refused_with_what_there_is(
