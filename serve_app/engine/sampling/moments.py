@@ -81,7 +81,8 @@ def holds_too_little(candidates: Candidates, logits: Tensor, share: Tensor) -> T
     outside = torch.exp(seen - highest).masked_fill_(seen > candidates.edge[:, None], 0.0)
     own = torch.cumsum(torch.exp(candidates.logits - highest), dim=-1)[:, -1]
     rest = torch.cumsum(outside, dim=-1)[:, -1] * (logits.shape[-1] / seen.shape[-1])
-    return is_whole & (own < CLEARLY_LESS * share * (own + rest))
+    is_hopeless: Tensor = is_whole & (own < CLEARLY_LESS * share * (own + rest))
+    return is_hopeless
 
 
 def _of_candidates(candidates: Candidates, need: Need) -> Moments:
