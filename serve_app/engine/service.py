@@ -20,6 +20,7 @@ from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.engine.allocator import keep_freed_memory
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.delivery import Delivery
 from serve_app.engine.driver import Driver
@@ -102,6 +103,7 @@ class ModelService:
 
         Raises ModelNotSupported.
         """
+        keep_freed_memory()
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         model = load_model(config)

@@ -265,7 +265,7 @@ def load(options: argparse.Namespace, scratch: Path) -> tuple[ModelService, Watc
     )  # fmt: skip
     service_module.Engine = WatchedEngine  # type: ignore[misc]
     service = ModelService.load(config, records, replica_id="r1")
-    engine = service._engine
+    engine = service.engine
     assert isinstance(engine, WatchedEngine)
     vocab = min(256, engine.model.vocab_size)
     return service, engine, Target(port=0, model="bench", context=engine.model.max_model_len, ids=vocab)

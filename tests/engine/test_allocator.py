@@ -1,0 +1,42 @@
+"""The C library's allocator: what a step freed is there for the next one."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+FAULTS = """
+import ctypes, resource, sys
+from serve_app.engine.allocator import keep_freed_memory
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+if sys.argv[1] == "keeps":
+    assert keep_freed_memory()
+def step():
+    blocks = [libc.malloc(1 << 20) for _ in range(20)]
+    for block in blocks:
+        ctypes.memset(block, 1, 1 << 20)
+    for block in reversed(blocks):
+        libc.free(block)
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+PAGES_OF_A_STEP = 20 * 256
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_memory_that_a_step_freed_is_not_asked_of_the_kernel_again() -> None:
+    def faults(how: str) -> int:
+        command = [sys.executable, "-c", FAULTS, how]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert faults("does not keep") > 10 * PAGES_OF_A_STEP
+    assert faults("keeps") < PAGES_OF_A_STEP
