@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 from serve_app.api.dialects.dialect import BestOf, Dialect
 from serve_app.api.dialects.tables import UNION
 from serve_app.api.forms.adapters import AdapterNames, AdapterScales
+from serve_app.api.forms.constraints import Grammar, JsonSchema, ResponseFormat, Source
 from serve_app.api.forms.form import Parameter
 from serve_app.api.forms.numbers import CountOrFlag, Integer, Real
 from serve_app.api.forms.plain import Members, OneOf, Text
@@ -34,6 +35,7 @@ from serve_app.api.forms.strings import Breakers
 from serve_app.api.forms.tokens import LogitBias, TokenIds
 from serve_app.api.limits import DEFAULT_LIMITS, INT32_MAX, INT64_MAX
 from serve_app.api.stream_options import StreamOptions
+from serve_app.core.constraint import Constraint
 from serve_app.core.request import Prompt, SamplerName
 
 SEED_BITS = 53
@@ -203,6 +205,26 @@ class CompletionRequest(BaseModel):
     no_stop_trim: Annotated[bool, Parameter(FLAG, "What ended the text stays in it.")] = False
     ignore_eos: Annotated[bool, Parameter(FLAG, "The model's own end of text does not end it.")] = False
 
+    # what the text has to be; one of them at most
+    response_format: Annotated[
+        InstanceOf[Constraint] | None,
+        Parameter(ResponseFormat(), "What the text has to be: any text, JSON, JSON of a schema, or of a grammar."),
+    ] = None
+    grammar: Annotated[
+        InstanceOf[Constraint] | None, Parameter(Grammar(), "A grammar that the text has to follow.")
+    ] = None
+    json_schema: Annotated[
+        InstanceOf[Constraint] | None, Parameter(JsonSchema(), "The text is JSON that satisfies this schema.")
+    ] = None
+    regex: Annotated[
+        InstanceOf[Constraint] | None,
+        Parameter(Source(kind="regex", what="a regular expression"), "What the whole text has to match."),
+    ] = None
+    ebnf: Annotated[
+        InstanceOf[Constraint] | None,
+        Parameter(Source(kind="gbnf", what="a grammar in EBNF, as GBNF"), "A grammar that the text has to follow."),
+    ] = None
+
     # what is returned
     stream: Annotated[bool, Parameter(FLAG, "Sends server-sent events as the text is generated.")] = False
     stream_options: Annotated[
@@ -268,6 +290,12 @@ class CompletionRequest(BaseModel):
         return options.continuous_usage_stats and (
             options.include_usage or not self.dialect.continuous_usage_needs_usage
         )
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the text has to be; None is any text."""
+        sources = (self.response_format, self.grammar, self.json_schema, self.regex, self.ebnf)
+        return next((source for source in sources if source is not None), None)
 
     def lora_path_of(self, prompt_index: int) -> str | None:
         """The adapter that was named for this prompt beside the model."""

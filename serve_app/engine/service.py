@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from serve_app.constraints.compiler import Compiled, Compiler
 from serve_app.core.adapters import AdapterRecord
 from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load
@@ -27,6 +28,7 @@ from serve_app.engine.engine import Engine
 from serve_app.engine.leases import Leases
 from serve_app.engine.loading import load_model
 from serve_app.engine.lora.registration import bind_adapters
+from serve_app.engine.masks import vocabulary_of
 from serve_app.engine.outbox import Outbox
 from serve_app.engine.preparation import Preparation
 from serve_app.engine.sequence import Sequence
@@ -73,6 +75,9 @@ class ModelService:
         self._card = card
         self._replica_id = replica_id
         self._lanes = TokenizerLanes()
+        self._compiler = Compiler(
+            lambda: vocabulary_of(tokenizer, engine.model.eos_token_ids), encode=tokenizer.encode_literal
+        )
         self._tokenizations = Tokenizations(tokenizer, max_chars=self._preparation.max_chars)
         self._outboxes: dict[str, Outbox] = {}
         self._leases = Leases(engine.config.lease_s, clock)
@@ -144,6 +149,7 @@ class ModelService:
             self._engine.close()
         for outbox in self._outboxes.values():
             outbox.close()
+        self._compiler.close()
         await asyncio.to_thread(self._lanes.close)
         self._tokenizations.close()
 
@@ -183,7 +189,8 @@ class ModelService:
         for request in requests:
             self._live[request.request_id] = _Held(router_id=router_id, unfinished=set(range(request.n)))
         try:
-            prepared = await self._lanes.run(requests, lambda: self._prepare(requests))
+            compiled = [await self._compiled(request) for request in requests]
+            prepared = await self._lanes.run(requests, lambda: self._prepare(requests, compiled))
         except BaseException:
             for request in requests:
                 self._live.pop(request.request_id, None)
@@ -217,13 +224,18 @@ class ModelService:
     async def detokenize(self, token_ids: Items[int]) -> str:
         return await self._tokenizations.detokenize(token_ids)
 
-    def _prepare(self, requests: Items[GenerationRequest]) -> list[list[Sequence]]:
+    async def _compiled(self, request: GenerationRequest) -> Compiled | None:
+        """Raises InvalidRequest where the constraint is not taken."""
+        return None if request.constraint is None else await self._compiler.compile(request.constraint)
+
+    def _prepare(self, requests: Items[GenerationRequest], compiled: Items[Compiled | None]) -> list[list[Sequence]]:
         """Tokenise, but nothing that was aborted while it waited; runs in a worker thread.
 
         Raises InvalidRequest, ContextOverflow.
         """
         return [
-            self._preparation.sequences(request) if request.request_id in self._live else [] for request in requests
+            self._preparation.sequences(request, own) if request.request_id in self._live else []
+            for request, own in zip(requests, compiled, strict=True)
         ]
 
     def _check_room(self, requests: Items[GenerationRequest]) -> None:

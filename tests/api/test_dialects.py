@@ -323,6 +323,7 @@ def test_the_listing_shows_defaults_meanings_and_a_disposition_for_each_paramete
 @EVERY
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_a_value_of_no_use_is_refused_by_the_name_it_was_sent_under(dialect, name):
-    found = refusal(dialect, **{name: {"no": [], "such": "value"} if name != "stream_options" else "value"})
+    of_no_use = {"stream_options": "value", "json_schema": 5}.get(name, {"no": [], "such": "value"})
+    found = refusal(dialect, **{name: of_no_use})
     assert found.param is not None
     assert found.param.startswith(name)
