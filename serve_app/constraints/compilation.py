@@ -21,6 +21,7 @@ from serve_app.constraints.structural_tag import structural_tag_to_lark
 from serve_app.core.constraint import ConstraintKind
 
 MAX_REASON_CHARS = 300
+NOTHING_FITS = "no text satisfies it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ def _try(text: str, tokenizer: LLTokenizer) -> None:
     if matcher.is_error():
         raise Refusal(_reason(matcher.get_error()))
     if not any(mask):
-        raise Refusal("no text satisfies it")
+        raise Refusal(NOTHING_FITS)
 
 
 def _find_culprit(prepared: PreparedSchema) -> None:
@@ -100,5 +101,7 @@ def _find_culprit(prepared: PreparedSchema) -> None:
 
 def _reason(error: str) -> str:
     """The library's words on one line, without what it quotes of the grammar."""
+    if "NoExtension" in error:
+        return NOTHING_FITS
     lines = [line.strip() for line in error.splitlines() if line.strip() and " | " not in line]
     return " ".join(lines)[:MAX_REASON_CHARS].rstrip(". ") or "the library does not take it"

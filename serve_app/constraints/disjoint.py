@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Resolve = Callable[[Any], Any]
@@ -32,6 +32,19 @@ def are_disjoint(left: Any, right: Any, resolve: Resolve, *, depth: int = MAX_DE
         are_disjoint(left["properties"][name], right["properties"][name], resolve, depth=depth - 1)
         for name in required & _properties(left) & _properties(right)
     )
+
+
+def tag_of(options: Sequence[Any], resolve: Resolve) -> str | None:
+    """A property that tells all options apart wherever it is there, as a discriminator with a default is."""
+    resolved = [resolve(option) for option in options]
+    if not all(isinstance(option, dict) and _types(option) == {"object"} for option in resolved):
+        return None
+    common = set.intersection(*(_properties(option) for option in resolved))
+    for name in sorted(common):
+        values = [option["properties"][name] for option in resolved]
+        if all(are_disjoint(left, right, resolve, depth=1) for at, left in enumerate(values) for right in values[:at]):
+            return name
+    return None
 
 
 def _values(schema: dict[str, Any]) -> set[str] | None:

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.constraints.disjoint import are_disjoint
+from serve_app.constraints.disjoint import are_disjoint, tag_of
 from serve_app.constraints.keywords import (
     FORMATS,
     SCHEMA_LISTS,
@@ -26,6 +26,9 @@ from serve_app.constraints.refusal import Refusal
 
 WHITESPACE = r"( |\r?\n[ \t]{0,20})"
 """Between two parts of JSON: a space, or a new line and its indent. A model that is unsure cannot write it for ever."""
+
+SAYING_NOTHING = frozenset(("type", "title", "description", "default", "examples", "$comment", "deprecated"))
+"""Of a name, which is a string in any case."""
 
 Schema = Any  # a JSON object, or a boolean
 
@@ -166,21 +169,24 @@ class _Preparation:
                 raise unenforced("unevaluatedProperties", path)
             found["additionalProperties"] = False
         names = schema.get("propertyNames", True)
-        if names not in (True, {}, {"type": "string"}):
+        if names is not True and not (isinstance(names, dict) and names.keys() <= SAYING_NOTHING):
             self._restrict_names(names, path, found)
 
     def _restrict_names(self, names: Any, path: str, found: dict[str, Any]) -> None:
         """Names of a few, or of a pattern, where nothing else says which there are."""
         others = found.pop("additionalProperties", True)
-        keywords = {key: value for key, value in names.items() if key != "type"} if isinstance(names, dict) else {}
-        match keywords:
+        names = self._resolved(names)
+        saying = (
+            {key: value for key, value in names.items() if key not in SAYING_NOTHING} if isinstance(names, dict) else {}
+        )
+        match saying:
             case _ if found.keys() & {"properties", "patternProperties"}:
                 raise unenforced("propertyNames", path, " beside `properties`")
-            case {"enum": [*allowed]} if len(keywords) == 1 and all(isinstance(each, str) for each in allowed):
+            case {"enum": [*allowed]} if len(saying) == 1 and all(isinstance(each, str) for each in allowed):
                 found["properties"] = dict.fromkeys(allowed, others)
-            case {"const": str(allowed)} if len(keywords) == 1:
+            case {"const": str(allowed)} if len(saying) == 1:
                 found["properties"] = {allowed: others}
-            case {"pattern": str(pattern)} if len(keywords) == 1:
+            case {"pattern": str(pattern)} if len(saying) == 1:
                 pattern = self._patterns[child(path, "propertyNames")] = KNOWN.get(pattern, pattern)
                 found["patternProperties"] = {pattern: others}
             case _:
@@ -188,19 +194,23 @@ class _Preparation:
         found["additionalProperties"] = False
 
     def _settle_one_of(self, path: str, found: dict[str, Any]) -> None:
-        """Of options that exclude each other one fits exactly where any does."""
+        """Of options that exclude each other one fits exactly where any does; so do those that a tag tells apart, once
+        it must be there."""
         options = found.get("oneOf")
         if options is None:
             return
         pairs = ((left, right) for at, left in enumerate(options) for right in options[:at])
-        if all(are_disjoint(left, right, self._resolved) for left, right in pairs):
-            del found["oneOf"]
-            if "anyOf" in found:
-                found["allOf"] = [*found.get("allOf", ()), {"anyOf": options}]
-            else:
-                found["anyOf"] = options
+        if not all(are_disjoint(left, right, self._resolved) for left, right in pairs):
+            tag = tag_of(options, self._resolved)
+            if tag is None:
+                self._one_ofs[path] = {"oneOf": options}
+                return
+            options = [{"allOf": [option, {"type": "object", "required": [tag]}]} for option in options]
+        del found["oneOf"]
+        if "anyOf" in found:
+            found["allOf"] = [*found.get("allOf", ()), {"anyOf": options}]
         else:
-            self._one_ofs[path] = {"oneOf": options}
+            found["anyOf"] = options
 
     def _resolved(self, schema: Schema) -> Schema:
         """What the names of our own lead to, as it was sent."""
