@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 from llguidance import LLTokenizer
+
+logger = logging.getLogger(__name__)
 
 SPECIAL_MARK = b"\xff"
 """Begins what the library takes for special tokens; no text in UTF-8 has this byte."""
@@ -49,15 +52,19 @@ class Vocabulary:
         num_ids = self.num_ids
         eos_token_ids = list(self.eos_token_ids) or [len(self.pieces)]
         if self.definition:
-            try:
-                own = LLTokenizer(self.definition, n_vocab=num_ids, eos_token=eos_token_ids)
-            except ValueError:  # of a kind that the library does not read
-                own = None
+            own = self._as_defined(num_ids, eos_token_ids)
             if own is not None and own.vocab_size == num_ids and self._is_read_alike(own):
                 return own
         source = _Source(self._words(num_ids), self._special(num_ids), eos_token_ids[0], encode)
         source.tokenizer = LLTokenizer(source, eos_token=eos_token_ids)  # type: ignore[arg-type]
         return source.tokenizer
+
+    def _as_defined(self, num_ids: int, eos_token_ids: list[int]) -> LLTokenizer | None:
+        try:
+            return LLTokenizer(self.definition, n_vocab=num_ids, eos_token=eos_token_ids)
+        except Exception:  # of a kind that the library does not read; it says so in many ways
+            logger.info("the tokenizer is not one that llguidance reads by itself", exc_info=True)
+            return None
 
     def _words(self, num_ids: int) -> list[bytes]:
         named = [piece or f"<id:{token_id}>".encode() for token_id, piece in enumerate(self.pieces)]

@@ -3,9 +3,9 @@
     python -m tests.bench.bench_constraints [--tiktoken FILE]…
 
 Vocabularies are those of real tokenizers where files of ranks are given (a token's bytes in base64 on each line), and
-made up otherwise. A step is what follows the forward; masks are waited for from their beginning, though in an engine they are computed
-beside the forward, so that less of them is seen. Rows follow a text that satisfies the schema. Prints the median and
-the 99th percentile over steps, of runs with and without constraints that take turns.
+made up otherwise. A step is what follows the forward; masks are waited for from their beginning, though in an engine
+they are computed beside the forward, so that less of them is seen. Rows follow a text that satisfies the schema. Prints
+the median and the 99th percentile over steps, of runs with and without constraints that take turns.
 """
 
 from __future__ import annotations
