@@ -339,7 +339,7 @@ async def test_what_was_aborted_while_it_waited_is_not_cut_into_tokens(service: 
     await asyncio.sleep(0)
     await service.abort("router", ["gone"])
     await submission
-    assert service._prepare([text_request("gone", "\ud83d")]) == [[]]  # would be refused if it were looked at
+    assert service._prepare([text_request("gone", "\ud83d")], [None]) == [[]]  # would be refused if it were looked at
     assert not service._engine.has_work
 
 
