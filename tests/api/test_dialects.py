@@ -142,6 +142,8 @@ VALUES = {  # a value of each carried parameter that is not its default in any d
     "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}, "echo": True, "echo_last": 2,
     "logprobs": 2, "top_logprobs": 2, "post_sampling_probs": True, "skip_special_tokens": False,
     "return_token_ids": True, "return_cached_tokens_details": True, "timings_per_token": True,
+    "response_format": {"type": "json_object"}, "grammar": "root ::= 'a'", "json_schema": {}, "regex": "a+",
+    "ebnf": "root ::= 'a'",
 }  # fmt: skip
 COMPANIONS = {
     "stream_options": {"stream": True},
