@@ -5,12 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 CLUSTER ?= cluster.yaml
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Files are shared out to one process per core, at most four: each has torch and some models in memory.
+PYTEST := $(BIN)/pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .DEFAULT_GOAL := serve
-.PHONY: help serve serve-fast down test test-fast check lint docs clean
+.PHONY: help serve serve-fast down test test-fast test-rooms test-cluster check lint docs clean
+.NOTPARALLEL:  # a cluster is not tested beside anything else
+unexport PYTHONDONTWRITEBYTECODE  # tests that are not kept compiled take half as long again to collect, in every process
 
 help: ## What there is
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-19s %s\n", $$1, $$2 }'
 
 serve: $(VENV)/.installed ## Serve cluster.yaml on 127.0.0.1:8000; Ctrl-C ends everything
 	@$(BIN)/serve_app up $(CLUSTER)
@@ -21,13 +25,16 @@ serve-fast: $(VENV)/.installed ## The same with HAProxy and gRPC in front: more 
 down: $(VENV)/.installed ## End the cluster that an earlier `make serve` left behind
 	@$(BIN)/serve_app down $(CLUSTER)
 
-test: $(VENV)/.installed-dev ## Lint, types and the whole test suite
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/pytest
+test: lint test-rooms test-cluster ## Lint, types and the whole test suite
 
-test-fast: $(VENV)/.installed-dev ## Every test that starts no Ray cluster
-	$(BIN)/pytest -m 'not cluster'
+test-fast: $(VENV)/.installed-dev ## The tests that are not marked slow and start no Ray cluster
+	$(PYTEST) -m 'not cluster and not slow'
+
+test-rooms: $(VENV)/.installed-dev ## Every test that starts no Ray cluster
+	$(PYTEST) -m 'not cluster'
+
+test-cluster: $(VENV)/.installed-dev ## The tests that start one, each alone
+	$(BIN)/pytest -m cluster tests/cluster
 
 lint: $(VENV)/.installed-dev ## Lint and types
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""What every test starts from: Ray's switches are set before anything imports Ray."""
+"""What every test starts from: Ray's switches are set before anything imports Ray, and torch's before torch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,31 @@ os.environ.update(
     RAY_USAGE_STATS_ENABLED="0",
     RAY_worker_niceness="0",
     RAY_SERVE_LOG_TO_STDERR="0",
+    OMP_NUM_THREADS="1",  # as the cluster file has it; the models are so small that a second thread only costs
     OMP_WAIT_POLICY="PASSIVE",
     HF_HUB_OFFLINE="1",
 )
 
-# Random inputs are seeded: the same examples on every machine. HYPOTHESIS_SEARCH=1 looks for new ones.
-hypothesis.settings.register_profile("repeatable", derandomize=not os.environ.get("HYPOTHESIS_SEARCH"))
+# Random inputs are seeded: the same examples on every machine. HYPOTHESIS_SEARCH=1 looks for new ones. How long a busy
+# machine takes to draw them decides nothing.
+hypothesis.settings.register_profile(
+    "repeatable",
+    derandomize=not os.environ.get("HYPOTHESIS_SEARCH"),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a Ray cluster last: it takes a good part of a small machine even while it idles."""
-    items.sort(key=lambda item: item.get_closest_marker("cluster") is not None)
+    """Order the files: those with slow tests first, so that no process begins one when the others are done.
+
+    Those with a cluster come last, and of these last those that share one: it takes a good part of a small machine even
+    while it idles.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    cluster = {item.path for item in items if item.get_closest_marker("cluster")}
+    if any(path.parent.name != "cluster" for path in cluster):
+        raise pytest.UsageError("`make test-cluster` looks for tests with a cluster below tests/cluster alone")
+    sharing = {item.path for item in items if item.path in cluster and "base_url" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: (item.path in cluster, item.path in sharing, item.path not in slow))

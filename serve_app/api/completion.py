@@ -36,7 +36,7 @@ from serve_app.api.forms.tokens import LogitBias, TokenIds
 from serve_app.api.limits import DEFAULT_LIMITS, INT32_MAX, INT64_MAX
 from serve_app.api.stream_options import StreamOptions
 from serve_app.core.constraint import Constraint
-from serve_app.core.request import Prompt, SamplerName
+from serve_app.core.request import DRY_ALLOWED_LENGTH, DRY_BASE, Prompt, SamplerName
 
 SEED_BITS = 53
 """Of a seed that is drawn: as many as every JSON reader keeps."""
@@ -182,9 +182,9 @@ class CompletionRequest(BaseModel):
         float, Parameter(STRENGTH, "How much DRY takes from tokens that would continue a repetition; 0 is off.")
     ] = 0.0
     dry_base: Annotated[
-        float, Parameter(STRENGTH, "How fast that grows with the length of the repetition; below 1 is 1.75.")
-    ] = 1.75
-    dry_allowed_length: Annotated[int, Parameter(COUNT, "Shorter repetitions are free.")] = 2
+        float, Parameter(STRENGTH, f"How fast that grows with the length of the repetition; below 1 is {DRY_BASE}.")
+    ] = DRY_BASE
+    dry_allowed_length: Annotated[int, Parameter(COUNT, "Shorter repetitions are free.")] = DRY_ALLOWED_LENGTH
     dry_sequence_breakers: Annotated[
         tuple[str, ...], Parameter(Breakers(), "Texts across which no repetition is followed.")
     ] = ("\n", ":", '"', "*")

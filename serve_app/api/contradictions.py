@@ -30,8 +30,8 @@ class Sent:
     def spelled(self, name: str) -> str:
         return self.fields.spelled(name)
 
-    def refuse(self, name: str, message: str) -> InvalidRequest:
-        return InvalidRequest(message, self.spelled(name))
+    def refused(self, name: str, must: str, found: object) -> InvalidRequest:
+        return InvalidRequest.refusing(self.spelled(name), must=must, found=shown(found))
 
 
 def check_contradictions(sent: Sent) -> None:
@@ -46,29 +46,20 @@ def _check_best_of(sent: Sent) -> None:
         return
     n = sent.spelled("n")
     if request.dialect.best_of is BestOf.CANDIDATES and best_of < request.n:
-        raise sent.refuse("best_of", f"`best_of` must be at least `{n}`, which is {request.n}; found {best_of}.")
+        raise sent.refused("best_of", f'be at least "{n}", which is {request.n}', best_of)
     if request.dialect.best_of is BestOf.RETURNED and best_of > request.n:
-        raise sent.refuse(
-            "best_of",
-            f"`best_of` must be at most `{n}`, which is {request.n}, in the dialect {request.dialect.name};"
-            f" found {best_of}.",
-        )
+        most = f'be at most "{n}", which is {request.n}, in the dialect {request.dialect.name}'
+        raise sent.refused("best_of", most, best_of)
     if request.stream and request.is_ranked:
-        raise sent.refuse(
-            "best_of",
-            f"`best_of` must be absent or 1 where `stream` is true, as completions are ranked when all have ended;"
-            f" found {best_of}.",
-        )
+        alone = 'be absent or 1 where "stream" is true, as completions are ranked when all have ended'
+        raise sent.refused("best_of", alone, best_of)
 
 
 def _check_min_tokens(sent: Sent) -> None:
     request = sent.request
     if request.max_tokens >= 0 and request.min_tokens > request.max_tokens:
-        raise sent.refuse(
-            "min_tokens",
-            f"`min_tokens` must be at most `{sent.spelled('max_tokens')}`, which is {request.max_tokens};"
-            f" found {request.min_tokens}.",
-        )
+        most = f'be at most "{sent.spelled("max_tokens")}", which is {request.max_tokens}'
+        raise sent.refused("min_tokens", most, request.min_tokens)
 
 
 def _check_logprobs(sent: Sent) -> None:
@@ -79,64 +70,56 @@ def _check_logprobs(sent: Sent) -> None:
     if logprobs is True or (not isinstance(logprobs, bool) and logprobs == top):
         return
     name = sent.spelled("logprobs")
-    raise sent.refuse(
-        "top_logprobs",
-        f"`top_logprobs` is sent beside `{name}`: true, or with its very count; found {shown(top)} beside"
-        f" {shown(logprobs)}.",
+    beside = "nothing" if logprobs is None else shown(logprobs)
+    raise InvalidRequest.refusing(
+        sent.spelled("top_logprobs"),
+        must=f'stand beside "{name}", which is true or the same count',
+        found=f"{shown(top)} beside {beside}",
     )
 
 
 def _check_echo(sent: Sent) -> None:
     if sent.request.echo and sent.request.echo_last:
-        raise sent.refuse(
-            "echo_last", f"`echo_last` and `echo` contradict each other; found {sent.request.echo_last} and true."
-        )
+        raise sent.refused("echo_last", 'be absent or 0 where "echo" is true', sent.request.echo_last)
 
 
 def _check_post_sampling(sent: Sent) -> None:
     if sent.request.post_sampling_probs and sent.request.logprobs is None:
-        raise sent.refuse(
-            "post_sampling_probs",
-            f"`post_sampling_probs` says which `{sent.spelled('logprobs')}` are returned; found true without them.",
-        )
+        which = f'be absent or false without "{sent.spelled("logprobs")}", as it says which are returned'
+        raise sent.refused("post_sampling_probs", which, True)
 
 
 def _check_adapters(sent: Sent) -> None:
     if sent.request.lora and sent.request.lora_path is not None:
-        raise sent.refuse("lora", "`lora` and `lora_path` both name adapters; send one of them.")
+        raise sent.refused("lora", 'be absent beside "lora_path", as both name adapters', sent.values["lora"])
 
 
 def _check_adapter_of_each_prompt(sent: Sent) -> None:
     names, num_prompts = sent.request.lora_path, len(sent.request.prompts)
     if isinstance(names, tuple) and len(names) != num_prompts:
-        raise sent.refuse(
-            "lora_path",
-            f"`lora_path` must have one element for each prompt, {num_prompts} in all; found {len(names)}.",
-        )
+        raise sent.refused("lora_path", f"have one element for each prompt, {num_prompts} in all", len(names))
 
 
 def _check_constraints(sent: Sent) -> None:
     """A text follows one of them; what says nothing counts for nothing."""
     found = [name for name in CONSTRAINTS if getattr(sent.request, name) is not None]
     if len(found) > 1:
-        names = " and ".join(f"`{sent.spelled(name)}`" for name in found)
-        raise sent.refuse(found[1], f"{names} each say what the text has to be; send one of them.")
+        alone = f'be absent beside "{sent.spelled(found[0])}", as each says what the text has to be'
+        raise sent.refused(found[1], alone, sent.values[found[1]])
 
 
 def _check_mirostat(sent: Sent) -> None:
     """Fireworks' name of the target switches Mirostat on, which `mirostat: 0` contradicts."""
     if "mirostat_target" in sent.fields.names and sent.values.get("mirostat") == 0:
-        raise sent.refuse(
-            "mirostat_tau",
-            f"`mirostat_target` and `mirostat` contradict each other; found {sent.request.mirostat_tau:g}, which"
-            " switches Mirostat on, and 0, which switches it off.",
-        )
+        off = 'be absent or 0 where "mirostat" is 0, as it switches Mirostat on'
+        raise sent.refused("mirostat_tau", off, sent.values["mirostat_tau"])
 
 
 def _check_stream_options(sent: Sent) -> None:
     request = sent.request
     if request.dialect.stream_options_need_stream and "stream_options" in sent.values and not request.stream:
-        raise sent.refuse("stream_options", "`stream_options` can only be defined when `stream` is true.")
+        alone = 'be absent unless "stream" is true'
+        raise sent.refused("stream_options", alone, sent.values["stream_options"])
 
 
 def _check_prompts(sent: Sent) -> None:
@@ -145,9 +128,8 @@ def _check_prompts(sent: Sent) -> None:
     for index, prompt in enumerate(sent.request.prompts):
         if len(prompt.parts) > 1:
             path = "prompt" if len(sent.request.prompts) == 1 else f"prompt[{index}]"
-            raise InvalidRequest(
-                f"`{path}` must be text or token ids in the dialect {sent.request.dialect.name}; found both mixed.",
-                path,
+            raise InvalidRequest.refusing(
+                path, must=f"be text or token ids in the dialect {sent.request.dialect.name}", found="both mixed"
             )
 
 
@@ -156,12 +138,11 @@ def _check_amount(sent: Sent) -> None:
     request, limits = sent.request, sent.limits
     num_prompts, each = len(request.prompts), request.num_candidates
     counted = "n" if each == request.n else "best_of"
-    spelled_count = sent.spelled(counted)
     if request.num_choices > limits.max_choices:
-        raise sent.refuse(
-            counted,
-            f"The number of prompts times `{spelled_count}` must be at most {limits.max_choices};"
-            f" found {num_prompts} × {each} = {request.num_choices}.",
+        raise InvalidRequest.refusing(
+            sent.spelled(counted),
+            must=f"be such that prompts times it are at most {limits.max_choices}",
+            found=f"{num_prompts} × {each} = {request.num_choices}",
         )
 
 

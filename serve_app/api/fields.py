@@ -73,10 +73,11 @@ def _keep(fields: Fields, name: str, disposition: Disposition, *, spelled: str, 
     match disposition:
         case Carried() | Accepted():
             if name in fields.values and not is_same(fields.values[name], value):
-                raise InvalidRequest(
-                    f"`{fields.spelled(name)}` and `{spelled}` are names of one parameter but differ:"
-                    f" {shown(fields.values[name])} and {shown(value)}. Send one of them.",
+                raise InvalidRequest.refusing(
                     spelled,
+                    must=f'be what "{fields.spelled(name)}" is, as both are names of one parameter',
+                    found=f"{shown(value)} beside {shown(fields.values[name])}",
+                    remedy="Send one of them.",
                 )
             fields.values[name] = value
             fields.spelling[name] = spelled
@@ -96,12 +97,13 @@ def _is_among(value: object, values: tuple[object, ...]) -> bool:
 
 def _not_carried_out(spelled: str, disposition: NotYet, value: object) -> UnsupportedParameter:
     allowed = " or ".join([*map(shown, disposition.neutral), "null"])
-    return UnsupportedParameter(
-        f"`{spelled}` is not carried out by this server; found {shown(value)}, allowed is {allowed}.", spelled
-    )
+    must = f"be {allowed}, as it is not carried out by this server"
+    return UnsupportedParameter.refusing(spelled, must=must, found=shown(value))
 
 
 def _unknown(spelled: str, near: str | None, within: str) -> UnsupportedParameter:
-    hint = "" if near is None else f" Did you mean `{within}{near}`?"
     name = within + (spelled if len(spelled) <= 100 else spelled[:100] + "…")
-    return UnsupportedParameter(f"`{name}` is not a parameter of completions.{hint}", name)
+    hint = "" if near is None else f'Did you mean "{within}{near}"?'
+    return UnsupportedParameter.refusing(
+        name, must="be the name of a parameter of completions", found="none of that name", remedy=hint
+    )

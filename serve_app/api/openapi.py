@@ -10,8 +10,8 @@ from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import DIALECTS, HEADER, LLAMA_CPP
 from serve_app.api.forms.form import Parameter, Schema, Terms
 from serve_app.api.limits import WireLimits
-from serve_app.api.openapi_parameters import completion_schema
-from serve_app.api.openapi_schemas import SCHEMAS, STRING, nullable, record, reference
+from serve_app.api.openapi_parameters import completion_schema, native_schema
+from serve_app.api.openapi_schemas import NOTHING, SCHEMAS, STRING, nullable, record, reference
 from serve_app.api.paths import Path
 from serve_app.api.tokenize import DETOKENIZE, SPECIAL_NAMES, TOKENIZE
 
@@ -53,9 +53,6 @@ MODEL_PATH = {"name": "id", "in": "path", "required": True, "schema": STRING, "d
 def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
     """dialect: of requests that name none; defaults and ranges are told as it has them"""
     terms = Terms(limits=limits, dialect=dialect)
-    native = completion_schema(Terms(limits=limits, dialect=LLAMA_CPP))
-    native["required"] = ["prompt"]
-    native["properties"]["model"] = nullable(native["properties"]["model"])
     return {
         "openapi": "3.1.0",
         "info": {"title": "serve_app", "version": _version(), "description": "Text completions of many models."},
@@ -64,9 +61,9 @@ def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
             "schemas": {
                 **SCHEMAS,
                 "CompletionRequest": completion_schema(terms),
-                "NativeRequest": native,
+                "NativeRequest": native_schema(Terms(limits=limits, dialect=LLAMA_CPP)),
                 "TokenizeRequest": _tokenize(terms),
-                "DetokenizeRequest": _detokenize(terms),
+                "DetokenizeRequest": _object(DETOKENIZE, terms, asked="tokens"),
             }
         },
     }
@@ -80,6 +77,7 @@ def _operations() -> dict[Path, dict[str, Any]]:
         Path.NATIVE_COMPLETIONS: native,
         Path.TOKENIZE: _operation("Cut a text into tokens", "Tokens", body="TokenizeRequest"),
         Path.DETOKENIZE: _operation("Give the text of tokens", "Text", body="DetokenizeRequest"),
+        Path.TOKENIZER_INFO: _operation("The tokenizer of a model", "TokenizerInfo", parameters=[MODEL_QUERY]),
         Path.MODELS: _operation("List the models", "ModelList"),
         Path.MODEL: _operation("One model", "Model", parameters=[MODEL_PATH]),
         Path.DIALECTS: _operation("What each dialect makes of every parameter", "Dialects"),
@@ -165,8 +163,9 @@ def _one_of(name: str, other: str) -> Schema:
     return {"required": [name], "properties": {name: STRING, other: {"type": "null"}}}
 
 
-def _detokenize(terms: Terms) -> Schema:
-    return {"type": "object", "required": ["tokens"], **_properties(DETOKENIZE, terms, asked=("tokens",))}
+def _object(table: Mapping[str, Parameter], terms: Terms, *, asked: str) -> Schema:
+    """A body that is read by a table; one of its members is required."""
+    return {"type": "object", "required": [asked], **_properties(table, terms, asked=(asked,))}
 
 
 def _properties(table: Mapping[str, Parameter], terms: Terms, *, asked: tuple[str, ...]) -> Schema:
@@ -177,7 +176,7 @@ def _properties(table: Mapping[str, Parameter], terms: Terms, *, asked: tuple[st
             name: {**(schema if name in asked else nullable(schema)), "description": table[name].about}
             for name, schema in schemas.items()
         },
-        "additionalProperties": False,
+        "additionalProperties": NOTHING,
     }
 
 

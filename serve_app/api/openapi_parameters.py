@@ -7,11 +7,15 @@ from typing import assert_never
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import UNLIMITED
 from serve_app.api.dispositions import Accepted, Carried, Disposition, NotYet, Renamed
+from serve_app.api.exclusions import excluded
 from serve_app.api.forms.form import Schema, Terms
-from serve_app.api.parameters import PARAMETERS, form_of
+from serve_app.api.openapi_schemas import NOTHING, nullable
+from serve_app.api.parameters import PARAMETERS, STREAM_OPTIONS, form_of
 from serve_app.api.parse import REQUIRED
 from serve_app.api.stream_options import StreamOptions
+from serve_app.api.tools import TOOLS
 
+NOT_CARRIED_OUT = "Not carried out by this server."
 UNKNOWN_NAMES = (
     "A name that is none of these is ignored and told in the header X-Ignored-Parameters, unless it looks like a"
     " misspelled one. The dialects openai and fireworks refuse it."
@@ -20,39 +24,84 @@ UNKNOWN_NAMES = (
 
 def completion_schema(terms: Terms) -> Schema:
     """The body of POST /v1/completions in one dialect."""
-    return {
+    has_default_model = terms.dialect.default_model is not None
+    properties = {name: _property(name, each, terms) for name, each in PARAMETERS.items()}
+    properties["stream_options"]["anyOf"] = [_options(terms), {"type": "null"}]
+    properties["tools"]["anyOf"] = [{"enum": properties["tools"].pop("enum")}, TOOLS]
+    schema = {
         "type": "object",
         "required": list(REQUIRED),
-        "additionalProperties": not terms.dialect.refuses_unknown,
+        "additionalProperties": NOTHING if terms.dialect.refuses_unknown else True,
         "description": UNKNOWN_NAMES,
-        "properties": {name: _property(name, each, terms) for name, each in PARAMETERS.items()},
+        "properties": properties,
+        "not": {"anyOf": excluded(terms)},
     }
+    return with_optional_model(schema) if has_default_model else schema
+
+
+def native_schema(terms: Terms) -> Schema:
+    """The body of llama.cpp's own routes, which need no model where one is served and rank nothing."""
+    schema = with_optional_model(completion_schema(terms))
+    schema["properties"]["best_of"] = {"type": "null", "description": "Carried out at /v1/completions only."}
+    return schema
+
+
+def with_optional_model(schema: Schema) -> Schema:
+    """The same where `model` may be left out."""
+    model = dict(schema["properties"]["model"])
+    about = {"description": model.pop("description")}
+    properties = {**schema["properties"], "model": {**nullable(model), **about}}
+    return {**schema, "required": [name for name in REQUIRED if name != "model"], "properties": properties}
+
+
+def _options(terms: Terms) -> Schema:
+    """The object of `stream_options`."""
+    return {
+        "type": "object",
+        "properties": {name: _option(each) for name, each in STREAM_OPTIONS.items()},
+        "additionalProperties": NOTHING if terms.dialect.refuses_unknown else True,
+    }
+
+
+def _option(disposition: Disposition) -> Schema:
+    if isinstance(disposition, NotYet):
+        return {"enum": [*disposition.neutral, None], "description": NOT_CARRIED_OUT}
+    assert isinstance(disposition, Carried)
+    return {**nullable({"type": "boolean"}), "description": disposition.parameter.about}
 
 
 def _property(name: str, disposition: Disposition, terms: Terms) -> Schema:
     match disposition:
         case Carried(parameter):
             described = f"{parameter.about} Must be {parameter.form.words(terms)}."
-            return {**_value_schema(name, name, terms), "description": described}
+            return {**_value_schema(name, terms), "description": described}
         case Renamed():
             described = f"Another name of `{disposition.to}`. {disposition.besides}".rstrip()
-            return {**_value_schema(name, disposition.to, terms), "description": described}
+            return {**_renamed_schema(name, disposition, terms), "description": described}
         case Accepted(parameter):
-            return {**_value_schema(name, name, terms), "description": f"Has no effect. {parameter.about}"}
+            return {**_value_schema(name, terms), "description": f"Has no effect. {parameter.about}"}
         case NotYet():
-            return {"enum": [*disposition.neutral, None], "description": "Not carried out by this server."}
+            return {"enum": [*disposition.neutral, None], "description": NOT_CARRIED_OUT}
         case _:
             assert_never(disposition)
 
 
-def _value_schema(name: str, canonical: str, terms: Terms) -> Schema:
-    """What may be sent under a name; null is the default everywhere but in what is required."""
+def _value_schema(name: str, terms: Terms) -> Schema:
+    """What may be sent under a parameter's own name; null is the default everywhere but in what is required."""
     schema = form_of(name).schema(terms)
-    if canonical in REQUIRED:
+    if name in REQUIRED:
         return schema
-    null: Schema = {"type": "null"}
-    forms = [*schema["anyOf"], null] if "anyOf" in schema else [schema, null]
-    return {"anyOf": forms, "default": _default(canonical, terms)}
+    return {**nullable(*_forms(schema)), "default": _default(name, terms)}
+
+
+def _renamed_schema(name: str, disposition: Renamed, terms: Terms) -> Schema:
+    """What may be sent under another name; one that does more than the parameter does so only where it is sent."""
+    values = [*_forms(form_of(name).schema(terms)), *({"const": value} for value in disposition.absent)]
+    return {**nullable(*values), "default": None if disposition.besides else _default(disposition.to, terms)}
+
+
+def _forms(schema: Schema) -> list[Schema]:
+    return list(schema.get("anyOf") or [schema])
 
 
 def _default(name: str, terms: Terms) -> object:

@@ -11,10 +11,11 @@ STRING: Schema = {"type": "string"}
 INTEGER: Schema = {"type": "integer"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 NUMBER: Schema = {"type": "number"}
+NOTHING: Schema = {"type": "null"}
 
 
-def nullable(schema: Schema) -> Schema:
-    return {"anyOf": [schema, {"type": "null"}]}
+def nullable(*forms: Schema) -> Schema:
+    return {"anyOf": [*forms, NOTHING]}
 
 
 def array(items: Schema) -> Schema:
@@ -136,6 +137,17 @@ SCHEMAS: Mapping[str, Schema] = {
             "n_ctx": COUNT,
             "n_vocab": COUNT,
             "chat_template": STRING,
+        }
+    ),
+    "TokenizerInfo": record(
+        {
+            "tokenizer_class": STRING,
+            "model_max_length": COUNT,
+            "bos_token": nullable(STRING),
+            "eos_token": nullable(STRING),
+            "pad_token": nullable(STRING),
+            "unk_token": nullable(STRING),
+            "chat_template": nullable(STRING),
         }
     ),
     "Adapters": array(record({"id": COUNT, "path": STRING, "scale": NUMBER, "name": STRING})),

@@ -14,8 +14,8 @@ from serve_app.api.forms.form import Terms, Value
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parameters import PARAMETERS, STREAM_OPTIONS, form_of
-from serve_app.api.shown import shown
 from serve_app.api.stream_options import StreamOptions
+from serve_app.api.tools import without_unused_tools
 from serve_app.core.errors import InvalidRequest
 
 REQUIRED = ("model", "prompt")
@@ -39,12 +39,12 @@ def read_completion(members: Mapping[str, object], limits: WireLimits, dialect: 
     """The request that these members of a JSON object make. Raises as `parse_completion`."""
     terms = Terms(limits=limits, dialect=dialect)
     members, overruled = _without_overruled(members, dialect)
-    fields = read_fields(_without_unused_tools(members), PARAMETERS, refuses_unknown=dialect.refuses_unknown)
+    fields = read_fields(without_unused_tools(members), PARAMETERS, refuses_unknown=dialect.refuses_unknown)
     if dialect.default_model is not None:
         fields.values.setdefault("model", dialect.default_model)
     for name in REQUIRED:
         if name not in fields.values:
-            raise InvalidRequest(f"`{name}` is required: {form_of(name).words(terms)}.", name)
+            raise InvalidRequest.refusing(name, must=f"be {form_of(name).words(terms)}", found="nothing")
     values = _completion_values(fields, terms)
     overruled += _without_overruled_constraints(values, fields, dialect)
     internal = {
@@ -104,24 +104,3 @@ def _without_overruled_constraints(values: dict[str, object], fields: Fields, di
     for loser in found:
         values[loser] = None
     return tuple(map(fields.spelled, found))
-
-
-def _without_unused_tools(members: Mapping[str, object]) -> Mapping[str, object]:
-    """The members without tools that are not to be used. Raises InvalidRequest for what are no tools."""
-    if members.get("tool_choice") != "none" or members.get("tools") is None:
-        return members
-    tools = members["tools"]
-    if not isinstance(tools, list):
-        raise InvalidRequest(f"`tools` must be a list of functions; found {shown(tools)}.", "tools")
-    for at, tool in enumerate(tools):
-        if not (isinstance(tool, dict) and tool.get("type") == "function" and _is_function(tool.get("function"))):
-            raise InvalidRequest(
-                f'`tools[{at}]` must be an object of `type` "function" with a `function` that has a `name`; found'
-                f" {shown(tool)}.",
-                f"tools[{at}]",
-            )
-    return {name: value for name, value in members.items() if name != "tools"}
-
-
-def _is_function(value: object) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("name"), str)

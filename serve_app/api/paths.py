@@ -13,6 +13,7 @@ class Path(StrEnum):
     NATIVE_COMPLETIONS = "/completions"
     TOKENIZE = "/tokenize"
     DETOKENIZE = "/detokenize"
+    TOKENIZER_INFO = "/tokenizer_info"
     MODELS = "/v1/models"
     MODEL = "/v1/models/{id}"
     DIALECTS = "/v1/dialects"

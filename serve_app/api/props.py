@@ -1,9 +1,11 @@
-"""The bodies of llama.cpp's read-only routes: GET /props and GET /lora-adapters."""
+"""The bodies of routes that only tell: llama.cpp's GET /props and GET /lora-adapters, vLLM's GET /tokenizer_info."""
 
 from __future__ import annotations
 
 from serve_app.api.native import native_defaults
 from serve_app.core.cards import ModelCard
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 def props_body(card: ModelCard) -> dict[str, object]:
@@ -17,6 +19,17 @@ def props_body(card: ModelCard) -> dict[str, object]:
         "modalities": {"vision": False, "audio": False},
         "chat_template": card.chat_template,
         "is_sleeping": False,
+    }
+
+
+def tokenizer_body(card: ModelCard) -> dict[str, object]:
+    """What vLLM says of a model's tokenizer; of the usual special tokens those that it does not have are null."""
+    return {
+        "tokenizer_class": card.tokenizer.kind,
+        "model_max_length": card.max_model_len,
+        **dict.fromkeys(SPECIAL_TOKENS),
+        **dict(card.tokenizer.special_tokens),
+        "chat_template": card.chat_template or None,
     }
 
 

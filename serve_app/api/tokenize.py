@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
-from serve_app.api.dialects.tables import UNION
-from serve_app.api.forms.form import Parameter, Terms, Value
+from serve_app.api.forms.form import Parameter
 from serve_app.api.forms.plain import Text
 from serve_app.api.forms.shared import FLAG
 from serve_app.api.forms.tokens import TokenText
-from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import WireLimits
+from serve_app.api.members import read_members
 from serve_app.api.paths import Path
-from serve_app.core.errors import InvalidRequest, UnsupportedParameter
+from serve_app.core.errors import InvalidRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 
 TEXT = Text(max_chars=lambda terms: terms.limits.max_prompt_chars)
@@ -74,13 +72,14 @@ def parse_tokenize(body: bytes, limits: WireLimits) -> TokenizeCall:
 
     Raises InvalidRequest.
     """
-    values = _read(body, TOKENIZE, limits, path=Path.TOKENIZE)
+    values = read_members(body, TOKENIZE, limits, path=Path.TOKENIZE)
     if ("content" in values) is ("prompt" in values):
         found = "both" if "content" in values else "neither"
-        raise InvalidRequest(f"`content` or `prompt` is required, a string; found {found}.", "content")
+        raise InvalidRequest.refusing("content", must='be a string, or else "prompt"', found=found)
     if all(name in values for name in SPECIAL_NAMES):
-        raise InvalidRequest(
-            "`add_special` and `add_special_tokens` are one parameter; send one of them.", "add_special_tokens"
+        one, other = SPECIAL_NAMES
+        raise InvalidRequest.refusing(
+            other, must=f'be absent beside "{one}", as both are names of one parameter', found="both"
         )
     adds_special = values.get("add_special", values.get("add_special_tokens", "prompt" in values))
     has_pieces, returns_strings = values.get("with_pieces", False), values.get("return_token_strs", False)
@@ -99,31 +98,13 @@ def parse_tokenize(body: bytes, limits: WireLimits) -> TokenizeCall:
 
 def parse_detokenize(body: bytes, limits: WireLimits) -> DetokenizeCall:
     """Raises InvalidRequest."""
-    values = _read(body, DETOKENIZE, limits, path=Path.DETOKENIZE)
-    if "tokens" not in values:
-        words = DETOKENIZE["tokens"].form.words(Terms(limits=limits, dialect=UNION))
-        raise InvalidRequest(f"`tokens` is required, {words}; found null.", "tokens")
+    values = read_members(body, DETOKENIZE, limits, path=Path.DETOKENIZE, required="tokens")
     return DetokenizeCall(model=values.get("model"), token_ids=values["tokens"])
 
 
 def detokenized(text: str) -> dict[str, object]:
     """The same under both systems' names."""
     return {"content": text, "prompt": text}
-
-
-def _read(body: bytes, table: Mapping[str, Parameter], limits: WireLimits, *, path: Path) -> dict[str, Any]:
-    """The members that are not null, in their forms. Raises UnsupportedParameter for a name that the table lacks."""
-    terms = Terms(limits=limits, dialect=UNION)
-    values = {}
-    for name, sent in read_json_object(body, max_depth=limits.max_depth).items():
-        if sent is None:
-            continue
-        if name not in table:
-            raise UnsupportedParameter(
-                f"`{name[:100]}` is not a parameter of {path}; those are {', '.join(table)}.", name[:100]
-            )
-        values[name] = table[name].form.read(Value(name=name, sent=sent, terms=terms))
-    return values
 
 
 def _piece(piece: bytes) -> str | list[int]:

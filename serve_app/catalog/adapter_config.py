@@ -36,7 +36,7 @@ _MAX_REPEATS = 3
 _MAX_ALPHA = 1e6
 
 
-def parse_adapter_config(fields: Mapping[str, Any], *, max_rank: int = MAX_RANK) -> AdapterConfig:
+def parse_adapter_config(fields: Mapping[str, Any]) -> AdapterConfig:
     """Check the fields of an adapter_config.json.
 
     Raises CatalogError, which names the field, for what the engine does not compute.
@@ -54,12 +54,12 @@ def parse_adapter_config(fields: Mapping[str, Any], *, max_rank: int = MAX_RANK)
             f"adapter_config.json: init_lora_weights is {init!r}, which changes the base model; convert the "
             "adapter to plain LoRA (path_initial_model_for_weight_conversion in PEFT)"
         )
-    _check_rank("r", fields.get("r"), max_rank=max_rank)
+    _check_rank("r", fields.get("r"))
     _check_alpha("lora_alpha", fields.get("lora_alpha"))
     _flag(fields, "fan_in_fan_out")  # how the base keeps its weights: the model itself shows it
     rank_pattern = _pattern(fields, "rank_pattern")
     for key, value in rank_pattern.items():
-        _check_rank(f"rank_pattern[{key!r}]", value, max_rank=max_rank)
+        _check_rank(f"rank_pattern[{key!r}]", value)
     alpha_pattern = _pattern(fields, "alpha_pattern")
     for key, value in alpha_pattern.items():
         _check_alpha(f"alpha_pattern[{key!r}]", value)
@@ -98,9 +98,9 @@ def _check_expression(name: str, key: str) -> None:
         raise CatalogError(f"adapter_config.json: {name} has the key {key!r}, no expression: {error}") from None
 
 
-def _check_rank(name: str, value: Any, *, max_rank: int) -> None:
-    if type(value) is not int or not 1 <= value <= max_rank:
-        raise _refused(name, value, allowed=f"a whole number from 1 to {max_rank}")
+def _check_rank(name: str, value: Any) -> None:
+    if type(value) is not int or not 1 <= value <= MAX_RANK:
+        raise _refused(name, value, allowed=f"a whole number from 1 to {MAX_RANK}")
 
 
 def _check_alpha(name: str, value: Any) -> None:

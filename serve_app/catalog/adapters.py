@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from serve_app.catalog.adapter_config import MAX_RANK, parse_adapter_config
+from serve_app.catalog.adapter_config import parse_adapter_config
 from serve_app.catalog.adapter_tensors import read_changes
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.files import confined_file, read_json_object
@@ -24,12 +24,12 @@ NUM_VERSION_CHARS = 32
 _PICKLED_WEIGHTS = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pkl")
 
 
-def read_adapters(folder: Path, *, max_rank: int = MAX_RANK) -> tuple[AdapterCard, ...]:
+def read_adapters(folder: Path) -> tuple[AdapterCard, ...]:
     """List the adapters in `adapters/<base>/` as `read_records` finds them, as cards."""
-    return tuple(record.card() for record in read_records(folder, max_rank=max_rank))
+    return tuple(record.card() for record in read_records(folder))
 
 
-def read_records(folder: Path, *, max_rank: int = MAX_RANK) -> tuple[AdapterRecord, ...]:
+def read_records(folder: Path) -> tuple[AdapterRecord, ...]:
     """List the adapters in `adapters/<base>/`, one per subfolder, sorted by name; none where it does not exist.
 
     Files and hidden folders are passed over. Never raises for what is wrong with one adapter.
@@ -37,12 +37,10 @@ def read_records(folder: Path, *, max_rank: int = MAX_RANK) -> tuple[AdapterReco
     if not folder.is_dir():
         return ()
     entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    return tuple(
-        read_adapter(entry, root=folder, max_rank=max_rank) for entry in entries if entry.is_symlink() or entry.is_dir()
-    )
+    return tuple(read_adapter(entry, root=folder) for entry in entries if entry.is_symlink() or entry.is_dir())
 
 
-def read_adapter(path: Path, *, root: Path, max_rank: int = MAX_RANK) -> AdapterRecord:
+def read_adapter(path: Path, *, root: Path) -> AdapterRecord:
     """Read one adapter's configuration and header, and digest its files; links may not lead out of `root`."""
     name = os.fsencode(path.name).decode("utf-8", "backslashreplace")
     version = ""
@@ -55,7 +53,7 @@ def read_adapter(path: Path, *, root: Path, max_rank: int = MAX_RANK) -> Adapter
         weights_path = _weights_path(path, root=root)
         fields = read_json_object(config_path, max_bytes=MAX_CONFIG_BYTES)
         version = _digest(config_path, weights_path)
-        changes = read_changes(read_header(weights_path), parse_adapter_config(fields, max_rank=max_rank))
+        changes = read_changes(read_header(weights_path), parse_adapter_config(fields))
     except CatalogError as error:
         return AdapterRecord(name=name, path=path, version=version, reason=str(error))
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, on resolving

@@ -37,14 +37,12 @@ _REFUSED_KEYS: Mapping[str, str] = {
 class ModelFolder:
     """A base model on disk whose files may be loaded.
 
-    created:          Unix seconds of the newest weight file
-    num_weight_bytes: of all weight files together
+    created: Unix seconds of the newest weight file
     """
 
     path: Path
     weights: tuple[Path, ...]
     created: int
-    num_weight_bytes: int
 
 
 def locate_model(path: str) -> Path:
@@ -87,7 +85,6 @@ def _read_model_folder(path: Path) -> ModelFolder:
         path=path,
         weights=weights,
         created=int(max(file.stat().st_mtime for file in weights)),
-        num_weight_bytes=sum(file.stat().st_size for file in weights),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from posixpath import basename, dirname, normpath
@@ -13,6 +14,7 @@ from serve_app.core.errors import AdapterNotFound, AdapterUnusable, Forbidden, I
 from serve_app.core.names import ModelRef
 
 MAX_LISTED = 20
+MAX_SHOWN_CHARS = 96
 PATH = re.compile(r"[/\\~]")
 # What mistral.rs escapes in `base::alias`.
 _ESCAPES: Mapping[str, str] = {"%3A": ":", "%23": "#", "%25": "%"}
@@ -65,10 +67,10 @@ class Catalog:
             return ModelRef(base=name)
         left, sign, deployment = name.partition("#")
         if sign and deployment:
-            raise ModelNotFound(
-                f"`model` names the deployment {deployment!r}; models have no deployments to choose from here, "
-                f"write {left!r}",
+            raise ModelNotFound.refusing(
                 "model",
+                must=f"name no deployment, as models have none to choose from here, but be {_quoted(left)}",
+                found=_quoted(name),
             )
         return self._resolve_address(left.rstrip(), asked=asked)
 
@@ -88,12 +90,13 @@ class Catalog:
         usable = [model for model in holders if _is_usable(model.adapter(name))]
         if len(usable) > 1:
             candidates = ", ".join(sorted(f"{model.name}:{name}" for model in usable))
-            raise InvalidRequest(
-                f"`model` is ambiguous: {name!r} is an adapter of several; use one of: {candidates}", "model"
-            )
+            must = f"be one of {candidates}, as adapters of several models have that name"
+            raise InvalidRequest.refusing("model", must=must, found=_quoted(name))
         if holders:
             return self._with_adapter((usable or holders)[0], name, param="model")
-        raise ModelNotFound(f'"model" {asked!r} does not exist; served are: {_listed(self._models)}', "model")
+        raise ModelNotFound.refusing(
+            "model", must=f"be one that is served ({_listed(self._models)}), or an adapter of it", found=_quoted(asked)
+        )
 
     def _with_adapter(self, model: ModelCard, adapter: str, *, param: str) -> ModelRef:
         adapter = adapter.strip()
@@ -102,15 +105,14 @@ class Catalog:
         card = model.adapter(adapter)
         if card is None:
             if not model.adapters:
-                raise InvalidRequest(f"LoRA is not enabled for model {model.name!r}: it has no adapters", param)
-            usable = [card.name for card in model.adapters if card.is_usable]
-            raise AdapterNotFound(
-                f'"{param}": model {model.name!r} has no adapter {adapter!r}; it has: {_listed(usable)}', param
-            )
+                none = f"name no adapter of {_quoted(model.name)}, for which LoRA is not enabled"
+                raise InvalidRequest.refusing(param, must=none, found=_quoted(adapter))
+            usable = _listed(card.name for card in model.adapters if card.is_usable)
+            must = f"name an adapter of {_quoted(model.name)}, which has {usable}"
+            raise AdapterNotFound.refusing(param, must=must, found=_quoted(adapter))
         if card.reason is not None:
-            raise AdapterUnusable(
-                f'"{param}": adapter {adapter!r} of model {model.name!r} cannot be used: {card.reason}', param
-            )
+            must = f"name an adapter of {_quoted(model.name)} that can be used"
+            raise AdapterUnusable.refusing(param, must=must, found=f"{_quoted(adapter)}: {card.reason}")
         return ModelRef(base=model.name, adapter=card.name, version=card.version)
 
     def _addresses(self) -> list[str]:
@@ -130,7 +132,7 @@ class Catalog:
 def _name_at(path: str, model: ModelCard) -> str:
     """The adapter's name, where it is given as the path of its folder. No file is looked at.
 
-    Raises Forbidden for any path but those beside the adapters that are listed, InvalidRequest for what is neither.
+    Raises Forbidden for any path but those beside the adapters that are listed, AdapterNotFound for what is neither.
     """
     if ADAPTER_NAME.fullmatch(path):
         return path
@@ -140,8 +142,8 @@ def _name_at(path: str, model: ModelCard) -> str:
         return places[wanted]
     if dirname(wanted) in {dirname(place) for place in places}:
         return basename(wanted)
-    kind = Forbidden if PATH.search(path) else InvalidRequest
-    raise kind(f"`lora_path` must be the name or the listed path of a served adapter; found {path[:96]!r}", "lora_path")
+    kind = Forbidden if PATH.search(path) else AdapterNotFound
+    raise kind.refusing("lora_path", must="be the name or the listed path of a served adapter", found=_quoted(path))
 
 
 def _check_aliases(aliases: Mapping[str, str]) -> None:
@@ -164,6 +166,11 @@ def _unescape(name: str) -> str:
     for escape, character in _ESCAPES.items():
         name = name.replace(escape, character).replace(escape.lower(), character)
     return name
+
+
+def _quoted(name: str) -> str:
+    """A client's name as it is shown back to it, shortened."""
+    return json.dumps(name[:MAX_SHOWN_CHARS]) + ("…" if len(name) > MAX_SHOWN_CHARS else "")
 
 
 def _listed(names: Iterable[str]) -> str:

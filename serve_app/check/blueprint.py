@@ -32,7 +32,7 @@ class Blueprint:
 
 
 def read_blueprint(import_path: str, raw_arguments: Any, *, application: str) -> Blueprint:
-    """Raises BuilderUnusable."""
+    """Import the builder and build with these arguments, as Serve would. Raises BuilderUnusable."""
     target = _imported(import_path)
     if isinstance(target, Application):
         return Blueprint(schema=None, arguments=None, user_configs=_deployments(target, application))

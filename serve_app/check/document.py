@@ -38,7 +38,7 @@ class Document:
 
 
 def read_document(text: str) -> Document:
-    """Raises UnreadableYaml."""
+    """The one YAML document in the text, with the line of each of its values. Raises UnreadableYaml."""
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()

@@ -16,9 +16,10 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
     """Findings of `args.path` and `args.adapters`; usable adapters are notes."""
     from serve_app.engine.errors import ModelNotSupported
     from serve_app.engine.judgement import judge  # imported here: it brings torch, which takes time
+    from serve_app.engine.weights import weight_bytes_on_cpu
 
-    try:
-        judge(read_model_folder(locate_model(args.path)).path)
+    try:  # to make it without its weights shows what else it lacks
+        weight_bytes_on_cpu(judge(read_model_folder(locate_model(args.path)).path), args.dtype)
     except (CatalogError, ModelNotSupported, OSError) as error:
         yield Finding(path=(*path, "path"), message=str(error))
     if args.adapters is not None:

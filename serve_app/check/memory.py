@@ -11,10 +11,10 @@ from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.check.findings import Finding, Path, Severity
 from serve_app.deployments.arguments import ModelArgs
+from serve_app.engine.free_memory import ROOT, free_host_bytes
 
 GIB = 1 << 30
 GPU_DEVICES = "dev/nvidia[0-9]*"
-UNLIMITED = "max"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,9 @@ class Reservation:
         return self.num_replicas * (self.kv_cache_bytes + self.weight_bytes)
 
 
-def check_memory(reservations: Sequence[Reservation], *, root: FilePath = FilePath("/")) -> Iterator[Finding]:
+def check_memory(reservations: Sequence[Reservation], *, root: FilePath = ROOT) -> Iterator[Finding]:
     """A warning at each model's `kv_cache_bytes` where all of them together do not fit."""
-    available = available_bytes(root)
+    available = free_host_bytes(root)
     needed = sum(each.num_bytes for each in reservations)
     if available is None or needed <= available:
         return
@@ -47,7 +47,7 @@ def check_memory(reservations: Sequence[Reservation], *, root: FilePath = FilePa
 
 
 def reservation(
-    application: Mapping[str, Any], args: ModelArgs, path: Path, *, root: FilePath = FilePath("/")
+    application: Mapping[str, Any], args: ModelArgs, path: Path, *, root: FilePath = ROOT
 ) -> Reservation | None:
     """That of a model whose keys and values are kept in host memory in an amount that the file says."""
     is_on_gpu = args.device == "cuda" or (args.device == "auto" and any(root.glob(GPU_DEVICES)))
@@ -57,33 +57,8 @@ def reservation(
         path=path,
         num_replicas=_num_replicas(application.get("deployments")),
         kv_cache_bytes=args.kv_cache_bytes,
-        weight_bytes=_weight_bytes(args.path),
+        weight_bytes=_weight_bytes(args),
     )
-
-
-def available_bytes(root: FilePath) -> int | None:
-    """What this machine, or the container we are in, has left; None where neither says."""
-    known = [each for each in (_left_on_machine(root), _left_in_container(root)) if each is not None]
-    return min(known, default=None)
-
-
-def _left_on_machine(root: FilePath) -> int | None:
-    for line in _text(root / "proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _left_in_container(root: FilePath) -> int | None:
-    """By version 2 of cgroups; pages of files that can be given back count as left."""
-    group = next((line[3:] for line in _text(root / "proc/self/cgroup").splitlines() if line.startswith("0::")), "/")
-    folder = root / "sys/fs/cgroup" / group.lstrip("/")
-    limit, used = _text(folder / "memory.max").strip(), _text(folder / "memory.current").strip()
-    if not limit or not used or limit == UNLIMITED:
-        return None
-    lines = (line.split() for line in _text(folder / "memory.stat").splitlines())
-    reclaimable = next((int(value) for name, value in lines if name == "inactive_file"), 0)
-    return int(limit) - int(used) + reclaimable
 
 
 def _num_replicas(deployments: Any) -> int:
@@ -97,19 +72,16 @@ def _num_replicas(deployments: Any) -> int:
     return max(found)
 
 
-def _weight_bytes(path: str) -> int:
-    """0 where the folder cannot be read; `check_model` says so."""
+def _weight_bytes(args: ModelArgs) -> int:
+    """What loading takes for them; 0 where the model is refused, as `check_model` says so."""
+    from serve_app.engine.errors import ModelNotSupported
+    from serve_app.engine.judgement import judge  # imported here: it brings torch, which takes time
+    from serve_app.engine.weights import weight_bytes_on_cpu
+
     try:
-        return read_model_folder(locate_model(path)).num_weight_bytes
-    except (CatalogError, OSError):
+        return weight_bytes_on_cpu(judge(read_model_folder(locate_model(args.path)).path), args.dtype)
+    except (CatalogError, ModelNotSupported, OSError):
         return 0
-
-
-def _text(file: FilePath) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def _gib(number: int) -> str:

@@ -37,12 +37,12 @@ class Address:
 
 def address_of(file: str) -> Address:
     """What the file does not say is Serve's default."""
-    options = cluster_file(Path(file)).get("http_options") or {}
+    options = read_cluster_file(Path(file)).get("http_options") or {}
     host = str(options.get("host", "127.0.0.1"))
     return Address(host=EVERY_INTERFACE.get(host, host), port=int(options.get("port", 8000)))
 
 
-def cluster_file(file: Path) -> dict[str, Any]:
+def read_cluster_file(file: Path) -> dict[str, Any]:
     """Its content; empty where it cannot be read or is no mapping."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))

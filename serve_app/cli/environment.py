@@ -50,7 +50,7 @@ SETTINGS = (
     ),
     Setting(
         name="RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
-        value="serve_app.http.header_limits:bound_headers",
+        value="serve_app.http.proxy:protect",
         reason="a client has 20 s and 64 KiB for its headers, and may offer HTTP/2; Serve itself bounds neither, and"
         " drops the body behind such an offer",
     ),
@@ -83,6 +83,11 @@ FAST_SETTINGS = (
         name="RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",
         value="1",
         reason="the default of 30 s is for load balancers far away",
+    ),
+    Setting(
+        name="SERVE_APP_PROXY_PAUSE_S",
+        value="0",
+        reason="HAProxy's connections are anybody's: none is left unread because of who was refused on it",
     ),
     Setting(
         name="RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S",

@@ -37,28 +37,28 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     up = commands.add_parser("up", help="start a local cluster and serve a cluster file until Ctrl-C")
-    up.add_argument("file", nargs="?", default="cluster.yaml")
+    up.add_argument("file", nargs="?", default="cluster.yaml", help="what to serve; default: %(default)s")
     up.add_argument("--fast", action="store_true", help="throughput mode: HAProxy in front, gRPC inside")
 
     down = commands.add_parser("down", help="end the cluster that an earlier `up` of that file left behind")
-    down.add_argument("file", nargs="?", default="cluster.yaml")
+    down.add_argument("file", nargs="?", default="cluster.yaml", help="what to serve; default: %(default)s")
 
     env = commands.add_parser("env", help="print the environment that a cluster of your own wants, as shell lines")
     env.add_argument("--fast", action="store_true", help="with throughput mode")
 
     check = commands.add_parser("check", help="validate a cluster file; starts nothing")
-    check.add_argument("file", nargs="?", default="cluster.yaml")
+    check.add_argument("file", nargs="?", default="cluster.yaml", help="what to serve; default: %(default)s")
 
     models = commands.add_parser("models", help="list what a running service answers to")
-    models.add_argument("--url", default=DEFAULT_URL)
+    models.add_argument("--url", default=DEFAULT_URL, help="of the service; default: %(default)s")
 
     complete = commands.add_parser("complete", help="complete a prompt")
     complete.add_argument("prompt")
-    complete.add_argument("--model", default="demo")
-    complete.add_argument("--max-tokens", type=int, default=64)
-    complete.add_argument("--temperature", type=float, default=0.0)
+    complete.add_argument("--model", default="demo", help="default: %(default)s")
+    complete.add_argument("--max-tokens", type=int, default=64, help="default: %(default)s")
+    complete.add_argument("--temperature", type=float, default=0.0, help="default: %(default)s")
     complete.add_argument("--stream", action="store_true", help="print text as it is generated")
-    complete.add_argument("--url", default=DEFAULT_URL)
+    complete.add_argument("--url", default=DEFAULT_URL, help="of the service; default: %(default)s")
     return parser
 
 

@@ -13,7 +13,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve_app.cli.address import Address, address_of, cluster_file
+from serve_app.cli.address import Address, address_of, read_cluster_file
 from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
 from serve_app.cli.guard import start_guard
 from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs
@@ -128,7 +128,7 @@ def _is_healthy(address: Address) -> bool:
 
 
 def _welcome(address: Address, file: Path) -> str:
-    applications = cluster_file(file)["applications"]
+    applications = read_cluster_file(file)["applications"]
     name = next((each["args"]["name"] for each in applications if "name" in (each.get("args") or {})), "demo")
     body = f'{{"model": "{name}", "prompt": "Once upon a time", "max_tokens": 48}}'
     return (

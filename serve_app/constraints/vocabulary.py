@@ -86,6 +86,8 @@ class Vocabulary:
 class _Source(SimpleNamespace):
     """What the library asks a tokenizer for."""
 
+    tokens: list[bytes]
+    encode: Encode | None
     tokenizer: LLTokenizer
 
     def __init__(self, words: list[bytes], special: list[int], eos_token_id: int, encode: Encode | None) -> None:

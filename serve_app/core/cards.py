@@ -27,6 +27,17 @@ class AdapterCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerCard:
+    """How a tokenizer calls itself and its special tokens.
+
+    special_tokens: pairs of a name (`eos_token`, `bos_token`, …) and the token's text
+    """
+
+    kind: str = ""
+    special_tokens: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     """A base model as it is served.
 
@@ -36,6 +47,7 @@ class ModelCard:
     max_num_sequences, max_waiting: how many sequences one replica computes together, and how many more it queues
     kv_cache_bytes: what one replica may hold in keys and values
     chat_template: of the model's folder, as it is written there; "" is none
+    tokenizer: its class and the special tokens that it has a name for
     """
 
     name: str
@@ -49,6 +61,7 @@ class ModelCard:
     max_waiting: int = 0
     kv_cache_bytes: int = 0
     chat_template: str = ""
+    tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
 
     @property
     def usable_adapters(self) -> tuple[AdapterCard, ...]:

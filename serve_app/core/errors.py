@@ -29,7 +29,7 @@ Errors cross process borders by pickle, which rebuilds them from `args`: every f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class ServeError(Exception):
@@ -51,6 +51,23 @@ class ServeError(Exception):
         self.param = param
         self.facts: dict[str, int | float | str] = dict(facts or {})
         super().__init__(message, param, self.facts)
+
+    @classmethod
+    def refusing(
+        cls,
+        param: str,
+        *,
+        must: str,
+        found: str,
+        remedy: str = "",
+        facts: Mapping[str, int | float | str] | None = None,
+    ) -> Self:
+        """The one form of a message about a parameter: its name, what it must do or be, what was found.
+
+        remedy: a sentence that follows
+        """
+        message = f'"{param}" must {must}; found {found}.'
+        return cls(f"{message} {remedy}" if remedy else message, param, facts)
 
     def __str__(self) -> str:
         return self.message

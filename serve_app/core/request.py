@@ -27,6 +27,10 @@ def samplers_in_order(sent: tuple[SamplerName, ...] | None, *, is_temperature_la
     return TEMPERATURE_LAST if is_temperature_last else TEMPERATURE_FIRST
 
 
+DRY_BASE = 1.75
+DRY_ALLOWED_LENGTH = 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryParams:
     """Lowers the logit of tokens that would continue a repetition ("don't repeat yourself").
@@ -40,8 +44,8 @@ class DryParams:
     """
 
     multiplier: float
-    base: float = 1.75
-    allowed_length: int = 2
+    base: float = DRY_BASE
+    allowed_length: int = DRY_ALLOWED_LENGTH
     window: int | None = None
     breakers: tuple[tuple[int, ...], ...] = ()
 
@@ -154,6 +158,16 @@ class Prompt:
         if len(self.parts) == 1 and isinstance(self.parts[0], str):
             return self.parts[0]
         return None
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of its texts together."""
+        return sum(len(part) for part in self.parts if isinstance(part, str))
+
+    @property
+    def num_ids(self) -> int:
+        """Token ids that it gives itself."""
+        return sum(len(part) for part in self.parts if not isinstance(part, str))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

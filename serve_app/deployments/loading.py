@@ -34,6 +34,7 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
         adapters,
         replica_id=replica_id,
         root=args.path,
+        created=folder.created,
         dialect=args.dialect,
         chat_template=read_chat_template(folder.path),
     )

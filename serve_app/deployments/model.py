@@ -14,6 +14,7 @@ from serve_app.core.delta import Frame
 from serve_app.core.errors import ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.engine.collector import exempt_what_is_loaded
 
 
 class Service(Backend, Protocol):
@@ -37,7 +38,7 @@ LoadService = Callable[[str], Service]
 """Loads the model for the replica of the given id; blocks until that is done."""
 
 
-async def told(answer: Awaitable[Answer]) -> Answer | ServeError:
+async def answer_or_refusal(answer: Awaitable[Answer]) -> Answer | ServeError:
     """The answer, or the refusal that came instead."""
     try:
         return await answer
@@ -56,6 +57,7 @@ class Model:
     async def __init__(self, load: LoadService) -> None:  # type: ignore[misc]  # Serve awaits constructors
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._service = await asyncio.to_thread(load, self._replica_id)
+        exempt_what_is_loaded()
         self._service.start()
 
     async def hello(self, router_id: str) -> ReplicaCard:
@@ -73,7 +75,7 @@ class Model:
 
     async def submit(self, replica_id: str, router_id: str, requests: Sequence[GenerationRequest]) -> ServeError | None:
         self._refuse_strays(replica_id)
-        return await told(self._service.submit(router_id, requests))
+        return await answer_or_refusal(self._service.submit(router_id, requests))
 
     async def abort(self, replica_id: str, router_id: str, request_ids: Sequence[str]) -> None:
         self._refuse_strays(replica_id)
@@ -89,11 +91,11 @@ class Model:
 
     async def tokenize(self, replica_id: str, request: TokenizeRequest) -> Tokenization | ServeError:
         self._refuse_strays(replica_id)
-        return await told(self._service.tokenize(request))
+        return await answer_or_refusal(self._service.tokenize(request))
 
     async def detokenize(self, replica_id: str, token_ids: Sequence[int]) -> str | ServeError:
         self._refuse_strays(replica_id)
-        return await told(self._service.detokenize(token_ids))
+        return await answer_or_refusal(self._service.detokenize(token_ids))
 
     async def check_health(self) -> None:
         """Called by Serve; three failures in a row and the replica is replaced."""

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.kv.storage import Storage
-from serve_app.engine.query_scale import query_scale
+from serve_app.engine.query_scale import query_scale, scales_queries
 from serve_app.engine.step import CurrentStep
 
 _numbers = count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a layer's attention does beyond its arguments; read from its module once, not at every step.
+
+    chunk: how many positions make one chunk, where queries see nothing before their own chunk (Llama 4)
+    """
+
+    scales_queries: bool
+    chunk: int | None
+
+    @classmethod
+    def of(cls, layer: Any) -> Rules:
+        config: Any = getattr(layer, "config", None)
+        types = getattr(config, "layer_types", None) or {}
+        is_chunked = bool(types) and types[layer.layer_idx] == "chunked_attention"
+        return cls(scales_queries=scales_queries(layer), chunk=config.attention_chunk_size if is_chunked else None)
 
 
 class PackedAttention:
@@ -31,11 +50,12 @@ class PackedAttention:
         self._storage = storage
         self._shape = shape
         self._current = current
+        self._rules: dict[int, Rules] = {}
         register(self.name, self)
 
     def __call__(
         self,
-        module: nn.Module,
+        module: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -48,23 +68,23 @@ class PackedAttention:
     ) -> tuple[Tensor, None]:
         """Attend.
 
+        module: of a family's own kind, with what that has
         query: [1, heads, tokens, key_dim];  key, value: [1, kv_heads, tokens, dim]
         Returns [1, tokens, heads, value_dim].
         """
         step, layer = self._current.step, int(module.layer_idx)
+        rules = self._rules.get(layer) or self._rules.setdefault(layer, Rules.of(module))
         place = self._shape.places.get(layer, layer)
         if layer not in self._shape.readers:
             self._storage.write(place, step.places, key[0].transpose(0, 1), value[0].transpose(0, 1))
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         tokens = query[0].transpose(0, 1)  # [tokens, heads, key_dim]
-        factor = query_scale(module, step.positions)
-        if factor is not None:
-            tokens = (tokens * factor[:, None, None]).to(tokens.dtype)
-        chunk = chunk_of(module)
+        if rules.scales_queries:
+            tokens = (tokens * query_scale(module, step.positions)[:, None, None]).to(tokens.dtype)
         output = query.new_empty(*tokens.shape[:2], value.shape[-1])
         for group in step.groups:
             keys, values = self._storage.read(place, group)
-            mask = group.mask(sliding_window, query.dtype, query.device, chunk=chunk)
+            mask = group.mask(sliding_window, query.dtype, query.device, chunk=rules.chunk)
             attended = attend(group.queries(tokens), keys, values, mask=mask, scale=scale, softcap=softcap, sinks=s_aux)
             group.put(output, attended)
         return output[None], None
@@ -72,16 +92,6 @@ class PackedAttention:
     def close(self) -> None:
         """Forget the function; the model it was given to has none then."""
         unregister(self.name)
-
-
-def chunk_of(layer: Any) -> int | None:
-    """How many positions make one chunk, where the layer's queries see nothing before their own chunk (Llama 4)."""
-    config = getattr(layer, "config", None)
-    types = getattr(config, "layer_types", None)
-    if not types or types[layer.layer_idx] != "chunked_attention":
-        return None
-    size: int = config.attention_chunk_size  # type: ignore[union-attr]
-    return size
 
 
 def register(name: str, function: Callable[..., tuple[Tensor, None]]) -> None:

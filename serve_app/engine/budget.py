@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import torch
 
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.free_memory import free_host_bytes
 from serve_app.engine.kv.shape import KeyValueShape
 
 AUTO = "auto"
@@ -16,6 +14,8 @@ CPU_SHARE = 0.25
 """Of the memory that is free once the weights are there: other replicas of the node want theirs too."""
 CUDA_SHARE = 0.85
 """Of the GPU's memory that is free then; the rest is for activations and logits."""
+UNKNOWN_BYTES = 8 << 30
+"""Taken for free where nothing says what is."""
 MIB = 1 << 20
 
 
@@ -67,11 +67,6 @@ def context_within(config: EngineConfig, budget: int, *, own_limit: int, bytes_p
     return min(wanted, in_budget)
 
 
-def file_bytes(path: Path) -> int:
-    """What the weights of a folder take there."""
-    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
-
-
 def check_weights_fit(num_bytes: int, *, device: torch.device) -> None:
     """Refuse weights that take more memory than is free. Raises ModelNotSupported."""
     free = free_bytes(device)
@@ -80,46 +75,8 @@ def check_weights_fit(num_bytes: int, *, device: torch.device) -> None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that this process may still take: of the GPU, else of the machine and every cgroup it is in."""
+    """Memory that this process may still take on the device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return min([_free_of_the_machine(), *_free_of_cgroups(Path("/sys/fs/cgroup"))])
-
-
-def _free_of_the_machine() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:  # not Linux: nothing better is known
-        return 8 << 30
-    fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
-    return int(fields["MemAvailable"].split()[0]) * 1024
-
-
-def _free_of_cgroups(root: Path) -> Iterator[int]:
-    """What each limit above this process leaves; the page cache counts as free. Version 2, then version 1."""
-    own = _own_cgroup()
-    for folder in (root / own, *(root / own).parents):
-        if folder.is_relative_to(root):
-            yield from _free_of(folder, "memory.max", "memory.current", "inactive_file")
-    legacy = root / "memory"
-    yield from _free_of(legacy, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-
-
-def _own_cgroup() -> str:
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return ""
-    return next((line.removeprefix("0::").strip("/") for line in lines if line.startswith("0::")), "")
-
-
-def _free_of(folder: Path, limit: str, usage: str, cache: str) -> Iterator[int]:
-    try:
-        maximum = (folder / limit).read_text(encoding="ascii").strip()
-        used = int((folder / usage).read_text(encoding="ascii"))
-        statistics = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError):
-        return
-    if maximum != "max":
-        cached = next((int(line.split()[1]) for line in statistics if line.startswith(f"{cache} ")), 0)
-        yield max(0, int(maximum) - used + cached)
+    free = free_host_bytes()
+    return UNKNOWN_BYTES if free is None else free

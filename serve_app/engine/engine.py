@@ -22,7 +22,7 @@ from serve_app.engine.lora.bank import AdapterBank
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.masks import MaskComputer
 from serve_app.engine.output import Output
-from serve_app.engine.pace import Pace
+from serve_app.engine.pace import Pace, work_clock
 from serve_app.engine.queue import WaitingQueue
 from serve_app.engine.runner import Runner
 from serve_app.engine.sampling.sampler import Sampler
@@ -40,6 +40,7 @@ class Engine:
 
     Law: what a sequence's tokens are does not depend on what else is computed.
 
+    runner:     what computes a batch
     loader:     where adapters are read and copied beside the steps; None does it within a step
     on_staged:  called, in the loader's thread, when an adapter that was waited for is there
     is_stalled: the last step computed nothing, because all that waits waits for an adapter
@@ -53,6 +54,7 @@ class Engine:
         adapters: Items[Adapter],
         *,
         loader: Executor | None = None,
+        runner: type[Runner] = Runner,
     ) -> None:
         self.config = config
         self.model = model
@@ -77,11 +79,12 @@ class Engine:
             max_bypass_s=config.max_bypass_s,
             uses_prefixes=config.prefix_cache,
         )
-        self._runner = Runner(model, self._store.storage, self._bank)
+        self._runner = runner(model, self._store.storage, self._bank)
         self._masks = MaskComputer()
         self._sampler = Sampler(model.eos_token_ids)
         self._output = Output(tokenizer, model.eos_token_ids)
         self._unsampled: list[Sequence] = []
+        self._work_clock = work_clock(model.device.type)
         self.num_steps = 0
         self.num_failed_steps = 0
         self.step_s = 0.0
@@ -176,22 +179,21 @@ class Engine:
         self._slots.poll()
         batch = self._scheduler.schedule()
         for sequence, reason in self._scheduler.take_failures():
-            deltas += self._lose(
-                [sequence], AdapterUnusable(f"adapter {sequence.request.model.name}: {reason}", "model")
-            )
+            found = f"{sequence.request.model.name}: {reason}"
+            error = AdapterUnusable.refusing("model", must="name an adapter that can be used", found=found)
+            deltas += self._lose([sequence], error)
         self.is_stalled = not batch and self.has_work
         if not batch:
             return
         self.num_steps += 1
-        started = time.perf_counter()
+        started, work_started = time.perf_counter(), self._work_clock()
         masks = self._masks.begin(batch)
         logits = self._runner.forward(batch)
         sampled = self._sampler.sample(logits, batch, masks)
         deltas += self._output.commit(batch, sampled)
         deltas += self._settle(batch)
-        seconds = time.perf_counter() - started
-        self.step_s += seconds
-        self._scheduler.pace.note(batch.num_decoding, batch.num_prompt_tokens, seconds)
+        self.step_s += time.perf_counter() - started
+        self._scheduler.pace.note(batch.num_decoding, batch.num_prompt_tokens, self._work_clock() - work_started)
 
     def _settle(self, batch: Batch) -> list[Delta]:
         """Keep what was computed for later hits, start siblings, release what has ended; each on its own."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from serve_app.engine.errors import ModelNotSupported
@@ -30,6 +31,12 @@ class Judged:
     kind: type[PreTrainedModel]
     formats: tuple[Format, ...] | None
     max_model_len: int
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The numbers that its author means it to be computed in; None where nothing says so."""
+        own: torch.dtype | None = self.config.dtype or self.text.dtype
+        return own
 
 
 def judge(path: str | Path) -> Judged:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from serve_app.engine.budget import check_weights_fit, context_within, file_bytes, kv_budget
+from serve_app.engine.budget import check_weights_fit, context_within, kv_budget
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.judgement import Judged, judge
@@ -20,6 +20,7 @@ from serve_app.engine.precision import choose_dtype
 from serve_app.engine.probe import probe
 from serve_app.engine.quantized.checkpoint import open_checkpoint
 from serve_app.engine.rope import settle_longrope
+from serve_app.engine.weights import weight_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +51,11 @@ def load_model(config: EngineConfig) -> LoadedModel:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     judged = judge(config.path)
     device = choose_device(config.device)
-    own = judged.config.dtype or judged.text.dtype
-    dtype = choose_dtype(config.dtype, own, device)
-    if own is not None and config.dtype == "auto" and dtype != own:
-        logger.warning("%s: %s instead of %s, which this CPU computes slowly", config.name, dtype, own)
-    module = _read_module(config.path, judged, dtype, device).to(device).eval().requires_grad_(False)
+    dtype = choose_dtype(config.dtype, judged.dtype, device)
+    if judged.dtype is not None and config.dtype == "auto" and dtype != judged.dtype:
+        logger.warning("%s: %s instead of %s, which this CPU computes slowly", config.name, dtype, judged.dtype)
+    check_weights_fit(weight_bytes(judged, dtype), device=device)
+    module = _read_module(config.path, judged, dtype).to(device).eval().requires_grad_(False)
     shape = probe(module)
     own_limit = judged.max_model_len
     budget = kv_budget(config, shape, own_limit=own_limit, dtype=dtype, device=device)
@@ -75,28 +76,20 @@ def load_model(config: EngineConfig) -> LoadedModel:
     )
 
 
-def _read_module(path: str, judged: Judged, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def _read_module(path: str, judged: Judged, dtype: torch.dtype) -> PreTrainedModel:
     """The model with its weights, all of them found; quantised ones as the numbers that they mean."""
     weights = None if judged.formats is None else open_checkpoint(Path(path), judged.formats)
-    own = judged.config.dtype or judged.text.dtype or dtype
-    num_bytes = file_bytes(Path(path)) * dtype.itemsize // own.itemsize
-    if weights is not None:
-        num_bytes = sum(weight.num_bytes(dtype) for weight in weights.values())
-    check_weights_fit(num_bytes, device=device)
-    try:
-        module, found = judged.kind.from_pretrained(
-            path if weights is None else None,
-            state_dict=weights,
-            config=judged.config,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            attn_implementation="eager",
-            output_loading_info=True,
-        )
-    except ImportError as error:
-        raise ModelNotSupported(f"{judged.config.model_type}: {_package_of(error)}") from error
+    module, found = judged.kind.from_pretrained(
+        path if weights is None else None,
+        state_dict=weights,
+        config=judged.config,
+        dtype=dtype,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        attn_implementation="eager",
+        output_loading_info=True,
+    )
     lacking = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
     if lacking:
         named = ", ".join(lacking[:5]) + (" …" if len(lacking) > 5 else "")
@@ -105,13 +98,6 @@ def _read_module(path: str, judged: Judged, dtype: torch.dtype, device: torch.de
         )
     loaded: PreTrainedModel = module
     return loaded
-
-
-def _package_of(error: ImportError) -> str:
-    """Which package a model wants, in words shorter than transformers' own."""
-    if "timm" in str(error):
-        return "it needs the packages timm and pillow, even for text alone: pip install timm pillow"
-    return f"it needs a package that is not installed: {str(error).strip().splitlines()[0]}"
 
 
 def choose_device(name: str) -> torch.device:

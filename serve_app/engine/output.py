@@ -133,7 +133,7 @@ class Output:
         text = ""
         is_long = sequence.num_generated >= sequence.max_tokens
         if (is_over or is_long) and matcher.matched is None:
-            text = matcher.feed(sequence.detokenizer.flush()) + matcher.flush()
+            text = matcher.flush()
             # what is matched now waited for a stop that would begin earlier
         if matcher.matched is not None:
             sequence.end(FinishReason.STOP, matched_stop=matcher.matched)

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-FIRST_ALLOWANCE = 64.0
+import time
+from collections.abc import Callable
+
+FIRST_ALLOWANCE = 16.0
 LEAST_ALLOWANCE = 16.0
 MEMORY = 0.8
 """How much of the former estimate a new measurement leaves."""
-MOST_CHANGE = 1.5
+MOST_GROWTH = 1.25
+MOST_FALL = 2.0
+"""Between two steps; what was allowed too much is somebody's gap, what was allowed too little is made up for."""
+
+
+def work_clock(device_type: str) -> Callable[[], float]:
+    """Seconds of what a step takes by itself, for the thread that computes it.
+
+    On a CPU that is what the thread has computed: what other threads and programs take of the CPUs meanwhile would
+    otherwise pass for the cost of a step, and ever more prompt work would seem to fit beside it.
+    """
+    return time.thread_time if device_type == "cpu" else time.perf_counter
 
 
 class Pace:
@@ -28,7 +42,7 @@ class Pace:
         return budget if num_decoding == 0 else max(1, min(budget, int(self._allowance)))
 
     def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
-        """Learn from a step."""
+        """Learn from a step; seconds as `work_clock` counts them."""
         if num_decoding == 0:
             return
         if num_prompt_tokens == 0:
@@ -41,7 +55,7 @@ class Pace:
         wanted = num_prompt_tokens * allowed_s / max(extra_s, 1e-9)
         if wanted > self._allowance and num_prompt_tokens < 0.8 * self._allowance:
             return  # a step with less work than allowed says nothing of more
-        wanted = min(max(wanted, self._allowance / MOST_CHANGE), self._allowance * MOST_CHANGE)
+        wanted = min(max(wanted, self._allowance / MOST_FALL), self._allowance * MOST_GROWTH)
         self._allowance = min(max(wanted, LEAST_ALLOWANCE), 1e6)
 
     def _decode_estimate(self, num_decoding: int) -> float | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from serve_app.constraints.compiler import Compiled
 from serve_app.core.errors import ContextOverflow, InvalidRequest
 from serve_app.core.request import GenerationRequest, Prompt, SamplingParams
-from serve_app.engine.prompt_bounds import PromptBounds
+from serve_app.engine.prompt_bounds import PromptBounds, context_overflow
 from serve_app.engine.sequence import Sequence
 from serve_app.text.regex_stops import check_regexes
 from serve_app.text.tokenizer import TextTokenizer
@@ -95,22 +95,17 @@ class Preparation:
         context, wanted = self._max_model_len, request.stop.max_tokens
         facts = {"n_prompt_tokens": num_prompt_tokens, "n_ctx": context}
         if self._leaves_no_room(request, num_prompt_tokens):
-            raise ContextOverflow(
-                f"`prompt` {request.prompt_index} has {num_prompt_tokens} tokens, which exceeds the available context"
-                f" size: that of {self._model_name} is {context} tokens, prompt and completion together. Shorten it,"
-                " or send `truncate_sequence`: true.",
-                "prompt",
-                facts,
-            )
+            found = f"has {num_prompt_tokens} tokens"
+            raise context_overflow(request, found, model_name=self._model_name, max_model_len=context, facts=facts)
         room = context - num_prompt_tokens
         if wanted is not None and wanted > room and not request.context.shortens_completion:
-            name = request.context.max_tokens_name
-            raise ContextOverflow(
-                f"`{name}` must be at most {room} with `prompt` {request.prompt_index}, which has"
-                f" {num_prompt_tokens} of the {context} tokens of {self._model_name}'s context; found {wanted}. Lower"
-                ' it, or send `context_length_exceeded_behavior`: "truncate".',
-                name,
-                facts,
+            beside = f"prompt {request.prompt_index}, which has {num_prompt_tokens} of the {context} tokens"
+            raise ContextOverflow.refusing(
+                request.context.max_tokens_name,
+                must=f"be at most {room} beside {beside} of {self._model_name}'s context",
+                found=str(wanted),
+                remedy='Lower it, or send "context_length_exceeded_behavior": "truncate".',
+                facts=facts,
             )
         return room if wanted is None else min(wanted, room)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from serve_app.engine.attention import PackedAttention, register, unregister
@@ -120,7 +120,7 @@ class _Recorder:
 
     def __call__(
         self,
-        layer: nn.Module,
+        layer: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serve_app.core.errors import ContextOverflow
-from serve_app.core.request import GenerationRequest, Prompt
+from serve_app.core.request import GenerationRequest
 from serve_app.text.tokenizer import TextTokenizer
 
 # Where a vocabulary sets no bound, a text may be so long: room for one of a few long words, or of much white space.
@@ -35,12 +35,12 @@ class PromptBounds:
     def check_length(self, request: GenerationRequest) -> None:
         """Raise ContextOverflow where the prompt is too long to fit, or to be cut into tokens; costs nothing."""
         prompt = request.prompt
-        num_chars = count_chars(prompt)
+        num_chars = prompt.num_chars
         if request.context.truncates_prompt:
             if num_chars > self.max_chars:
                 raise self._too_long(request, num_chars, self.max_chars, "are cut into tokens to be truncated")
             return
-        num_ids = count_ids(prompt)
+        num_ids = prompt.num_ids
         if num_ids > self._max_model_len:
             raise self._overflow(request, f"has {num_ids} tokens", {"n_prompt_tokens": num_ids})
         most = self._most_chars(num_ids)
@@ -71,20 +71,19 @@ class PromptBounds:
         return self._overflow(request, found, {"n_prompt_chars": num_chars, "max_prompt_chars": most})
 
     def _overflow(self, request: GenerationRequest, found: str, facts: dict[str, int]) -> ContextOverflow:
-        remedy = "" if request.context.truncates_prompt else ", or send `truncate_sequence`: true"
-        return ContextOverflow(
-            f"`prompt` {request.prompt_index} {found}, which exceeds the available context size: that of"
-            f" {self._model_name} is {self._max_model_len} tokens, prompt and completion together. Shorten it{remedy}.",
-            "prompt",
-            {**facts, "n_ctx": self._max_model_len},
-        )
+        context = self._max_model_len
+        return context_overflow(request, found, model_name=self._model_name, max_model_len=context, facts=facts)
 
 
-def count_chars(prompt: Prompt) -> int:
-    """Characters of a prompt's texts together."""
-    return sum(len(part) for part in prompt.parts if isinstance(part, str))
-
-
-def count_ids(prompt: Prompt) -> int:
-    """Token ids that a prompt gives itself."""
-    return sum(len(part) for part in prompt.parts if not isinstance(part, str))
+def context_overflow(
+    request: GenerationRequest, found: str, *, model_name: str, max_model_len: int, facts: dict[str, int]
+) -> ContextOverflow:
+    """found: how long the prompt is, behind its number"""
+    remedy = "" if request.context.truncates_prompt else ', or send "truncate_sequence": true'
+    return ContextOverflow.refusing(
+        "prompt",
+        must=f"fit the context of {model_name}, which is {max_model_len} tokens for prompt and completion together",
+        found=f"prompt {request.prompt_index}, which {found} and exceeds the available context size",
+        remedy=f"Shorten it{remedy}.",
+        facts={**facts, "n_ctx": max_model_len},
+    )

@@ -15,13 +15,16 @@ def take_over_scales(module: nn.Module) -> None:
             layer.attn_temperature_tuning = False  # type: ignore[assignment]
 
 
-def query_scale(layer: Any, positions: Tensor) -> Tensor | None:
-    """The factor of each query, [tokens] float32, where the model asks for one; None is 1 for all.
+def scales_queries(layer: Any) -> bool:
+    """Whether an attention module's queries have a factor: Llama 4's layers without rotary embedding."""
+    return bool(getattr(getattr(layer, "config", None), "attn_temperature_tuning", False)) and not layer.use_rope
 
-    Llama 4's layers without rotary embedding: 1 + attn_scale · log(1 + ⌊(position + 1) / floor_scale⌋), after
-    arXiv 2501.19399.
+
+def query_scale(layer: Any, positions: Tensor) -> Tensor:
+    """The factor of each query of a layer that `scales_queries`, [tokens] float32.
+
+    1 + attn_scale · log(1 + ⌊(position + 1) / floor_scale⌋), after arXiv 2501.19399.
     """
-    if not getattr(getattr(layer, "config", None), "attn_temperature_tuning", False) or layer.use_rope:
-        return None
     steps = torch.floor((positions.float() + 1.0) / layer.floor_scale)
-    return torch.log1p(steps) * layer.attn_scale + 1.0
+    scale: float = layer.attn_scale
+    return torch.log1p(steps) * scale + 1.0

@@ -46,8 +46,9 @@ class _Rotary:
 
 
 def _rotaries(module: nn.Module) -> Iterator[_Rotary]:
+    embedding: Any  # of transformers' many kinds
     for embedding in module.modules():
-        kind: Any = getattr(embedding, "rope_type", None)
+        kind = getattr(embedding, "rope_type", None)
         if kind == LONGROPE:
             yield _Rotary(embedding=embedding, layer_type=None, parameters=embedding.config.rope_parameters)
         elif isinstance(kind, dict):

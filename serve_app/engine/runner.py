@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,7 +37,7 @@ class Runner:
         self._bank.begin_step(step.slots)
         try:
             with self._current.running(step):
-                output = self._model.module(
+                output: Any = self._model.module(
                     input_ids=step.token_ids[None],
                     position_ids=step.positions[None],
                     use_cache=False,
@@ -43,7 +45,8 @@ class Runner:
                 )
         finally:
             self._bank.end_step()
-        return output.logits[0].float()
+        logits: Tensor = output.logits
+        return logits[0].float()
 
     def close(self) -> None:
         """Give the model its own attention back."""

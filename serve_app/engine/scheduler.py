@@ -17,6 +17,8 @@ from serve_app.engine.sequence import Sequence
 
 COPIED_PER_BATCH_TOKEN = 4
 """Positions that may be copied per token that a step may compute: of half a billion weights, a fifth of a step."""
+LOOKED_UP_PER_BATCH_TOKEN = 16
+"""Likewise, tokens whose names are looked for among the cached blocks before no further sequence is taken in."""
 
 
 class Scheduler:
@@ -55,6 +57,7 @@ class Scheduler:
         self._max_logit_rows = max_logit_rows
         self._max_copied_tokens = COPIED_PER_BATCH_TOKEN * max_batch_tokens
         self._copied_before = 0
+        self._max_looked_up = LOOKED_UP_PER_BATCH_TOKEN * max_batch_tokens
         self._uses_prefixes = uses_prefixes
         self._clock = clock
 
@@ -206,11 +209,13 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Take in those of the queue that there is room for, with a place, blocks for all their tokens, and a slot."""
+        num_looked_up = 0
         for sequence in self._admission.admissible(self.running):
             is_new = sequence.started_at is None
             holding = self._open(sequence)
             if self._uses_prefixes and sequence.request.uses_cache and not sequence.scores_prompt:
                 sequence.num_computed = self._store.match_prefix(holding, sequence.token_ids, salt=sequence.salt)
+                num_looked_up += sequence.num_tokens
                 self.num_prefix_hit_tokens += sequence.num_computed
                 if is_new:
                     sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_length)
@@ -218,8 +223,8 @@ class Scheduler:
                 self._give_up(sequence)  # copies of what others hold took more than was thought
                 self.waiting.push_front(sequence)
                 return
-            if not self.may_copy:
-                return  # the others come with the next steps; those that run do not wait for so many copies
+            if not self.may_copy or num_looked_up >= self._max_looked_up:
+                return  # the others come with the next steps; those that run do not wait for so much at once
 
     def _open(self, sequence: Sequence) -> Holding:
         sequence.started_at = sequence.started_at or self._clock()

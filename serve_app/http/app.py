@@ -23,6 +23,7 @@ from serve_app.http.routes import route
 from serve_app.http.service_routes import service_routes
 from serve_app.http.settings import HttpSettings
 from serve_app.http.slashes import TrailingSlash
+from serve_app.http.slots import TellsSlots
 from serve_app.http.styles import NativeStyle, OpenAiStyle
 from serve_app.http.upgrades import Upgrades
 from serve_app.router.inquiries import Inquiries
@@ -62,6 +63,7 @@ def _routes(router: Router, settings: HttpSettings, metrics: Metrics) -> list[Ro
 def _middleware(router: Router, settings: HttpSettings, metrics: Metrics) -> list[Middleware]:
     """What a request passes on its way in, the outermost first."""
     return [
+        Middleware(TellsSlots, fleet=router.fleet),
         Middleware(TrailingSlash),
         Middleware(CountedRequests, metrics=metrics),
         *cors(settings.cors_origins),

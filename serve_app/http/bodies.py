@@ -18,9 +18,7 @@ def check_media_type(headers: Headers) -> None:
     """Raises UnsupportedMediaType; a missing type is taken for JSON."""
     media_type = headers.get("content-type", "").partition(";")[0].strip()
     if media_type and not JSON_TYPE.fullmatch(media_type):
-        raise UnsupportedMediaType(
-            f"The header Content-Type must be application/json; found {shown(media_type)}.", "Content-Type"
-        )
+        raise UnsupportedMediaType.refusing("Content-Type", must="be application/json", found=shown(media_type))
 
 
 async def body_of(request: Request, *, max_bytes: int) -> bytes:

@@ -13,6 +13,7 @@ from serve_app.core.errors import InvalidRequest, UnsupportedMediaType
 
 NAME = "Content-Encoding"
 GZIP = ("gzip", "x-gzip")
+HONEST = "be the encoding of the request body"
 PIECE_BYTES = 64 * 1024
 GZIP_WINDOW = 16 + zlib.MAX_WBITS
 
@@ -54,7 +55,7 @@ class Unpacked:
             piece = self._next_piece()
             self._is_over = not piece and not self._has_more
             if self._is_over and not self._stream.eof:
-                raise InvalidRequest("The request body ends within its gzip encoding.", NAME)
+                raise InvalidRequest.refusing(NAME, must=HONEST, found="gzip that ends too early")
             if piece or self._is_over:
                 return {"type": "http.request", "body": piece, "more_body": not self._is_over}
             message = await self._receive()
@@ -71,7 +72,7 @@ class Unpacked:
             try:
                 piece = self._stream.decompress(self._packed, PIECE_BYTES)
             except zlib.error:
-                raise InvalidRequest("The request body is not in the gzip encoding that was announced.", NAME) from None
+                raise InvalidRequest.refusing(NAME, must=HONEST, found="bytes that are no gzip") from None
             self._packed = self._stream.unused_data or self._stream.unconsumed_tail
             if piece:
                 return piece
@@ -80,6 +81,6 @@ class Unpacked:
 
 def _refusing(encoding: str) -> Receive:
     async def receive() -> Message:
-        raise UnsupportedMediaType(f"The header {NAME} must be gzip or identity; found {shown(encoding)}.", NAME)
+        raise UnsupportedMediaType.refusing(NAME, must="be gzip or identity", found=shown(encoding))
 
     return receive

@@ -12,6 +12,7 @@ from serve_app.api.chunks import dump, error_event
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.errors import error_body, error_event_body, error_status
 from serve_app.api.dialects.tables import HEADER, UNION
+from serve_app.api.shown import shown
 from serve_app.api.sse import DONE
 from serve_app.core.errors import (
     BodyLost,
@@ -138,7 +139,7 @@ async def read_body(
 async def _read_pieces(receive: Receive, *, content_length: str | None, max_bytes: int) -> bytes:
     if content_length is not None:
         if not (content_length.isascii() and content_length.isdigit()):
-            raise InvalidRequest("The header Content-Length must be a number.", "Content-Length")
+            raise InvalidRequest.refusing("Content-Length", must="be a number", found=shown(content_length))
         if len(content_length) > 15 or int(content_length) > max_bytes:
             raise _too_large(max_bytes)
     pieces: list[bytes] = []

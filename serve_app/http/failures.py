@@ -30,7 +30,7 @@ class FailuresAsJson:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(Headers(scope=scope))
+        request_id = request_id_of(Headers(scope=scope).get("x-request-id", ""))
         scope.setdefault("state", {})["request_id"] = request_id
         has_started = False
 
@@ -51,6 +51,6 @@ class FailuresAsJson:
             await response(scope, receive, send_with_id)
 
 
-def _request_id(headers: Headers) -> str:
-    sent = headers.get("x-request-id", "")
+def request_id_of(sent: str) -> str:
+    """What the client sent where that is well formed, or a new one."""
     return sent if REQUEST_ID.fullmatch(sent) else secrets.token_hex(16)

@@ -1,7 +1,6 @@
 """Bounds how long a client may take over a request's headers, and how large they may be, before anything reads them.
 
-Serve starts its HTTP server without either bound, and no setting of it reaches them. What it does offer is to call a
-function in every proxy before the server starts (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH): `bound_headers`.
+Serve starts its HTTP server without either bound, and no setting of it reaches them.
 """
 
 from __future__ import annotations
@@ -10,12 +9,9 @@ import asyncio
 import json
 from typing import Any
 
-from starlette.middleware import Middleware
-from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from serve_app.http.declined_upgrades import DecliningUpgrades
-from serve_app.http.shedding import Shedding, max_requests
 
 HEADERS_TIMEOUT_S = 20.0
 MAX_HEADER_BYTES = 64 * 1024
@@ -122,9 +118,3 @@ class BoundedHeaders(DecliningUpgrades):
         self._await_nothing()
         self._is_refused = True
         self.loop.call_later(LINGER_S, self.transport.close)
-
-
-def bound_headers() -> list[Any]:
-    """Have every HTTP server that this process starts from now on use BoundedHeaders; returns its middleware."""
-    HTTP_PROTOCOLS["auto"] = f"{BoundedHeaders.__module__}:{BoundedHeaders.__qualname__}"
-    return [Middleware(Shedding, max_requests=max_requests())]

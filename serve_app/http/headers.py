@@ -34,5 +34,5 @@ def _refusal(scope: Scope) -> InvalidRequest | None:
     for raw_name, _ in scope["headers"]:
         name = raw_name.decode("latin-1").lower().replace("_", "-")  # Serve takes either spelling of the last one
         if name in REFUSED:
-            return InvalidRequest(f"The header {name} is not accepted here: it {REFUSED[name]}.", name)
+            return InvalidRequest.refusing(name, must=f"not be sent, as it {REFUSED[name]}", found="that header")
     return None

@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from serve_app.api.limits import WireLimits
 from serve_app.api.paths import Path
-from serve_app.api.props import adapters_body, props_body
+from serve_app.api.props import adapters_body, props_body, tokenizer_body
 from serve_app.api.tokenize import detokenized, parse_detokenize, parse_tokenize
 from serve_app.http.bodies import body_of
 from serve_app.http.exchange import CLIENT_CLOSED, ClientGone
@@ -32,12 +32,16 @@ def model_routes(inquiries: Inquiries, *, limits: WireLimits, max_body_bytes: in
     async def props(request: Request) -> Response:
         return JSONResponse(props_body(inquiries.card(request.query_params.get("model"))))
 
+    async def tokenizer_info(request: Request) -> Response:
+        return JSONResponse(tokenizer_body(inquiries.card(request.query_params.get("model"))))
+
     async def adapters(request: Request) -> Response:
         return JSONResponse(adapters_body(inquiries.card(request.query_params.get("model"))))
 
     return [
         route(Path.TOKENIZE, tokenize),
         route(Path.DETOKENIZE, detokenize),
+        route(Path.TOKENIZER_INFO, tokenizer_info),
         route(Path.PROPS, props),
         route(Path.ADAPTERS, adapters),
     ]

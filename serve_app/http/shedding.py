@@ -1,53 +1,256 @@
-"""Refuses in Serve's proxy what is more than it can carry, before that costs a call to the router.
+"""Refuses in Serve's proxy what is more than it can carry, as soon as the headers are there.
 
-To pass a request on costs the proxy and the router milliseconds each; a thousand that come at once would keep both busy
-for seconds in which nothing that was let in gets on. A refusal here costs a fraction of one.
+To pass a request on costs proxy and router milliseconds each; a thousand that come at once would keep both busy for
+seconds in which nothing that was let in gets on. Even a refusal by the application, or by a middleware before it, costs
+a task and its messages. One here is a look at a counter and bytes that are written already.
 """
 
 from __future__ import annotations
 
-import os
+import asyncio
+import math
+import random
+import select
+import urllib.parse
+from functools import partial
+from typing import Any, cast
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+import httptools
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from serve_app.api.dialects.tables import UNION
+from serve_app.api.dialects.tables import HEADER, UNION
 from serve_app.api.paths import POSTED
-from serve_app.core.errors import Overloaded
+from serve_app.http.failures import request_id_of
+from serve_app.http.header_limits import LINGER_S, BoundedHeaders
 from serve_app.http.refusals import dialect_heard, error_response
-from serve_app.router.admission import Admission, AdmissionSettings
+from serve_app.http.slots import SLOTS
+from serve_app.http.turnstile import Turnstile, Visit
+from serve_app.http.written_refusals import WrittenRefusals
 
-VARIABLE = "SERVE_APP_PROXY_MAX_REQUESTS"
-MAX_REQUESTS = 256
+MAX_IN_A_ROW = 3
+"""Refusals of one connection, after which it is not read for a while."""
+MAX_DROPPED_BYTES = 1024 * 1024
+"""Of the body of a refused request. The connection of a larger one is closed, as that costs less than to read on."""
+DROP_TIMEOUT_S = 10.0
+"""For the rest of a refused request."""
+DIALECT = HEADER.lower().encode()
+COUNTED_URLS = frozenset(path.encode() for path in POSTED)
 
 
-def max_requests() -> int:
-    """What the environment says. Raises ValueError where that is no positive integer."""
-    number = int(os.environ.get(VARIABLE, MAX_REQUESTS))
-    if number < 1:
-        raise ValueError(f"{VARIABLE} must be at least 1; found {number}")
-    return number
+class OverAndOut(Exception):
+    """Raised through the parser of a connection that is being closed, which then reads no further."""
 
 
-class Shedding:
-    """ASGI middleware of a proxy: so many requests that compute something at once, streams until their end included.
+class Shedding(BoundedHeaders):
+    """A protocol that passes on so many requests at once that compute something, and refuses those beyond.
 
-    What only looks (health, metrics, models) always passes.
+    What only looks (health, metrics, models) always passes. A refused request is answered when its headers are there;
+    what is left of it is read and dropped, and the connection goes on. A request that was sent behind another one,
+    before the answer to that, waits for its turn and may be refused then.
+
+    Clients may come again before their Retry-After: a few times in a row they are told the same at once. Then their
+    connection is left unread for a while (`pause_s`, and never beyond the appointment), so that whoever asks in a loop
+    costs a few refusals per pause and not all of a processor. A client that keeps its appointments never notices.
     """
 
-    def __init__(self, app: ASGIApp, *, max_requests: int) -> None:
-        self._app = app
-        self._admission = Admission(dict, AdmissionSettings(max_open_requests=max_requests))
+    drop_timeout_s = DROP_TIMEOUT_S
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].rstrip("/") not in POSTED:
-            await self._app(scope, receive, send)
+    def __init__(self, *args: Any, turnstile: Turnstile, refusals: WrittenRefusals, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._turnstile = turnstile
+        self._refusals = refusals
+        self._is_dropping = False  # what is left of a refused request
+        self._is_closing = False  # behind it
+        self._num_dropped = 0
+        self._drop_timer: asyncio.TimerHandle | None = None
+        self._pause: asyncio.TimerHandle | None = None
+        self._num_in_a_row = 0
+        self._appointment_at = 0.0
+        self._visit: Visit | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._drop_timer, self._pause):
+            if timer is not None:
+                timer.cancel()
+        if self._visit is not None and not self._visit.has_begun:
+            self._visit.leave()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_dropping and self._drop_timer is None:
+            timeout_s = min(LINGER_S, self.drop_timeout_s) if self._is_closing else self.drop_timeout_s
+            self._drop_timer = self.loop.call_later(timeout_s, self.transport.close)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._pause is None and self._is_idle():
+            self.flow.resume_reading()
+
+    def on_message_begin(self) -> None:
+        if self._is_closing:
+            raise OverAndOut
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        if self._turnstile.is_full and self._is_to_be_refused():
+            self._await_nothing()
+            self._refuse_request()
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_dropping:
+            super().on_body(body)
             return
-        try:
-            ticket = self._admission.enter()
-        except Overloaded as error:
-            await error_response(error, dialect_heard(scope, UNION))(scope, receive, send)
+        self._num_dropped += len(body)
+        if self._num_dropped > MAX_DROPPED_BYTES:
+            self._is_closing = True
+            raise OverAndOut
+
+    def on_message_complete(self) -> None:
+        if not self._is_dropping:
+            super().on_message_complete()
             return
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            ticket.give_back()
+        self._is_dropping = False
+        if self._drop_timer is not None:
+            self._drop_timer.cancel()
+            self._drop_timer = None
+        if self._is_closing:
+            self.transport.close()
+        else:
+            self._await_next_request()
+
+    def send_400_response(self, msg: str) -> None:
+        """The parser failed: in a refused request, which has its answer, or elsewhere."""
+        if self._is_dropping or self._is_closing:
+            self._is_refused = self._is_closing = True  # no more is read
+        else:
+            super().send_400_response(msg)
+
+    def _is_to_be_refused(self) -> bool:
+        """Whether it computes something, and is the next to be answered. An offer is read once more without it."""
+        return (
+            self.parser.get_method() == b"POST"
+            and self._is_idle()
+            and not self.parser.should_upgrade()
+            and _is_counted(self.url)
+        )
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _refuse_request(self) -> None:
+        headers = dict(reversed(self.headers))
+        self._is_dropping = True
+        self._num_dropped = 0
+        self._is_closing = self._is_last(int(headers.get(b"content-length", 0)))
+        response = self._refusals.response(
+            dialect_heard(cast(Scope, self.scope), UNION) if DIALECT in headers else UNION,
+            self._retry_after_s(),
+            server_headers=self.server_state.default_headers,
+            request_id=request_id_of(headers.get(b"x-request-id", b"").decode("latin-1")),
+            is_last=self._is_closing,
+        )
+        self.transport.write(response)
+        self.server_state.total_requests += 1
+        if self.flow.write_paused:  # it sends without reading
+            self.flow.pause_reading()
+
+    def _is_last(self, num_bytes: int) -> bool:
+        """Whether the connection ends with this request. Of a body that was only offered nobody knows if it comes."""
+        keeps_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+        return not keeps_alive or self.expect_100_continue or num_bytes > MAX_DROPPED_BYTES
+
+    def _retry_after_s(self) -> int:
+        """Until the appointment that the client has already, or a new one."""
+        now = self.loop.time()
+        left_s = self._appointment_at - now
+        if left_s > 0 and self._turnstile.settings.pause_s:
+            self._turnstile.refuse_again()
+            return math.ceil(left_s)
+        retry_after_s = self._turnstile.refuse()
+        self._appointment_at = now + retry_after_s
+        return retry_after_s
+
+    def _await_next_request(self) -> None:
+        self._num_in_a_row += 1
+        pause_s = min(self._turnstile.settings.pause_s, self._appointment_at - self.loop.time())
+        if self._num_in_a_row >= MAX_IN_A_ROW and pause_s > 0 and self._pause is None:
+            self._num_in_a_row = 0
+            self.flow.pause_reading()
+            self._pause = self.loop.call_later(pause_s * random.uniform(0.5, 1.0), self._end_pause)
+        elif self._pause is None:
+            self._await_until_timeout()
+
+    def _end_pause(self) -> None:
+        self._pause = None
+        if not self._is_idle() or self.transport.is_closing():
+            return
+        if _has_ended(self.transport):  # what it sent before would be computed for nobody
+            self.transport.close()
+        else:
+            self.flow.resume_reading()
+            self._await_until_timeout()
+
+    def _await_until_timeout(self) -> None:
+        """As after any response: a connection over which nothing more comes is closed."""
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """app: of a type that uvicorn spells otherwise than starlette"""
+        if not _computes(cast(Scope, cycle.scope)):
+            super()._start_asgi_task(cycle, app)
+        elif self._turnstile.is_full:  # it has waited behind another one of its connection
+            super()._start_asgi_task(cycle, cast(Any, self._refuse_late))
+        else:
+            self._num_in_a_row = 0
+            begin = partial(super()._start_asgi_task, cycle, cast(Any, self._counted(app)))
+            self._visit = self._turnstile.enter(begin)
+
+    def _counted(self, app: ASGIApp) -> ASGIApp:
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            visit = self._visit
+            assert visit is not None, "it was let in"
+
+            async def listening(message: Message) -> None:
+                self._turnstile.num_slots = message.get(SLOTS, self._turnstile.num_slots)
+                await send(message)
+
+            try:
+                await app(scope, receive, listening)
+            finally:
+                visit.leave()
+
+        return counted
+
+    async def _refuse_late(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._turnstile.refusal(self._turnstile.refuse())
+        response = error_response(error, dialect_heard(scope, UNION))
+        response.headers["x-request-id"] = request_id_of(Headers(scope=scope).get("x-request-id", ""))
+        await response(scope, receive, send)
+
+
+def _has_ended(transport: asyncio.Transport) -> bool:
+    """Whether the client has closed its side, behind whatever of it is not read yet. Told by Linux alone."""
+    connection = transport.get_extra_info("socket")
+    if connection is None or not hasattr(select, "POLLRDHUP"):
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+def _computes(scope: Scope) -> bool:
+    return scope["method"] == "POST" and scope["path"].removeprefix(scope["root_path"]).rstrip("/") in POSTED
+
+
+def _is_counted(url: bytes) -> bool:
+    """The same of what the parser has read."""
+    if url in COUNTED_URLS:
+        return True
+    path = (httptools.parse_url(url).path or b"").decode("latin-1")
+    return urllib.parse.unquote(path).rstrip("/") in POSTED

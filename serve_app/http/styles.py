@@ -75,8 +75,7 @@ class NativeStyle:
         if members.get("model") is None:
             members["model"] = self._inquiries.model_named(None)
         request = read_completion(members, limits, dialect)
-        if request.best_of is not None:
-            raise UnsupportedParameter("`best_of` is carried out at /v1/completions only.", "best_of")
+        check_native(request)
         return request.seeded()
 
     def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
@@ -84,3 +83,10 @@ class NativeStyle:
 
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
         return await collect_native(run, request)
+
+
+def check_native(request: CompletionRequest) -> None:
+    """Raises UnsupportedParameter for what llama.cpp's own shape has no place for."""
+    if request.best_of is not None:
+        must = "be absent, as it is carried out at /v1/completions only"
+        raise UnsupportedParameter.refusing("best_of", must=must, found=str(request.best_of))

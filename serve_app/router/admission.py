@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections import Counter
@@ -11,12 +10,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from serve_app.core.errors import Overloaded, ServeError, Unavailable
+from serve_app.router.appointments import Appointments
 from serve_app.router.pace import Pace
 from serve_app.router.room import Room
 
-JITTER = 0.25
-"""Clients are told to come up to so much later than their appointments: those told at once do not come at once."""
-MIN_RETRY_S, MAX_RETRY_S = 1.0, 120.0
+MAX_RETRY_S = 120.0
 
 
 class Reason(StrEnum):
@@ -39,14 +37,11 @@ class AdmissionSettings:
 
 @dataclass(slots=True, kw_only=True)
 class Gate:
-    """What is inside of one model, and how fast it goes.
-
-    appointment_at: when the client that was refused last was told to come again
-    """
+    """What is inside of one model, how fast it goes, and when those who were refused are to come again."""
 
     pace: Pace
+    appointments: Appointments
     num_inside: int = 0
-    appointment_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +110,7 @@ class Admission:
         self._clock = clock
         self._jitter = jitter
         self._gates: dict[str, Gate] = {}
-        self._door = Gate(pace=Pace(self.settings.max_open_requests / self.settings.max_wait_s, now=clock()))
+        self._door = self._new_gate(self.settings.max_open_requests)
         self._tickets: dict[Ticket, None] = {}
         self._num_unknown = 0
         self._stopped: Unavailable | None = None
@@ -190,11 +185,16 @@ class Admission:
             raise self._stopped
 
     def _gate(self, model: str, room: Room) -> Gate:
-        """Before anything is measured, a full queue is believed to empty within the longest wait that is borne."""
         if model not in self._gates:
-            belief = max(1, room.num_places) / self.settings.max_wait_s
-            self._gates[model] = Gate(pace=Pace(belief, now=self._clock()))
+            self._gates[model] = self._new_gate(max(1, room.num_places))
         return self._gates[model]
+
+    def _new_gate(self, num_places: int) -> Gate:
+        """Before anything is measured, a full queue is believed to empty within the longest wait that is borne."""
+        return Gate(
+            pace=Pace(num_places / self.settings.max_wait_s, now=self._clock()),
+            appointments=Appointments(max_s=MAX_RETRY_S, clock=self._clock, jitter=self._jitter),
+        )
 
     def _excess(self, model: str, room: Room, size: int, num_unknown: int) -> Excess | None:
         gate = self._gate(model, room)
@@ -221,13 +221,17 @@ class Admission:
     def _refused(self, excess: Excess) -> Overloaded:
         """Count it, and make an appointment."""
         self.refusals[excess.reason] += 1
-        now, gate = self._clock(), excess.gate
-        earliest = max(gate.appointment_at, now + excess.seconds) + 1 / gate.pace.per_s
-        gate.appointment_at = min(earliest, now + MAX_RETRY_S)
-        retry_after_s = math.ceil(max(MIN_RETRY_S, (gate.appointment_at - now) * (1 + JITTER * self._jitter())))
+        gate = excess.gate
+        retry_after_s = gate.appointments.make(pace_per_s=gate.pace.per_s, excess_s=excess.seconds)
         return Overloaded(
-            f"The service has more requests than it can begin within {self.settings.max_wait_s:g} s; retry in"
-            f" {retry_after_s} s.",
-            None,
-            {"retry_after_s": retry_after_s},
+            f"{self._why(excess.reason)}; retry in {retry_after_s} s.", None, {"retry_after_s": retry_after_s}
         )
+
+    def _why(self, reason: Reason) -> str:
+        match reason:
+            case Reason.OPEN:
+                return f"As many requests are being answered as may be at once ({self.settings.max_open_requests})"
+            case Reason.PLACES:
+                return "The model has fewer places left than the request has sequences"
+            case Reason.WAIT:
+                return f"The service has more requests than it can begin within {self.settings.max_wait_s:g} s"

@@ -144,7 +144,7 @@ class Fleet:
 
     def not_ready(self, name: str) -> ModelLoading:
         return ModelLoading(
-            f"No replica of model `{name}` is ready yet; retry in {self._loading_retry_s:g} s.",
+            f'No replica of model "{name}" is ready yet; retry in {self._loading_retry_s:g} s.',
             "model",
             {"retry_after_s": self._loading_retry_s},
         )

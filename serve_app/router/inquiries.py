@@ -34,7 +34,8 @@ class Inquiries:
             raise ModelLoading("No model is ready yet.", "model", {"retry_after_s": 5})
         if len(names) > 1:
             listed = ", ".join(names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
-            raise InvalidRequest(f"`model` is required where several models are served: {listed}.", "model")
+            must = f"be one of {listed} where several models are served"
+            raise InvalidRequest.refusing("model", must=must, found="nothing")
         return names[0]
 
     def card(self, model: str | None) -> ModelCard:
@@ -49,9 +50,8 @@ class Inquiries:
         vocab_size = self.card(model).vocab_size
         for at, token_id in enumerate(token_ids):
             if token_id >= vocab_size:
-                raise InvalidRequest(
-                    f"`tokens[{at}]` must be a token id from 0 to {vocab_size - 1}; found {token_id}.", f"tokens[{at}]"
-                )
+                must = f"be a token id from 0 to {vocab_size - 1}"
+                raise InvalidRequest.refusing(f"tokens[{at}]", must=must, found=str(token_id))
         return await self._ask(model, lambda link: link.detokenize(token_ids))
 
     def _base(self, model: str | None) -> ModelRef:

@@ -99,10 +99,8 @@ def _numbered_adapter(request: CompletionRequest, card: ModelCard) -> str:
     number, _ = request.lora[0]
     adapters = card.usable_adapters
     if number >= len(adapters):
-        raise AdapterNotFound(
-            f"`lora` must name adapters of `{card.name}` by their number, below {len(adapters)}; found {number}.",
-            "lora",
-        )
+        must = f'name adapters of "{card.name}" by their number, below {len(adapters)}'
+        raise AdapterNotFound.refusing("lora", must=must, found=str(number))
     return adapters[number].name
 
 
@@ -142,27 +140,25 @@ def _check_prompt_ids(prompt: Prompt, index: int, *, request: CompletionRequest,
     highest = max((max(part) for part in prompt.parts if isinstance(part, tuple)), default=-1)
     if highest >= vocab_size:
         path = "prompt" if len(request.prompts) == 1 else f"prompt[{index}]"
-        raise InvalidRequest(
-            f"`{path}` must hold token ids from 0 to {vocab_size - 1}; {highest} is out of vocabulary.", path
-        )
+        raise InvalidRequest.refusing(path, must=_hold_ids(vocab_size), found=str(highest))
 
 
 def _check_stop_ids(request: CompletionRequest, vocab_size: int) -> None:
     highest = max(request.stop_token_ids, default=-1)
     if highest >= vocab_size:
-        raise InvalidRequest(
-            f"`stop_token_ids` must hold token ids from 0 to {vocab_size - 1}; {highest} is out of vocabulary.",
-            "stop_token_ids",
-        )
+        raise InvalidRequest.refusing("stop_token_ids", must=_hold_ids(vocab_size), found=str(highest))
+
+
+def _hold_ids(vocab_size: int) -> str:
+    return f"hold token ids from 0 to {vocab_size - 1}, which are the model's vocabulary"
 
 
 def _check_amount(request: CompletionRequest, *, max_model_len: int) -> None:
     """Bound what all completions may come to; none of them is longer than the context."""
     each = min(request.max_tokens, max_model_len)
     if request.num_choices * each > request.max_total_tokens:
-        name = request.max_tokens_name
-        raise InvalidRequest(
-            f"The number of completions times `{name}` must be at most {request.max_total_tokens}; found"
-            f" {request.num_choices} × {each}.",
-            name,
+        raise InvalidRequest.refusing(
+            request.max_tokens_name,
+            must=f"be such that completions times it are at most {request.max_total_tokens}",
+            found=f"{request.num_choices} × {each}",
         )

@@ -9,14 +9,15 @@ from serve_app.core.delta import Delta
 from serve_app.core.errors import ServeError
 from serve_app.core.request import GenerationRequest
 
-Inbox = Callable[[Delta], None]
+Receive = Callable[[Delta], None]
+"""Takes the deltas of a request."""
 
 
 @dataclass(slots=True)
 class Registration:
     """Where the deltas of a request go, and how many of its sequences have not ended."""
 
-    inbox: Inbox
+    receive: Receive
     num_unfinished: int
 
 
@@ -32,10 +33,10 @@ class Registry:
         """Sequences that have not ended."""
         return self._num_outstanding
 
-    def add(self, requests: Sequence[GenerationRequest], inbox: Inbox) -> None:
+    def add(self, requests: Sequence[GenerationRequest], receive: Receive) -> None:
         for request in requests:
             assert request.request_id not in self._live, f"{request.request_id} was given twice"
-            self._live[request.request_id] = Registration(inbox=inbox, num_unfinished=request.n)
+            self._live[request.request_id] = Registration(receive=receive, num_unfinished=request.n)
             self._num_outstanding += request.n
 
     def dispatch(self, delta: Delta) -> None:
@@ -48,7 +49,7 @@ class Registry:
             self._num_outstanding -= 1
             if registration.num_unfinished == 0:
                 del self._live[delta.request_id]
-        registration.inbox(delta)
+        registration.receive(delta)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Dispatch nothing more to these; those unknown are left alone."""
@@ -60,7 +61,7 @@ class Registry:
     def lose(self, error_of: Callable[[], ServeError], request_ids: Sequence[str] | None = None) -> None:
         """Forget requests, all of them where none is named, and send each a delta with an error of its own."""
         lost = list(self._live) if request_ids is None else [each for each in request_ids if each in self._live]
-        inboxes = {request_id: self._live[request_id].inbox for request_id in lost}
+        receivers = {request_id: self._live[request_id].receive for request_id in lost}
         self.forget(lost)
-        for request_id, inbox in inboxes.items():
-            inbox(Delta(request_id=request_id, sample=0, error=error_of()))
+        for request_id, receive in receivers.items():
+            receive(Delta(request_id=request_id, sample=0, error=error_of()))

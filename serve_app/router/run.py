@@ -219,7 +219,7 @@ class Run:
         links = self._fleet.links_for(model)
         fresh = [link for link in links if link not in self._avoided]
         if not fresh and not all(each.num_failures for each in group):
-            raise ReplicaLost(f"Every replica of model `{model.name}` was lost; retry.")
+            raise ReplicaLost(f'Every replica of model "{model.name}" was lost; retry.')
         return fresh or links
 
     def _pause(self) -> None:

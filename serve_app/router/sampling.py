@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import secrets
-
 from serve_app.api.completion import CompletionRequest
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.request import DryParams, SamplingParams, UnencodedParams, samplers_in_order
+from serve_app.core.request import DRY_BASE, DryParams, SamplingParams, UnencodedParams, samplers_in_order
 
-SEED_BITS = 63
+SEED_MASK = 2**63 - 1
 WHOLE_CONTEXT = 2**31 - 1
-DEFAULT_DRY_BASE = 1.75
 LOWEST_REPETITION_PENALTY = 0.01
 """Stands for all that is less: a division by 0 has no value."""
 
 
 def lower_sampling(request: CompletionRequest, *, vocab_size: int) -> SamplingParams:
-    """How tokens are chosen. A seed is drawn where none was sent, so that every completion can be computed again.
+    """How tokens are chosen; the seed is the request's, or the one that it draws.
 
     Raises InvalidRequest for a biased token id that the model does not have, unless the dialect ignores it.
     """
-    seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
+    seed = request.seeded().seed
+    assert seed is not None
     return SamplingParams(
         temperature=request.temperature,
         top_k=request.top_k,
         top_p=request.top_p,
         min_p=request.min_p,
-        seed=seed & (2**SEED_BITS - 1),
+        seed=seed & SEED_MASK,
         typical_p=request.typical_p,
         top_n_sigma=max(0.0, request.top_n_sigma),
         min_keep=request.min_keep,
@@ -62,7 +60,7 @@ def _dry(request: CompletionRequest) -> DryParams | None:
         return None
     return DryParams(
         multiplier=request.dry_multiplier,
-        base=request.dry_base if request.dry_base >= 1 else DEFAULT_DRY_BASE,
+        base=request.dry_base if request.dry_base >= 1 else DRY_BASE,
         allowed_length=request.dry_allowed_length,
         window=None if request.dry_penalty_last_n == -1 else request.dry_penalty_last_n,
     )
@@ -76,9 +74,6 @@ def _biased_ids(request: CompletionRequest, vocab_size: int) -> tuple[tuple[int,
         if 0 <= key < vocab_size:
             pairs.append((key, bias))
         elif not request.dialect.ignores_unknown_bias:
-            raise InvalidRequest(
-                f"`logit_bias` must name token ids from 0 to {vocab_size - 1}, or texts; found an id outside of the"
-                " vocabulary.",
-                "logit_bias",
-            )
+            must = f"name token ids from 0 to {vocab_size - 1}, or texts"
+            raise InvalidRequest.refusing("logit_bias", must=must, found="an id outside of the vocabulary")
     return tuple(pairs)

@@ -14,8 +14,8 @@ class Detokenizer:
     """The text of a completion as it grows.
 
     A character whose bytes are spread over several tokens is held back until it is whole, three bytes at
-    most; bytes that can no longer become a character are given as U+FFFD. The cost of a token depends on
-    that token alone.
+    most, and never shown where the text ends before. Bytes that can no longer become a character are given
+    as U+FFFD. The cost of a token depends on that token alone.
 
     is_at_start: nothing visible came before. Only then does a tokenizer that marks words by a leading
                  space drop the space of the first word, so that the texts of prompt and completion join
@@ -44,11 +44,6 @@ class Detokenizer:
             piece = self._pieces.first(token_id)
             self._is_at_start = False
         return self._release(self._utf8.decode(piece))
-
-    def flush(self) -> str:
-        """End the text: an incomplete character is dropped. The others were all given, so this returns ""."""
-        self._utf8.reset()
-        return ""
 
     def _special(self, token_id: int) -> str:
         name = self._pieces.name(token_id)

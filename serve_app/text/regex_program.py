@@ -71,7 +71,7 @@ class Program:
         self._first_reads = [state for state in reached if isinstance(state, Read)]
         self._first_characters: dict[str, bool] = {}
         for number in sorted(state.number for state in reached if isinstance(state, Accept)):
-            raise BadRegex(f"a regular expression that does not match the empty text; found {sources[number]!r}")
+            raise BadRegex("match no empty text", found=repr(sources[number]))
 
     def settle(self, places: Iterable[int], seen: set[int], *, before: str | None, after: str | None) -> list[State]:
         """What can be read or is complete from these states, without reading.
@@ -123,7 +123,7 @@ class Program:
 
     def _add(self, state: State) -> int:
         if len(self.states) >= MAX_STATES:
-            raise BadRegex(f"regular expressions of at most {MAX_STATES} states together, repetitions written out")
+            raise BadRegex(f"have at most {MAX_STATES} states together, repetitions written out", found="more")
         self.states.append(state)
         return len(self.states) - 1
 

@@ -14,7 +14,7 @@ def check_regexes(sources: tuple[str, ...], *, param: str = "stop_regex") -> Non
     try:
         program_of(sources)
     except BadRegex as error:
-        raise InvalidRequest(f"`{param}` must be {error}.", param) from None
+        raise InvalidRequest.refusing(param, must=error.must, found=error.found) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,15 @@ AMBIGUOUS_IN_SET = "[&~|"
 
 
 class BadRegex(ValueError):
-    """The expression cannot be read; the message ends the sentence "must be …"."""
+    """An expression that cannot be matched in one pass over a text.
+
+    must: what an expression must be or do;  found: what this one is or does
+    """
+
+    def __init__(self, must: str, *, found: str) -> None:
+        super().__init__(f"must {must}; found {found}")
+        self.must = must
+        self.found = found
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,4 +236,4 @@ class _Reader:
         return is_there
 
     def _refuse(self, reason: str) -> NoReturn:
-        raise BadRegex(f"a regular expression of the supported syntax: {reason} (at character {self._at})")
+        raise BadRegex("be of the supported syntax", found=f"{reason} (at character {self._at})")

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from tokenizers import Encoding, Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from serve_app.core.cards import TokenizerCard
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.request import Prompt
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
@@ -23,11 +24,12 @@ class TextTokenizer:
     While a text is cut into tokens, other threads run.
 
     vocab_size:  of the model; may be larger than the tokenizer's (padding) or smaller
+    card:        how it calls itself and its special tokens
     special_ids: tokens that have a meaning but no text
     chars_per_token: the most characters of a text that end up in one token; None where nothing bounds them
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, card: TokenizerCard | None = None) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -35,6 +37,7 @@ class TextTokenizer:
         self._prefix_ids = _prefix_ids(tokenizer)
         self._token_texts: dict[int, str] = {}
         self.vocab_size = vocab_size
+        self.card = card or TokenizerCard()
         self.special_ids = self._pieces.special_ids
         self.chars_per_token = chars_per_token(tokenizer)
 
@@ -52,7 +55,7 @@ class TextTokenizer:
                 "save it as tokenizer.json, which only fast tokenizers have"
             )
         try:
-            return cls(loaded.backend_tokenizer, vocab_size=vocab_size)
+            return cls(loaded.backend_tokenizer, vocab_size=vocab_size, card=_card(loaded))
         except UnsupportedTokenizer as error:
             raise UnsupportedTokenizer(f"the tokenizer in {path} cannot stream: {error}") from error
 
@@ -69,9 +72,7 @@ class TextTokenizer:
         for part in prompt.parts:
             token_ids += self.encode_text(part) if isinstance(part, str) else part
         if len(token_ids) == num_prefixed:
-            raise InvalidRequest(
-                "`prompt` must not be empty: it has no text and no token that the model knows", "prompt"
-            )
+            raise InvalidRequest.refusing("prompt", must="not be empty", found="no token that the model knows")
         self._check_range(token_ids)
         return token_ids
 
@@ -174,9 +175,8 @@ class TextTokenizer:
         if min(token_ids) >= 0 and max(token_ids) < self.vocab_size:
             return
         stray = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
-        raise InvalidRequest(
-            f"`prompt` has the token id {stray}; ids of the model are 0 to {self.vocab_size - 1}", "prompt"
-        )
+        must = f"hold token ids from 0 to {self.vocab_size - 1}, which are the model's vocabulary"
+        raise InvalidRequest.refusing("prompt", must=must, found=str(stray))
 
     def _show(self, token_id: int) -> str:
         name = self._pieces.name(token_id)
@@ -201,11 +201,14 @@ def _check_unicode(text: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"`prompt` must be Unicode text; character {error.start} of a text in it is half of "
-            f"a surrogate pair (U+{ord(text[error.start]):04X})",
-            "prompt",
-        ) from error
+        half = f"half of a surrogate pair (U+{ord(text[error.start]):04X}) at character {error.start}"
+        raise InvalidRequest.refusing("prompt", must="be Unicode text", found=half) from error
+
+
+def _card(loaded: PreTrainedTokenizerBase) -> TokenizerCard:
+    named = loaded.special_tokens_map.items()
+    texts = tuple((name, str(token)) for name, token in named if isinstance(token, str | AddedToken))
+    return TokenizerCard(kind=type(loaded).__name__, special_tokens=texts)
 
 
 def _prefix_ids(tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -4,68 +4,70 @@ from __future__ import annotations
 
 import json
 
+import jsonschema
 import pytest
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import BestOf, Dialect, ErrorShape, Suffix
-from serve_app.api.dialects.errors import error_status
+from serve_app.api.dialects.errors import error_body, error_status
 from serve_app.api.dialects.listing import dialects_body, effective_defaults
 from serve_app.api.dialects.tables import DIALECTS, dialect_named
 from serve_app.api.dispositions import Accepted, Carried, NotYet, Renamed
+from serve_app.api.openapi_schemas import SCHEMAS
 from serve_app.api.parameters import PARAMETERS
 from serve_app.api.parse import parse_completion
-from serve_app.core.errors import AdapterNotFound, InvalidRequest, MalformedJson, ModelNotFound
+from serve_app.core.errors import AdapterNotFound, InvalidRequest, MalformedJson, ModelNotFound, Unavailable
 
 NAMES = ("union", "openai", "llama.cpp", "mistral.rs", "fireworks", "omlx", "sglang")
 MAX = 2**31 - 1
 
-# fmt: off
-DEFAULTS = {  # parameter: its value in each dialect where it is not sent, in the order of NAMES
-    "max_tokens":         (16, 16, -1, -1, 16, 32768, 16),
-    "temperature":        (1.0, 1.0, 0.8, 1.0, 1.0, 1.0, 1.0),
-    "top_p":              (1.0, 1.0, 0.95, 1.0, 1.0, 0.95, 1.0),
-    "top_k":              (0, 0, 40, 0, 0, 0, 0),
-    "min_p":              (0.0, 0.0, 0.05, 0.0, 0.0, 0.0, 0.0),
-    "repetition_penalty": (1.0, 1.0, 1.1, 1.0, 1.0, 1.0, 1.0),
-    "repeat_last_n":      (None, None, 64, None, None, None, None),
-    "mirostat_tau":       (5.0, 5.0, 5.0, 5.0, 1.5, 5.0, 5.0),
-    "mirostat_eta":       (0.1,) * 7,
-    "no_stop_trim":       (False, False, False, False, True, False, False),
-    "context_length_exceeded_behavior":
-        ("truncate", "error", "truncate", "truncate", "truncate", "truncate", "error"),
+# What stands first holds in every dialect but those named behind it.
+DEFAULTS = {  # of parameters that were not sent
+    "max_tokens": (16, {"llama.cpp": -1, "mistral.rs": -1, "omlx": 32768}),
+    "temperature": (1.0, {"llama.cpp": 0.8}),
+    "top_p": (1.0, {"llama.cpp": 0.95, "omlx": 0.95}),
+    "top_k": (0, {"llama.cpp": 40}),
+    "min_p": (0.0, {"llama.cpp": 0.05}),
+    "repetition_penalty": (1.0, {"llama.cpp": 1.1}),
+    "repeat_last_n": (None, {"llama.cpp": 64}),
+    "mirostat_tau": (5.0, {"fireworks": 1.5}),
+    "mirostat_eta": (0.1, {}),
+    "no_stop_trim": (False, {"fireworks": True}),
+    "context_length_exceeded_behavior": ("truncate", {"openai": "error", "sglang": "error"}),
 }
 MEANINGS = {
-    "repetition_sees_prompt":       (True, True, True, True, True, False, False),
-    "temperature_last":             (False, False, True, False, False, True, False),
-    "max_stop_strings":             (None, 4, None, None, 4, None, None),
-    "takes_zero_tokens":            (True, True, True, False, False, True, False),
-    "takes_unlimited_tokens":       (True, False, True, False, False, False, False),
-    "max_logprobs":                 (5, 5, 5, 20, 5, 5, 20),
-    "max_n":                        (128,) * 7,
-    "max_top_k":                    (MAX, MAX, MAX, MAX, 128, MAX, MAX),
-    "best_of":                      (BestOf.CANDIDATES,) * 3 + (BestOf.RETURNED,) + (BestOf.CANDIDATES,) * 3,
-    "suffix":                       (Suffix.INFILL,) * 3 + (Suffix.APPEND, Suffix.INFILL, Suffix.INFILL, Suffix.APPEND),
-    "takes_mixed_prompts":          (True, False, True, True, False, False, False),
-    "stream_options_need_stream":   (False, True, False, False, False, False, False),
-    "continuous_usage_needs_usage": (False, True, False, False, False, False, False),
-    "finish_chunk_has_usage":       (False, False, True, False, True, False, False),
-    "has_timings":                  (False, False, True, False, False, False, False),
-    "ignores_unknown_bias":         (False, False, True, False, False, False, False),
-    "keeps_regex_match":            (False,) * 6 + (True,),
-    "refuses_unknown":              (False, True, False, False, True, False, False),
-    "takes_any_model":              (False, False, True, False, False, False, False),
-    "default_model":                (None, None, None, "default", None, None, None),
-    "precedence":                   ((), (), ("n_predict", "max_completion_tokens", "max_tokens"), (), (), (), ()),
-    "error_shape":                  (ErrorShape.NESTED, ErrorShape.OPENAI, ErrorShape.NESTED, ErrorShape.MESSAGE,
-                                     ErrorShape.NESTED, ErrorShape.NESTED, ErrorShape.FLAT),
+    "repetition_sees_prompt": (True, {"omlx": False, "sglang": False}),
+    "temperature_last": (False, {"llama.cpp": True, "omlx": True}),
+    "max_stop_strings": (None, {"openai": 4, "fireworks": 4}),
+    "takes_zero_tokens": (True, {"mistral.rs": False, "fireworks": False, "sglang": False}),
+    "takes_unlimited_tokens": (False, {"union": True, "llama.cpp": True}),
+    "max_logprobs": (5, {"mistral.rs": 20, "sglang": 20}),
+    "max_n": (128, {}),
+    "max_top_k": (MAX, {"fireworks": 128}),
+    "best_of": (BestOf.CANDIDATES, {"mistral.rs": BestOf.RETURNED}),
+    "suffix": (Suffix.INFILL, {"mistral.rs": Suffix.APPEND, "sglang": Suffix.APPEND}),
+    "takes_mixed_prompts": (True, {"openai": False, "fireworks": False, "omlx": False, "sglang": False}),
+    "stream_options_need_stream": (False, {"openai": True}),
+    "continuous_usage_needs_usage": (False, {"openai": True}),
+    "finish_chunk_has_usage": (False, {"llama.cpp": True, "fireworks": True}),
+    "has_timings": (False, {"llama.cpp": True}),
+    "ignores_unknown_bias": (False, {"llama.cpp": True}),
+    "keeps_regex_match": (False, {"sglang": True}),
+    "refuses_unknown": (False, {"openai": True, "fireworks": True}),
+    "takes_any_model": (False, {"llama.cpp": True}),
+    "default_model": (None, {"mistral.rs": "default"}),
+    "precedence": ((), {"llama.cpp": ("n_predict", "max_completion_tokens", "max_tokens")}),
+    "error_shape": (
+        ErrorShape.NESTED,
+        {"openai": ErrorShape.OPENAI, "mistral.rs": ErrorShape.MESSAGE, "sglang": ErrorShape.FLAT},
+    ),
 }
 STATUSES = {
-    InvalidRequest("no"):  (400, 400, 400, 422, 400, 400, 400),
-    MalformedJson("no"):   (400,) * 7,
-    AdapterNotFound("no"): (404, 404, 404, 422, 404, 404, 400),
-    ModelNotFound("no"):   (404,) * 7,
+    InvalidRequest("no"): (400, {"mistral.rs": 422}),
+    MalformedJson("no"): (400, {}),
+    AdapterNotFound("no"): (404, {"mistral.rs": 422, "sglang": 400}),
+    ModelNotFound("no"): (404, {}),
 }
-# fmt: on
 
 EVERY = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
 
@@ -82,7 +84,8 @@ def refusal(dialect: Dialect, **members: object) -> InvalidRequest:
 
 
 def cells(table: dict) -> list[tuple]:
-    return [(name, row, value) for row, values in table.items() for name, value in zip(NAMES, values, strict=True)]
+    assert all(set(others) <= set(NAMES) for _, others in table.values())
+    return [(name, row, others.get(name, usual)) for row, (usual, others) in table.items() for name in NAMES]
 
 
 def test_the_dialects_are_those_of_the_contract():
@@ -227,9 +230,9 @@ def test_text_and_ids_in_one_prompt_are_taken_where_the_dialect_takes_them(diale
 
 
 @EVERY
-def test_stream_options_without_a_stream_are_an_error_in_openai_alone(dialect):
+def test_stream_options_without_a_stream_are_an_error_where_the_dialect_says_so(dialect):
     options = {"include_usage": True}
-    if dialect.name == "openai":
+    if dialect.stream_options_need_stream:
         assert refusal(dialect, stream_options=options).param == "stream_options"
     else:
         assert parse(dialect, stream_options=options).stream_options.include_usage
@@ -240,7 +243,7 @@ def test_continuous_usage_counts_alone_where_the_dialect_says_so(dialect):
     alone = parse(dialect, stream=True, stream_options={"continuous_usage_stats": True})
     both = parse(dialect, stream=True, stream_options={"continuous_usage_stats": True, "include_usage": True})
     assert both.has_continuous_usage
-    assert alone.has_continuous_usage == (dialect.name != "openai")
+    assert alone.has_continuous_usage == (not dialect.continuous_usage_needs_usage)
 
 
 def test_a_client_that_chooses_its_usage_gets_none_in_the_finish_chunk():
@@ -273,12 +276,20 @@ def test_of_several_limits_llama_cpp_takes_its_own_and_tells_which_were_ignored(
     assert refusal(DIALECTS["union"], **sent).param == "max_completion_tokens"
 
 
-def test_only_mistral_rs_has_a_model_for_those_who_name_none():
-    for dialect in DIALECTS.values():
-        if dialect.name == "mistral.rs":
-            assert parse(dialect, model=None).model == "default"
-        else:
-            assert refusal(dialect, model=None).param == "model"
+@EVERY
+def test_a_model_that_was_not_sent_is_the_dialects_or_is_asked_for(dialect):
+    if dialect.default_model is not None:
+        assert parse(dialect, model=None).model == dialect.default_model
+    else:
+        assert refusal(dialect, model=None).param == "model"
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("no", "n", {"n_ctx": 5}), ModelNotFound("no"), Unavailable("no")])
+@EVERY
+def test_an_error_has_a_body_that_openapi_describes(dialect, error):
+    body = json.loads(json.dumps(error_body(error, dialect)))
+    jsonschema.validate(body, {**SCHEMAS["Error"], "components": {"schemas": SCHEMAS}})
+    assert error.message in json.dumps(body)
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -301,7 +312,7 @@ def test_the_listing_says_what_a_name_does_beside_the_one_it_stands_for():
 
 def test_an_unknown_dialect_is_refused_with_those_there_are():
     with pytest.raises(InvalidRequest, match=r"mistral\.rs, fireworks") as caught:
-        dialect_named("vllm")
+        dialect_named("nobody's")
     assert caught.value.param == "X-Completions-Dialect"
 
 

@@ -17,6 +17,9 @@ LIMITS = WireLimits(max_prompts=4, max_prompt_chars=10, max_prompt_ids=5)
         ("abc", [("abc",)]),
         ([12, 34, 56], [((12, 34, 56),)]),
         ([0], [((0,),)]),
+        ([15.0, 3], [((15, 3),)]),
+        ([[15.0], "a"], [((15,),), ("a",)]),
+        ({"prompt_string": ["a", 15.0]}, [("a", (15,))]),
         (["a", "b"], [("a",), ("b",)]),
         (["a"], [("a",)]),
         ([[1, 2], [3]], [((1, 2),), ((3,),)]),
@@ -41,6 +44,8 @@ def test_each_form_of_prompt_is_read_as_the_contract_says(value, parts):
         ([1, ["a"]], "prompt[1]", '["a"]'),
         ([1.5], "prompt[0]", "1.5"),
         ([[1.5]], "prompt[0][0]", "1.5"),
+        ([1.0, 1.5], "prompt[1]", "1.5"),
+        ([-1.0], "prompt[0]", "-1"),
         ([1, 1.5], "prompt[1]", "1.5"),
         ([None], "prompt[0]", "null"),
         ([True], "prompt[0]", "true"),
@@ -74,7 +79,7 @@ def test_a_prompt_of_no_form_is_refused_by_the_name_of_its_element(value, param,
     with pytest.raises(InvalidRequest) as caught:
         parse_prompts(value, LIMITS)
     assert caught.value.param == param
-    assert f"`{param}`" in caught.value.message
+    assert caught.value.message.startswith(f'"{param}" must ')
     assert word in caught.value.message
 
 

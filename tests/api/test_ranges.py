@@ -176,7 +176,7 @@ def test_the_listing_the_description_and_the_refusal_say_the_same(dialect: Diale
         parse(dialect, name, OF_NO_USE.get(name, {"no": [], "such": "value"}))
     if name == "logit_bias":  # an object is one of its forms, so that it is a member which is refused
         return
-    said = caught.value.message.removeprefix(f"`{name}` must be ").partition("; found ")[0]
+    said = caught.value.message.removeprefix(f'"{name}" must be ').partition("; found ")[0]
     if isinstance(disposition, Renamed):
         if disposition.form is None:
             assert said == listed()[dialect.name][disposition.to]["allowed"]

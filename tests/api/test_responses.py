@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.api.chunks import ChunkWriter, dump, error_event
+from serve_app.api.dialects.dialect import ErrorShape
 from serve_app.api.dialects.errors import error_body, error_event_body, error_status
 from serve_app.api.dialects.tables import DIALECTS
 from serve_app.api.logprobs import LegacyLogprobs
@@ -158,11 +159,11 @@ def test_an_error_tells_status_code_and_facts():
 
 
 def test_the_shape_and_the_status_of_an_error_are_its_dialects_own():
-    error = InvalidRequest("`n` must be …", "n")
-    assert error_body(error, DIALECTS["mistral.rs"]) == {"message": "`n` must be …"}
+    error = InvalidRequest('"n" must be …', "n")
+    assert error_body(error, DIALECTS["mistral.rs"]) == {"message": '"n" must be …'}
     assert error_body(error, DIALECTS["sglang"]) == {
         "object": "error",
-        "message": "`n` must be …",
+        "message": '"n" must be …',
         "type": "BadRequestError",
         "param": "n",
         "code": 400,
@@ -176,7 +177,7 @@ def test_the_shape_and_the_status_of_an_error_are_its_dialects_own():
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
 def test_an_error_in_a_stream_is_wrapped_in_every_dialect(dialect):
     error = AdapterNotFound("none", "model")
-    code = "adapter_not_found" if dialect.name == "openai" else error_status(error, dialect)
+    code = "adapter_not_found" if dialect.error_shape is ErrorShape.OPENAI else error_status(error, dialect)
     assert error_event_body(error, dialect)["error"]["code"] == code
 
 

@@ -32,7 +32,7 @@ def test_a_misspelled_name_is_answered_with_the_nearest_known_one(name: str, nea
     error = refusal(**{name: 1})
     assert isinstance(error, UnsupportedParameter)
     assert error.param == name
-    assert f"Did you mean `{near}`?" in error.message
+    assert f'Did you mean "{near}"?' in error.message
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_misspelled_name_is_answered_with_the_nearest_known_one(name: str, nea
     ],
 )
 def test_a_name_that_looks_like_a_known_one_is_taken_for_a_mistake(name: str) -> None:
-    assert "Did you mean `" in refusal(**{name: 1}).message
+    assert 'Did you mean "' in refusal(**{name: 1}).message
 
 
 def test_a_name_that_is_nobodys_is_ignored_and_told() -> None:
@@ -116,4 +116,4 @@ def test_obfuscation_may_be_declined_and_not_asked_for() -> None:
 def test_an_unknown_stream_option_is_named_with_its_path() -> None:
     error = refusal(stream_options={"include_usag": True})
     assert error.param == "stream_options.include_usag"
-    assert "`stream_options.include_usage`" in error.message
+    assert '"stream_options.include_usage"' in error.message

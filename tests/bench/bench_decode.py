@@ -95,8 +95,7 @@ def main() -> None:
         settings = EngineConfig(
             name="bench", path=str(folder), dtype=args.dtype, max_num_sequences=64, prefix_cache=False
         )
-        engine = make_engine(settings)
-        engine._output._eos_token_ids = frozenset()  # every sequence runs to its bound, as min_new_tokens does
+        engine = make_engine(settings, eos_token_ids=frozenset())  # every sequence runs to its bound, as theirs do
         vocab = engine.model.vocab_size
         report = {"model": args.model, "dtype": args.dtype, "threads": args.threads, "prompt": args.prompt}
         for batch in map(int, args.batches.split(",")):

@@ -6,6 +6,7 @@
 Starts the service with one replica, lets eight greedy streams run alone and beside each neighbour by turns (alone,
 hostile, alone, …), and prints JSON, then a table. Two of the eight use an adapter, and there are two slots. Gaps are
 counted from the moment the neighbour begins. `least worst` is the worst gap of the best round: what every round had.
+A case ends after `--case-timeout` seconds with the rounds it has; a stream that has not ended then has failed.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ NAME = "bench"
 NUM_STREAMS = 8
 WARM_TOKENS = 12
 SETTLE_S = 60.0
+MIN_PHASE_S = 10.0
 BUSY = re.compile(rf'^serve_app_replica_sequences_\w+{{model="{NAME}",.*}} (\d+)', re.MULTILINE)
 COLUMNS = (
     "case", "step", "p99", "worst of each round", "worst/step", "alone: step", "worst", "least worst/alone", "failed",
@@ -121,8 +123,8 @@ def take(stream: Stream, event: dict[str, Any]) -> None:
             stream.at_s.append(time.monotonic())
 
 
-async def run_streams(target: Target, num_tokens: int, on_warm: Callable[[], None]) -> Phase:
-    """Eight streams to their end. `on_warm` is called once each of them runs."""
+async def run_streams(target: Target, num_tokens: int, timeout_s: float, on_warm: Callable[[], None]) -> Phase:
+    """Eight streams to their end, or for so many seconds. `on_warm` is called once each of them runs."""
     streams = tuple(Stream() for _ in range(NUM_STREAMS))
     warm_at: list[float] = []
 
@@ -131,32 +133,40 @@ async def run_streams(target: Target, num_tokens: int, on_warm: Callable[[], Non
             warm_at.append(time.monotonic())
             on_warm()
 
-    await asyncio.gather(
-        *(read_stream(target, number, num_tokens, each, on_text) for number, each in enumerate(streams))
-    )
+    reading = (read_stream(target, number, num_tokens, each, on_text) for number, each in enumerate(streams))
+    try:
+        async with asyncio.timeout(timeout_s):
+            await asyncio.gather(*reading)
+    except TimeoutError:
+        for each in streams:
+            if each.finish_reason is None and each.error is None:
+                each.error = f"had not ended after {timeout_s:.0f} s, {len(each.at_s)} events"
     return Phase(streams=streams, began_at=warm_at[0] if warm_at else time.monotonic())
 
 
-def alone(target: Target, num_tokens: int) -> Phase:
-    return asyncio.run(run_streams(target, num_tokens, lambda: None))
+def alone(target: Target, num_tokens: int, timeout_s: float) -> Phase:
+    return asyncio.run(run_streams(target, num_tokens, timeout_s, lambda: None))
 
 
-def beside(name: str, target: Target, num_tokens: int) -> Phase:
+def beside(name: str, target: Target, num_tokens: int, timeout_s: float) -> Phase:
     with neighbour(name, target) as (begins, answers):
-        phase = asyncio.run(run_streams(target, num_tokens, begins.set))
+        phase = asyncio.run(run_streams(target, num_tokens, timeout_s, begins.set))
     return Phase(streams=phase.streams, began_at=phase.began_at, answers=answers)
 
 
-def settle(url: str) -> None:
+def settle(url: str, timeout_s: float = SETTLE_S) -> None:
     """Wait until the replica has nothing to do."""
-    deadline = time.monotonic() + SETTLE_S
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         time.sleep(0.5)
-        with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
-            busy = BUSY.findall(response.read().decode())
+        try:
+            with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
+                busy = BUSY.findall(response.read().decode())
+        except OSError:
+            continue
         if busy and not any(map(int, busy)):
             return
-    print(f"still busy after {SETTLE_S:.0f} s", file=sys.stderr)
+    print(f"still busy after {timeout_s:.0f} s", file=sys.stderr)
 
 
 def judge(name: str, texts: Sequence[str], quiet: Sequence[Phase], hostile: Sequence[Phase]) -> dict[str, Any]:
@@ -164,10 +174,11 @@ def judge(name: str, texts: Sequence[str], quiet: Sequence[Phase], hostile: Sequ
     calm = [gap for phase in quiet for gap in phase.gaps_ms]
     gaps = sorted(gap for phase in hostile for gap in phase.gaps_ms)
     worst = [phase.worst_ms for phase in hostile]
-    step, worst_alone = statistics.median(calm), max(calm)
+    step, worst_alone = (statistics.median(calm), max(calm)) if calm else (float("nan"), float("nan"))
     answers = sum((phase.answers for phase in hostile), Counter())
     return {
         "case": name,
+        "num_rounds": len(hostile),
         "median_ms": round(statistics.median(gaps), 1) if gaps else None,
         "p99_ms": round(gaps[len(gaps) * 99 // 100], 1) if gaps else None,
         "worst_ms": [round(each, 1) for each in worst],
@@ -199,20 +210,32 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def compare(service: Service, target: Target, options: argparse.Namespace) -> list[dict[str, Any]]:
-    texts = [stream.text for stream in alone(target, options.tokens).streams]
+    texts = [stream.text for stream in alone(target, options.tokens, options.case_timeout).streams]
     results = []
     for name in ATTACKS:
         if not name.startswith(tuple(options.only.split(","))):
             continue
-        quiet, hostile = [], []
-        for _ in range(options.rounds):
-            settle(service.url)
-            quiet.append(alone(target, options.tokens))
-            settle(service.url)
-            hostile.append(beside(name, target, options.tokens))
+        quiet, hostile = rounds(name, service, target, options)
         results.append(judge(name, texts, quiet, hostile))
         print(json.dumps(results[-1]), flush=True)
     return results
+
+
+def rounds(name: str, service: Service, target: Target, options: argparse.Namespace) -> tuple[list[Phase], list[Phase]]:
+    """Phases alone and beside a neighbour, by turns: as many as fit the case's time, one of each at least."""
+    deadline = time.monotonic() + options.case_timeout
+    quiet: list[Phase] = []
+    hostile: list[Phase] = []
+
+    def left_s() -> float:
+        return max(MIN_PHASE_S, deadline - time.monotonic())
+
+    while len(hostile) < options.rounds and (not hostile or time.monotonic() < deadline):
+        settle(service.url, min(SETTLE_S, left_s()))
+        quiet.append(alone(target, options.tokens, left_s()))
+        settle(service.url, min(SETTLE_S, left_s()))
+        hostile.append(beside(name, target, options.tokens, left_s()))
+    return quiet, hostile
 
 
 def main() -> None:
@@ -225,6 +248,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=160, help="of each of the eight streams")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", default="", help="how the names of the cases begin, with commas between")
+    parser.add_argument("--case-timeout", type=float, default=240.0, help="seconds for all rounds of a case")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         is_demo = options.model == "builtin:demo"

@@ -160,15 +160,18 @@ async def _send(target: Target, request: bytes, answers: Counter[str], *, is_rea
         if not is_read:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
         loop = asyncio.get_running_loop()
-        await loop.sock_connect(connection, ("127.0.0.1", target.port))
-        await loop.sock_sendall(connection, request)
-        if not is_read:
-            answers["opened"] += 1
-            await asyncio.Event().wait()
-        head = await loop.sock_recv(connection, 65536)
-        answers[head[9:12].decode() or "cut"] += 1
-        while await loop.sock_recv(connection, 65536):
-            pass
+        try:
+            await loop.sock_connect(connection, ("127.0.0.1", target.port))
+            await loop.sock_sendall(connection, request)
+            if not is_read:
+                answers["opened"] += 1
+                await asyncio.Event().wait()
+            head = await loop.sock_recv(connection, 65536)
+            answers[head[9:12].decode() or "cut"] += 1
+            while await loop.sock_recv(connection, 65536):
+                pass
+        except OSError as error:  # a connection that is refused or reset is an answer, too, and others go on
+            answers[type(error).__name__] += 1
 
 
 def _request(target: Target, body: Body) -> bytes:

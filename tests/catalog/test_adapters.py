@@ -235,13 +235,16 @@ def test_the_version_changes_with_every_file_and_with_nothing_else(tmp_path: Pat
     assert len(first.version) >= 16
 
 
+UNCHECKED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]  # one folder does for all examples
+
+
 def test_a_record_crosses_processes(tmp_path: Path) -> None:
     record = read_one(write_adapter(tmp_path / "sound"))
     assert pickle.loads(pickle.dumps(record)) == record
     assert pickle.loads(pickle.dumps(record.card())) == record.card()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=UNCHECKED)
 @given(place=st.integers(0, 400), byte=st.integers(0, 255), num_kept=st.none() | st.integers(0, 400))
 def test_no_damage_to_the_weights_raises(place: int, byte: int, num_kept: int | None, tmp_path: Path) -> None:
     folder = tmp_path / "damaged"
@@ -254,7 +257,8 @@ def test_no_damage_to_the_weights_raises(place: int, byte: int, num_kept: int | 
     assert record.is_usable or record.reason
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None, suppress_health_check=UNCHECKED)
 @given(
     fields=st.dictionaries(
         st.sampled_from([*SOUND_CONFIG, "use_rslora", "init_lora_weights", "fan_in_fan_out"]),

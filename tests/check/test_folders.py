@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,16 @@ def test_a_model_is_refused_by_the_check_with_the_reason_of_loading(
     with pytest.raises(ModelNotSupported) as refused:
         load_model(EngineConfig(name="a", path=str(tmp_path)))
     assert (finding.severity, finding.message) == (Severity.ERROR, str(refused.value))
+
+
+@pytest.mark.skipif(find_spec("timm") is not None, reason="what it is to lack is installed")
+def test_a_package_that_a_model_lacks_is_found_by_the_check_as_by_loading(tmp_path: Path) -> None:
+    save_config("gemma3n", {}, tmp_path)
+    save_file({}, tmp_path / "model.safetensors")
+    [finding] = check_model(ModelArgs(name="a", path=str(tmp_path)), ("applications", 0))
+    with pytest.raises(ModelNotSupported, match="pip install timm pillow") as refused:
+        load_model(EngineConfig(name="a", path=str(tmp_path)))
+    assert finding.message == str(refused.value)
 
 
 def test_what_the_check_lets_pass_is_loaded(tmp_path: Path) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from serve_app.check.cluster_file import check_file
-from serve_app.check.memory import Reservation, available_bytes, check_memory, reservation
+from serve_app.check.memory import Reservation, check_memory, reservation
 from serve_app.deployments.arguments import ModelArgs
+from serve_app.engine.config import EngineConfig
+from serve_app.engine.loading import load_model
+from tests.families import storing
+from tests.families.making import save_model
 
 GIB = 1 << 30
 
@@ -21,24 +30,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def contain(root: Path, limit: str) -> None:
-    """Put us into a container of that size that holds 3 GiB, one of them pages of files."""
-    (root / "proc/self/cgroup").write_text("0::/box\n")
-    folder = root / "sys/fs/cgroup/box"
-    folder.mkdir(parents=True)
-    (folder / "memory.max").write_text(f"{limit}\n")
-    (folder / "memory.current").write_text(f"{3 * GIB}\n")
-    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {GIB}\n")
-
-
 def of(num_replicas: int, kv_cache_bytes: int) -> Reservation:
     return Reservation(path=("args",), num_replicas=num_replicas, kv_cache_bytes=kv_cache_bytes, weight_bytes=GIB)
-
-
-@pytest.mark.parametrize(("limit", "left"), [("max", 8), (str(4 * GIB), 2), (str(64 * GIB), 8)])
-def test_the_machine_or_the_container_says_what_is_left_whichever_has_less(root: Path, limit: str, left: int) -> None:
-    contain(root, limit)
-    assert available_bytes(root) == left * GIB
 
 
 def test_replicas_of_all_models_are_added_up(root: Path) -> None:
@@ -70,6 +63,63 @@ def test_the_most_replicas_that_the_file_asks_for_count(
     assert found is not None
     assert found.num_replicas == num_replicas
     assert found.num_bytes > num_replicas * GIB
+
+
+QUANTISED: dict[str, tuple[dict[str, Any], Callable[[Tensor], storing.Stored]]] = {
+    "fp8": ({"quant_method": "fp8"}, storing.fp8_whole),
+    "gptq": ({"quant_method": "gptq", "bits": 4}, storing.gptq),
+    "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, storing.awq),
+    "bitsandbytes int8": ({"load_in_8bit": True}, storing.bnb_int8),
+    "bitsandbytes nf4": ({"quant_method": "bitsandbytes"}, storing.bnb_nf4),
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("llama", {}),
+    "tied": ("llama", {"tie_word_embeddings": True}),
+    "experts": ("qwen3_moe", {}),
+    "with eyes": ("gemma3", {}),
+}
+
+
+def write_model(kind: str, folder: Path) -> Path:
+    """A small checkpoint of that kind."""
+    if kind in QUANTISED:
+        save_model("llama", {}, folder / "plain")
+        settings, pack = QUANTISED[kind]
+        return storing.store(folder / "plain", folder / "stored", settings, pack, ending="proj.weight")
+    if kind in FAMILIES:
+        save_model(*FAMILIES[kind], folder)
+        return folder
+    save_model("llama", {}, folder)
+    tensors = load_file(folder / "model.safetensors")
+    halves = {name: each.bfloat16() for name, each in tensors.items()}
+    save_file(halves, folder / "model.safetensors", metadata={"format": "pt"})
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "dtype": "bfloat16"}))
+    return folder
+
+
+def taken_bytes(module: nn.Module) -> int:
+    """What a loaded module takes, counted by its storages."""
+    storages = [each.untyped_storage() for each in (*module.parameters(), *module.buffers())]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        *((kind, "auto") for kind in (*QUANTISED, *FAMILIES, "bfloat16")),
+        ("plain", "bfloat16"),
+        ("fp8", "bfloat16"),
+        ("bfloat16", "float32"),
+    ],
+)
+def test_weights_are_counted_as_loading_takes_them(kind: str, dtype: str, root: Path, tmp_path: Path) -> None:
+    folder = write_model(kind, tmp_path / "model")
+    args = ModelArgs.model_validate({"name": "a", "path": str(folder), "dtype": dtype, "kv_cache_bytes": 1 << 20})
+    found = reservation({}, args, (), root=root)
+    loaded = load_model(EngineConfig(name="a", path=str(folder), dtype=dtype, kv_cache_bytes=1 << 20))
+    assert found is not None
+    assert found.weight_bytes == taken_bytes(loaded.module)
 
 
 def test_what_a_gpu_holds_is_not_the_hosts(root: Path) -> None:

@@ -17,7 +17,7 @@ from serve_app.cli.environment import FAST_SETTINGS, LOCAL_SETTINGS, environment
         ("RAY_worker_oom_score_adjustment", "0"),  # and so would the kernel's killer, however small they are
         ("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1"),  # a proxy that dies would be away for half a minute
         ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"),  # exporters of metrics would listen on every interface
-        ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "serve_app.http.header_limits:bound_headers"),
+        ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "serve_app.http.proxy:protect"),
         ("RAY_worker_niceness", "0"),
         ("RAY_AUTH_MODE", "token"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,12 @@ listener = socket.create_server(("127.0.0.1", {port}))
 
 
 @pytest.fixture
-def port() -> int:
-    """One that nobody listens on."""
+def port() -> Iterator[int]:
+    """One that nobody listens on; it is held meanwhile, so that the kernel gives it to no test of another process."""
     with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # who asks for it by number gets it
         holder.bind(("127.0.0.1", 0))
-        return int(holder.getsockname()[1])
+        yield int(holder.getsockname()[1])
 
 
 @pytest.fixture

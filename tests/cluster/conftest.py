@@ -30,6 +30,13 @@ CHANGES = {
 """What tests must not wait for."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def alone(request: pytest.FixtureRequest) -> None:
+    """Whatever else runs takes time from the cluster, and the tests would blame the service."""
+    if hasattr(request.config, "workerinput"):
+        pytest.fail("a cluster is tested beside nothing else: leave out --numprocesses, or add -m 'not cluster'")
+
+
 @pytest.fixture(scope="session")
 def base_url() -> Iterator[str]:
     """The address of the service, ready."""

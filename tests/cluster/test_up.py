@@ -41,7 +41,7 @@ class Started:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "serve_app", "up"],
                 cwd=folder,
-                env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+                env=os.environ | {"PYTHONPATH": str(REPOSITORY), "SERVE_APP_PROXY_MAX_REQUESTS": "1"},
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -87,6 +87,9 @@ def test_it_serves_the_demo_on_loopback_and_a_ctrl_c_leaves_nothing_behind(start
     assert "Starting Ray with RAY_memory_monitor_refresh_ms, " in started.said.read_text(errors="replace")
     eager = [each for each in started.processes() if _oom_score(each.pid) > _oom_score(os.getpid())]
     assert eager == [], "the kernel would take them before any other process"
+    assert _statuses_beside_another(started, body) == [503, 200], (
+        "the proxy takes one at a time, and counts it out again"
+    )
     large = httpx.get(f"{started.url}/health", headers={"large": "x" * 1_000_000}, timeout=30)
     assert (large.status_code, large.json()["error"]["code"]) == (431, "headers_too_large")
     outside = [each.command for each in started.processes() if _listens_outside(each.pid)]
@@ -95,6 +98,29 @@ def test_it_serves_the_demo_on_loopback_and_a_ctrl_c_leaves_nothing_behind(start
     assert started.process.wait(TIMEOUT_S) == 0
     assert started.processes() == []
     assert listener_on(started.port) is None
+
+
+def _statuses_beside_another(started: Started, body: dict[str, Any]) -> list[int]:
+    """Of a completion while another one's body is awaited, and after that."""
+    with socket.create_connection(("127.0.0.1", started.port)) as other:
+        other.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")
+        refused = _until_other_than(200, started, body)
+        assert refused.json()["error"]["error_code"] == "overloaded"
+        assert "as may be at once (1)" in refused.json()["error"]["message"]
+        assert int(refused.headers["retry-after"]) >= 1
+    return [refused.status_code, _until_other_than(503, started, body).status_code]
+
+
+def _until_other_than(status: int, started: Started, body: dict[str, Any]) -> httpx.Response:
+    """Each on a connection of its own, so that none is left unread."""
+    answers: list[httpx.Response] = []
+
+    def is_other() -> bool:
+        answers.append(httpx.post(f"{started.url}/v1/completions", json=body, timeout=30))
+        return answers[-1].status_code != status
+
+    started.until(is_other)
+    return answers[-1]
 
 
 def test_a_cluster_ends_with_the_process_that_started_it_however_that_ends(started: Started) -> None:

@@ -126,6 +126,7 @@ def test_a_story_ends_by_itself(model: Any, tokenizer: PreTrainedTokenizerFast) 
     assert "Mia" in completion.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BEHAVIOURS)
 def test_an_adapter_shows_its_behaviour_and_the_base_does_not(
     adapted: Any, tokenizer: PreTrainedTokenizerFast, name: str

@@ -19,6 +19,7 @@ from serve_app.api.tokenize import DETOKENIZE, TOKENIZE
 from serve_app.core.errors import ServeError
 from tests.docs.docstrings import told_of
 from tests.docs.markdown import code, codes, table
+from tests.flow.prose import told
 
 TOLD_ELSEWHERE = frozenset(
     {
@@ -116,6 +117,11 @@ def refused() -> str:
             by_neutral.setdefault(neutral or "–", []).append(name)
     rows = [[neutral, codes(sorted(names))] for neutral, names in sorted(by_neutral.items())]
     return table(["neutral besides `null` and `false`", "parameters"], rows)
+
+
+def prose() -> str:
+    """What a schema cannot say, rule by rule."""
+    return "".join(f"* {rule}\n" for rule in told())
 
 
 def tokenize() -> str:

@@ -21,6 +21,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "ranges": contract.ranges,
         "meanings": contract.meanings,
         "refused": contract.refused,
+        "prose": contract.prose,
         "tokenize": contract.tokenize,
         "errors": contract.errors,
         "model-settings": operations.model_settings,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from runpy import run_path
@@ -27,10 +28,11 @@ def test_every_how_to_is_tried() -> None:
     assert {file.stem for file in HOW_TO.glob("*.md")} == {*WITH_CLAIMS, "add-a-model-family"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_CLAIMS)
 def test_what_a_how_to_says_holds_after_its_steps_and_not_before(name: str, tmp_path: Path) -> None:
     page = page_of(name)
-    root = copy_of(REPOSITORY, tmp_path, "serve_app")
+    root = copy_of(REPOSITORY, tmp_path, "serve_app", "tests")
     (claims,) = claims_of(page)
     with pytest.raises(Exception):  # noqa: B017, PT011 - each fails in a way of its own
         run(claims, root)
@@ -62,6 +64,16 @@ def test_a_family_of_the_how_to_says_what_generate_says(tmp_path: Path) -> None:
         return folder
 
     check_parity(added, model_folder)
+
+
+def test_what_is_said_to_be_refused_is_said_where_the_how_to_has_it() -> None:
+    rows = re.findall(
+        r"^\| ([^|]+) \| [^|]+ \| (?:`\w+` in )?`([\w/]+\.py)` \|$", page_of("add-a-model-family"), re.MULTILINE
+    )
+    assert len(rows) > 6
+    for said, file in rows:
+        code = (REPOSITORY / "serve_app" / file).read_text(encoding="utf-8")
+        assert all(part in code for part in map(str.strip, said.split("…"))), f"{file} does not say {said!r}"
 
 
 def test_lines_that_are_not_there_or_twice_cannot_be_changed(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from serve_app.api.dialects.tables import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.openapi import openapi_document
+from serve_app.api.parameters import OTHER_NAMES as RENAMED
 from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest
 from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings
@@ -71,7 +72,7 @@ def test_what_a_parameter_must_be_is_told_alike_by_contract_openapi_and_parser(
     body = {"model": "m", "prompt": "p", name: wrong}
     if name == "top_logprobs":
         body["logprobs"] = True
-    with pytest.raises(InvalidRequest, match=re.escape(f"`{name}` must be {allowed}; found ")):
+    with pytest.raises(InvalidRequest, match=re.escape(f'"{name}" must be {allowed}; found ')):
         parse_completion(json.dumps(body).encode())
 
 
@@ -92,6 +93,45 @@ def test_defaults_of_the_contract_are_those_of_openapi(document: Mapping[str, An
             assert default == (
                 described if isinstance(described, str) else json.dumps(described, ensure_ascii=False)
             ), name
+
+
+def parsed(dialect: str, **members: Any) -> dict[str, Any]:
+    """What the parser makes of these beside a model and a prompt."""
+    body = json.dumps({"model": "m", "prompt": "p", **members}).encode()
+    request = parse_completion(body, choose_dialect=lambda model: DIALECTS[dialect])
+    return {name: value for name, value in request if name != "max_tokens_name"}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_defaults_of_openapi_are_those_of_the_parser_and_the_listing(dialect: str) -> None:
+    described = openapi_document(DEFAULT_LIMITS, DIALECTS[dialect])["components"]["schemas"]["CompletionRequest"]
+    defaults = {name: each["default"] for name, each in described["properties"].items() if "default" in each}
+    assert len(defaults) > 60
+    for name, default in defaults.items():
+        assert parsed(dialect, **{name: default}) == parsed(dialect), name
+    listed = {name: value for name, value in bodies()[dialect]["defaults"].items() if defaults[name] is not None}
+    assert {name: defaults[name] for name in listed} == listed
+
+
+OTHER_NAMES = [(other, row[0].strip("`")) for row in rows_of("parameters") for other in re.findall(r"`(\w+)`", row[1])]
+SMALL = {"boolean": True, "integer": 2, "number": 0.5}
+
+
+@pytest.mark.parametrize(("other", "name"), OTHER_NAMES)
+def test_another_name_is_told_alike_and_read_alike(other: str, name: str, document: Mapping[str, Any]) -> None:
+    described = document["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert described[other]["description"].startswith(f"Another name of `{name}`.")
+    does_more = bool(RENAMED[other].besides)
+    assert described[other]["default"] == (None if does_more else described[name]["default"])
+    value = SMALL[described[other]["anyOf"][0]["type"]]
+    besides = {"mirostat": 1} if other == "mirostat_target" else {}
+    assert parsed("union", **{other: value}, **besides) == parsed("union", **{name: value}, **besides)
+
+
+def test_every_other_name_is_in_the_contract(document: Mapping[str, Any]) -> None:
+    described = document["components"]["schemas"]["CompletionRequest"]["properties"]
+    named = {name for name, each in described.items() if each["description"].startswith("Another name of ")}
+    assert named == {other for other, _ in OTHER_NAMES} == set(RENAMED)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -131,7 +171,8 @@ def test_the_fields_of_responses_are_those_of_openapi(document: Mapping[str, Any
 def test_the_fields_of_other_routes_are_those_of_openapi(document: Mapping[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     assert first_cells(chapter("Results of llama.cpp's own routes")) == set(schemas["NativeResult"]["properties"])
-    described = [schemas[name] for name in ("Tokens", "Text", "Model")] + [schemas["Adapters"]["items"]]
+    described = [schemas[name] for name in ("Tokens", "Text", "TokenizerInfo", "Model")]
+    described.append(schemas["Adapters"]["items"])
     told = chapter("Tokens, models, properties").partition("<!-- end -->")[2]
     assert first_cells(told) == {name for each in described for name in each["properties"]}
 

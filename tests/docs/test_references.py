@@ -29,7 +29,8 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 FILE = re.compile(r"(?:[\w.-]+/)+[\w.-]+\.(?:py|md|yaml|toml|html)")
 TEST = re.compile(r"(?P<file>tests/[\w/]+\.py)::(?P<name>test_\w+)")
 CITED = re.compile(r"docs/(?P<page>[\w/-]+\.md)#(?P<anchor>[\w-]+)")
-SNAKE = re.compile(r"\b[a-z]+(?:_[a-z0-9]+)+\b")
+SNAKE = re.compile(r"\b_?[a-z]+(?:_[a-z0-9]+)+\b")
+NAME_IN_FILE = re.compile(r"`(?P<name>\w+)(?:\.(?P<member>\w+))?`\s(?:in\s|\()`(?P<file>[\w/]+\.py)`")
 CONSTANT = re.compile(r"\b[A-Z]+(?:_[A-Za-z0-9]+)+\b")
 CLASS = re.compile(r"[A-Z]\w+(?:\.\w+)*")
 RAYS_OWN = frozenset({"RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S", "RAY_worker_killing_policy_by_group", "num_gpus"})
@@ -133,6 +134,16 @@ def test_names_in_code_are_names_of_the_code(file: Path) -> None:
             named |= {*SNAKE.findall(span), *CONSTANT.findall(span)}
             named |= set(span.split(".")) if CLASS.fullmatch(span) else set()
     assert sorted(named - words_of_code() - RAYS_OWN - PLANNED) == []
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=name_of)
+def test_a_name_that_is_said_to_be_in_a_file_is_there(file: Path) -> None:
+    for found in NAME_IN_FILE.finditer(FENCE.sub("", file.read_text(encoding="utf-8"))):
+        (there,) = (
+            root / found["file"] for root in (REPOSITORY / "serve_app", REPOSITORY) if (root / found["file"]).exists()
+        )
+        words = re.findall(r"\w+", there.read_text(encoding="utf-8"))
+        assert {found["name"], found["member"] or found["name"]} <= set(words), found.group()
 
 
 def test_headings_that_code_cites_exist() -> None:

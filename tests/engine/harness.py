@@ -14,6 +14,7 @@ from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, Sam
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.engine import Engine
 from serve_app.engine.loading import load_model
+from serve_app.engine.runner import Runner
 from serve_app.engine.sequence import Sequence
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.adapter_files import load_adapter
@@ -29,12 +30,22 @@ def config(path: Path | str, **changes: object) -> EngineConfig:
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def make_engine(settings: EngineConfig, adapters: dict[str, Path] | None = None) -> Engine:
-    """adapters: folder by version; the version doubles as the adapter's name."""
+def make_engine(
+    settings: EngineConfig,
+    adapters: dict[str, Path] | None = None,
+    *,
+    eos_token_ids: frozenset[int] | None = None,
+    runner: type[Runner] = Runner,
+) -> Engine:
+    """adapters: folder by version; the version doubles as the adapter's name
+    eos_token_ids: in place of the model's own
+    """
     model = load_model(settings)
+    if eos_token_ids is not None:
+        model = replace(model, eos_token_ids=eos_token_ids)
     bound = [load_adapter(folder, version=version, model=model.module) for version, folder in (adapters or {}).items()]
     tokenizer = TextTokenizer.load(Path(settings.path), vocab_size=model.vocab_size)
-    engine = Engine(settings, model, tokenizer, bound)
+    engine = Engine(settings, model, tokenizer, bound, runner=runner)
     engine.tokenizer = tokenizer  # type: ignore[attr-defined]
     return engine
 

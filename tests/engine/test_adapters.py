@@ -168,6 +168,7 @@ def test_an_adapter_of_another_shape_is_refused(random_models: Path, adapter_fol
         load_adapter(adapter_folders["plain"], version="a", model=other)
 
 
+@pytest.mark.slow
 def test_64_mixed_requests_of_the_demo_equal_their_solo_results() -> None:
     folders = {folder.name: folder for folder in sorted(DEMO_ADAPTERS.glob("*/")) if list(folder.glob("*.safetensors"))}
     if len(folders) < 3:

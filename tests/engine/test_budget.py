@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from serve_app.engine import budget
-from serve_app.engine.budget import CPU_SHARE, check_weights_fit, context_within, file_bytes, free_bytes, kv_budget
+from serve_app.engine.budget import CPU_SHARE, context_within, free_bytes, kv_budget
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.kv.shape import KeyValueShape
+from serve_app.engine.loading import load_model
 from tests.engine.harness import config
+from tests.families.making import save_config
 
 CPU = torch.device("cpu")
 HALF_BILLION = KeyValueShape.uniform(layers=24, heads=2, key_dim=64, value_dim=64)
@@ -54,18 +55,6 @@ def test_a_context_that_was_asked_for_is_given_or_refused() -> None:
 
 
 def test_weights_larger_than_the_memory_are_refused_before_they_are_read(tmp_path: Path) -> None:
-    with (tmp_path / "model.safetensors").open("wb") as file:
-        file.truncate(1 << 43)  # a sparse file
-    with pytest.raises(ModelNotSupported, match="the weights take 8388608 MiB"):
-        check_weights_fit(file_bytes(tmp_path), device=CPU)
-
-
-def test_the_tightest_limit_above_a_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = tmp_path / "kubepods" / "pod"
-    own.mkdir(parents=True)
-    for folder, limit in ((own, "max"), (own.parent, str(8 << 30))):
-        (folder / "memory.max").write_text(limit)
-        (folder / "memory.current").write_text(str(3 << 30))
-        (folder / "memory.stat").write_text(f"anon 5\ninactive_file {1 << 30}\n")
-    monkeypatch.setattr(budget, "_own_cgroup", lambda: "kubepods/pod")
-    assert list(budget._free_of_cgroups(tmp_path)) == [6 << 30]
+    save_config("llama", {"vocab_size": 1 << 40, "tie_word_embeddings": True}, tmp_path)
+    with pytest.raises(ModelNotSupported, match=r"the weights take 134217728 MiB, \d+ MiB of memory are free"):
+        load_model(config(tmp_path))

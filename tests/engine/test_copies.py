@@ -1,4 +1,4 @@
-"""Copies of computed prompts are spread over steps, so that nobody waits for many at once."""
+"""Copies of computed prompts, and looks for them, are spread over steps, so that nobody waits for many at once."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tests.engine.harness import Outcome, collect, complete, config, make_engine
 PROMPT_TOKENS = 100
 MAX_BEGINNING = 2
 """40 tokens a step allow 160 to be copied: a second copy of 99 may still begin, a third may not."""
+MAX_LOOKED_FOR = 2
+"""40 tokens a step allow 640 to be looked for: a second prompt of 400 may still begin, a third may not."""
 
 
 @pytest.fixture
@@ -63,6 +65,16 @@ def test_many_hits_of_one_prefix_begin_a_few_per_step(engine: Engine) -> None:
     assert max(more) <= MAX_BEGINNING
     assert all(outcomes[f"again-{number}", 0].token_ids == expected.token_ids for number in range(7))
     assert engine.load.num_prefix_hit_tokens == 7 * (PROMPT_TOKENS // 16 * 16)
+
+
+def test_many_long_prompts_are_looked_for_a_few_per_step(engine: Engine) -> None:
+    engine.add(sequences(engine, request("stream", max_tokens=40), prompt(0, 5)))
+    engine.step()
+    for number in range(6):
+        engine.add(sequences(engine, request(f"long-{number}", max_tokens=1), prompt(10 + number, 400)))
+    outcomes, more = drain_counting(engine)
+    assert max(more) == MAX_LOOKED_FOR
+    assert len(outcomes) == 7
 
 
 def test_completions_that_have_not_begun_when_the_first_ends_still_come(engine: Engine) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from serve_app.engine.pace import LEAST_ALLOWANCE, Pace
+from serve_app.engine.pace import LEAST_ALLOWANCE, MOST_GROWTH, Pace, work_clock
+from tests.engine.conftest import DEMO
+from tests.engine.harness import config, make_engine, request, sequences
 
 
 def settle(pace: Pace, *, decode_s: float, token_s: float, fixed_s: float = 0.0, rounds: int = 60) -> int:
@@ -51,3 +55,46 @@ def test_something_is_always_allowed() -> None:
     pace = Pace(1.1)
     settle(pace, decode_s=0.001, token_s=1.0)
     assert pace.allowance(64, 512) >= 1
+
+
+def test_the_allowance_grows_so_slowly_that_no_step_takes_much_more_than_its_stretch() -> None:
+    pace = Pace(1.75)
+    longest = 0.0
+    for _ in range(60):
+        pace.note(8, 0, 0.010)
+        allowed = pace.allowance(8, 100_000)
+        longest = max(longest, 0.010 + 0.0001 * allowed)
+        pace.note(8, allowed, 0.010 + 0.0001 * allowed)
+    assert longest <= 0.010 * (1 + 0.75 * MOST_GROWTH)
+
+
+def test_on_a_cpu_time_in_which_a_thread_does_not_compute_is_no_work_of_its_step() -> None:
+    clock = work_clock("cpu")
+    before = clock()
+    time.sleep(0.2)
+    assert clock() - before < 0.1
+    assert work_clock("cuda") is time.perf_counter
+
+
+def test_prompt_work_beside_a_stream_is_paced_by_the_work_clock() -> None:
+    engine = make_engine(config(DEMO, max_batch_tokens=512, max_step_stretch=1.5))
+    now = [0.0]
+    engine._work_clock = lambda: now[0]
+    sizes: list[int] = []
+    forward = engine._runner.forward
+
+    def counted(batch):  # type: ignore[no-untyped-def]
+        now[0] += 0.010 + 0.001 * batch.num_prompt_tokens  # at this price five tokens would fit, and the least is 16
+        if batch.num_decoding:
+            sizes.append(batch.num_prompt_tokens)
+        return forward(batch)
+
+    engine._runner.forward = counted  # type: ignore[method-assign]
+    engine.add(sequences(engine, request("stream", max_tokens=40), [50, 60, 70]))
+    for _ in range(4):
+        engine.step()
+    engine.add(sequences(engine, request("long", max_tokens=1), list(range(20, 220))))
+    while engine.has_work:
+        engine.step()
+    assert max(sizes) == LEAST_ALLOWANCE
+    engine.close()

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from tests.engine.conftest import ARCHITECTURES, DEMO
@@ -47,6 +48,7 @@ def check_parity(folder: Path, **limits: object) -> object:
     return engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_greedy_equals_generate_under_preemption(architecture: str, random_models: Path) -> None:
     from serve_app.engine.loading import load_model
@@ -59,3 +61,14 @@ def test_greedy_equals_generate_under_preemption(architecture: str, random_model
 
 def test_greedy_equals_generate_on_the_demo_model() -> None:
     check_parity(DEMO)
+
+
+def test_greedy_equals_generate_when_torch_shares_its_work_out_to_threads() -> None:
+    """Every other test has one thread, as the cluster file has it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert torch.get_num_threads() == 2
+        check_parity(DEMO)
+    finally:
+        torch.set_num_threads(before)

@@ -22,10 +22,11 @@ from serve_app.engine.sampling.full import FullRow
 from serve_app.engine.sampling.parameters import Parameters
 from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sampling.selection import MAX_SORTED
+from serve_app.engine.sampling.stages import Stage
 from serve_app.engine.sampling.whole import weights_without
 from tests.engine.sampling_reference import distribution, row
 
-DISPENSABLE = ("temperature", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc")
+DISPENSABLE = tuple(name for name in TEMPERATURE_FIRST if name in STAGES)
 
 
 def outcome(logits: Tensor, params: SamplingParams, count: int, *, mu: float = 0.0) -> dict[int, float] | None:
@@ -49,17 +50,31 @@ def outcome(logits: Tensor, params: SamplingParams, count: int, *, mu: float = 0
     return dict(zip(ids[is_kept].tolist(), (weights / weights.sum())[is_kept].tolist(), strict=True))
 
 
-def full_outcome(logits: Tensor, params: SamplingParams, *, mu: float) -> dict[int, float]:
+def run_wide(full: FullRow, chain: list[Stage], parameters: Parameters) -> None:
+    """As `run_full_chain`, with the whole vocabulary in view to the end."""
+    for stage in chain:
+        if bool(stage.is_active(parameters)[0]):
+            stage.on_full(full, parameters)
+
+
+def full_outcome(
+    logits: Tensor,
+    params: SamplingParams,
+    *,
+    mu: float,
+    run: Callable[[FullRow, list[Stage], Parameters], None] = run_full_chain,
+) -> dict[int, float]:
     """What the chain leaves of one row [vocab] with every token in view."""
     sequence = row(params)
     sequence.sampling_state.mu = mu
     parameters = Parameters.of_sequences([sequence], logits.device)
     full = FullRow(logits[None], Scratch())
-    run_full_chain(full, stages_of(order_of(params)), parameters)
+    run(full, stages_of(order_of(params)), parameters)
     weights, is_kept = full.weights[0], full.kept[0] > 0
     assert not weights[~is_kept].any()
-    ids = torch.nonzero(is_kept)[:, 0]
-    return dict(zip(ids.tolist(), (weights / weights.sum())[ids].tolist(), strict=True))
+    columns = torch.nonzero(is_kept)[:, 0]
+    ids = columns if full.token_ids is None else full.token_ids[columns]
+    return dict(zip(ids.tolist(), (weights / weights.sum())[columns].tolist(), strict=True))
 
 
 def random_params(generator: random.Random) -> SamplingParams:
@@ -88,6 +103,7 @@ def random_params(generator: random.Random) -> SamplingParams:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
@@ -112,9 +128,20 @@ def test_the_chain_leaves_what_the_definitions_leave(seed: int, vocab: int, scal
         if got is not None:
             assert set(got) == {token for token in expected if expected[token] > 0 or token in got}, params
             assert all(got[token] == pytest.approx(expected[token], abs=1e-9) for token in got), params
-    full = full_outcome(logits, params, mu=mu)
-    assert set(full) == {token for token in expected if expected[token] > 0 or token in full}, params
-    assert all(full[token] == pytest.approx(expected[token], abs=1e-9) for token in full), params
+    for run in (run_full_chain, run_wide):
+        full = full_outcome(logits, params, mu=mu, run=run)
+        assert set(full) == {token for token in expected if expected[token] > 0 or token in full}, params
+        assert all(full[token] == pytest.approx(expected[token], abs=1e-9) for token in full), params
+
+
+@pytest.mark.parametrize("run", [run_full_chain, run_wide])
+def test_tokens_that_have_the_threshold_exactly_are_top_choices(
+    run: Callable[[FullRow, list[Stage], Parameters], None],
+) -> None:
+    params = SamplingParams(xtc_probability=1.0, xtc_threshold=0.1, temperature=0.3)
+    logits = torch.zeros(10)
+    assert outcome(logits, params, 10) == {9: 1.0}
+    assert full_outcome(logits, params, mu=0.0, run=run) == {9: 1.0}
 
 
 LARGE = 12_000  # of which most stay: far more than are ever sorted

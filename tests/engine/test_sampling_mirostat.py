@@ -64,6 +64,7 @@ def test_at_temperature_zero_it_is_greedy_and_the_bound_rests() -> None:
     assert sequence.sampling_state.mu == 10.0
 
 
+@pytest.mark.slow
 def test_preemption_does_not_move_the_bound() -> None:
     def asked(name: int) -> tuple[object, list[int]]:
         sampling = SamplingParams(mirostat=1 + name % 2, mirostat_tau=2.0, seed=name)

@@ -9,16 +9,13 @@ import pytest
 from serve_app.core.delta import Finish, FinishReason
 from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, StopParams
 from serve_app.engine.engine import Engine
-from serve_app.engine.sampling.sampler import Sampler
 from tests.engine.conftest import DEMO
 from tests.engine.harness import Outcome, complete, config, make_engine, request
 
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    made = make_engine(config(DEMO))
-    made._sampler = Sampler(made.model.eos_token_ids)
-    return made
+    return make_engine(config(DEMO))
 
 
 def run(engine: Engine, stop: StopParams, *, logprobs: LogprobParams | None = None) -> Outcome:
@@ -33,12 +30,9 @@ def finish(outcome: Outcome) -> Finish:
     return found
 
 
-def end_on(engine: Engine, token_id: int) -> Engine:
-    """The same engine with another token as the model's end token."""
-    ends = frozenset([token_id])
-    engine._output._eos_token_ids = ends
-    engine._sampler = Sampler(ends)
-    return engine
+def end_on(token_id: int) -> Engine:
+    """An engine with that token as the model's end token."""
+    return make_engine(config(DEMO), eos_token_ids=frozenset([token_id]))
 
 
 @pytest.fixture
@@ -48,10 +42,7 @@ def ending(engine: Engine) -> tuple[Engine, list[int], str]:
     assert len(free.token_ids) == 20
     place = next(i for i in range(4, 20) if free.token_ids[i] not in free.token_ids[:i])
     shown = run(engine, StopParams(max_tokens=place)).text
-    own = engine.model.eos_token_ids
-    yield end_on(engine, free.token_ids[place]), free.token_ids[: place + 1], shown  # type: ignore[misc]
-    engine._output._eos_token_ids = own
-    engine._sampler = Sampler(own)
+    return end_on(free.token_ids[place]), free.token_ids[: place + 1], shown
 
 
 def test_the_end_token_ends_and_is_not_shown(ending: tuple[Engine, list[int], str]) -> None:

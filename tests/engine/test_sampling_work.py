@@ -34,6 +34,8 @@ SETTINGS = {
     "min_p": SamplingParams(min_p=0.3),
 }
 
+MOST_PASSES = {"plain": 12, "top_p": 40, "top_k": 40}
+
 
 class Work(TorchDispatchMode):
     """Writes down the size of the largest tensor that is made, and counts operations on so many numbers or more."""
@@ -76,7 +78,7 @@ def test_a_draw_takes_no_new_memory_of_the_size_of_a_vocabulary(name: str, shape
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_no_logits_take_more_than_so_many_passes_over_the_vocabulary(name: str) -> None:
-    assert all(0 < work_of(SETTINGS[name], shape).num_passes <= 70 for shape in SHAPES)
+    assert all(0 < work_of(SETTINGS[name], shape).num_passes <= MOST_PASSES.get(name, 70) for shape in SHAPES)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

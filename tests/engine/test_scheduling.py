@@ -19,20 +19,38 @@ BLOCK_BYTES = 6 * 2 * (32 + 32) * 4 * 16
 
 
 @pytest.fixture(params=["lanes", "pages"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    made = make_engine(
+def storage(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def engine(storage: str) -> Iterator[Engine]:
+    made = make_small(storage)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def impatient(storage: str) -> Iterator[Engine]:
+    """Lets nobody overtake a sequence that waits."""
+    made = make_small(storage, max_bypass_s=0.0)
+    yield made
+    made.close()
+
+
+def make_small(storage: str, **changes: object) -> Engine:
+    return make_engine(
         config(
             DEMO,
-            kv_storage=request.param,
+            kv_storage=storage,
             max_batch_tokens=64,
             max_adapters=1,
             kv_cache_bytes=200 * BLOCK_BYTES,
             prefix_cache=False,
+            **changes,
         ),
         {name: DEMO_ADAPTERS / name for name in ("pirate", "shout")},
     )
-    yield made
-    made.close()
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -101,30 +119,29 @@ def test_a_request_that_waits_for_an_adapters_slot_holds_nobody_up(engine: Engin
     assert outcomes["starved", 0].finish is not None
 
 
-def test_an_adapter_that_waited_long_enough_gets_the_next_slot(engine: Engine) -> None:
+def test_an_adapter_that_waited_long_enough_gets_the_next_slot(impatient: Engine) -> None:
     """A stream of requests to the resident adapter would keep it for ever."""
-    engine._scheduler._admission._max_bypass_s = 0.0
-    engine.add(sequences(engine, request("r0", max_tokens=8, adapter="pirate"), prompt(5)))
-    engine.step()
-    engine.add(sequences(engine, request("starved", max_tokens=1, adapter="shout"), prompt(5)))
+    impatient.add(sequences(impatient, request("r0", max_tokens=8, adapter="pirate"), prompt(5)))
+    impatient.step()
+    impatient.add(sequences(impatient, request("starved", max_tokens=1, adapter="shout"), prompt(5)))
     seen: list[Delta] = []
     for number in range(1, 200):
-        engine.add(sequences(engine, request(f"r{number}", max_tokens=8, adapter="pirate"), prompt(5, number)))
-        seen += engine.step()
+        impatient.add(sequences(impatient, request(f"r{number}", max_tokens=8, adapter="pirate"), prompt(5, number)))
+        seen += impatient.step()
         if any(delta.request_id == "starved" for delta in seen):
             break
     assert number <= 12
-    drain(engine, max_steps=20000)
+    drain(impatient, max_steps=20000)
 
 
-def test_a_request_that_waits_for_blocks_holds_up_no_smaller_one_and_is_served(engine: Engine) -> None:
-    engine._scheduler._admission._max_bypass_s = 0.0
-    engine.add(sequences(engine, request("first", max_tokens=40), prompt(1600)))
-    engine.step()
-    engine.add(sequences(engine, request("large", max_tokens=1), prompt(1900)))
+@pytest.mark.slow
+def test_a_request_that_waits_for_blocks_holds_up_no_smaller_one_and_is_served(impatient: Engine) -> None:
+    impatient.add(sequences(impatient, request("first", max_tokens=40), prompt(1600)))
+    impatient.step()
+    impatient.add(sequences(impatient, request("large", max_tokens=1), prompt(1900)))
     for number in range(30):
-        engine.add(sequences(engine, request(f"s{number}", max_tokens=30), prompt(300, number)))
-    outcomes = drain(engine)
+        impatient.add(sequences(impatient, request(f"s{number}", max_tokens=30), prompt(300, number)))
+    outcomes = drain(impatient)
     order = [name for (name, _), outcome in outcomes.items() if outcome.finish is not None]
     assert set(order) == {"first", "large", *(f"s{number}" for number in range(30))}
 

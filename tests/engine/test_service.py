@@ -10,13 +10,12 @@ from dataclasses import replace
 import pytest
 
 from serve_app.catalog.adapters import read_adapter
-from serve_app.core.delta import Delta, Finish, FinishReason, Load
+from serve_app.core.delta import Delta, FinishReason
 from serve_app.core.errors import AdapterNotFound, ContextOverflow, EngineFailed, InvalidRequest, Overloaded
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt, StopParams
+from serve_app.core.request import ContextParams, GenerationRequest, Prompt, StopParams
 from serve_app.core.tokenization import TokenizeRequest
 from serve_app.engine.loading import ModelNotSupported
-from serve_app.engine.outbox import Outbox
 from serve_app.engine.service import ModelService
 from serve_app.engine.tokenizer_lanes import LANES, TokenizerLanes
 from tests.engine.conftest import DEMO
@@ -25,8 +24,8 @@ from tests.engine.harness import config, request
 
 @pytest.fixture
 async def service() -> AsyncIterator[ModelService]:
-    made = ModelService.load(config(DEMO, max_num_sequences=4, max_waiting=4), replica_id="r1")
-    made.start()
+    made = ModelService.load(config(DEMO, max_num_sequences=4, max_waiting=4, lease_s=600), replica_id="r1")
+    made.start()  # nobody renews a lease here
     yield made
     await made.close()
 
@@ -37,6 +36,7 @@ def text_request(name: str, text: str = "Once upon a time", **changes: object) -
 
 
 LONG = StopParams(max_tokens=None, ignore_eos=True)
+LONG_TEXT = "x" * 4_000_000
 
 
 class Reader:
@@ -77,7 +77,7 @@ async def attached(service: ModelService, router_id: str = "router") -> Reader:
 
 async def idle(service: ModelService) -> None:
     async with asyncio.timeout(30):
-        while service._engine.has_work or service._live:  # noqa: ASYNC110, the engine runs in another thread
+        while service.engine.has_work or service.num_open:  # noqa: ASYNC110, the engine runs in another thread
             await asyncio.sleep(0.01)
 
 
@@ -91,7 +91,7 @@ async def test_a_submitted_request_comes_back_over_the_attached_stream(service: 
     deltas = await reader.wait(lambda seen: endings(seen) == 3)
     assert {(delta.request_id, delta.sample) for delta in deltas} == {("a", 0), ("a", 1), ("b", 0)}
     assert all(delta.finish.reason in FinishReason for delta in deltas if delta.finish is not None)
-    assert service._live == {}
+    assert service.num_open == 0
     await reader.close()
 
 
@@ -110,8 +110,8 @@ async def test_a_refused_request_starts_nothing_of_its_batch(
     reader = await attached(service)
     with pytest.raises(error, match=message):
         await service.submit("router", [text_request("good"), text_request("bad", **changes)])
-    assert service._live == {}
-    assert not service._engine.has_work
+    assert service.num_open == 0
+    assert not service.engine.has_work
     await reader.close()
 
 
@@ -141,7 +141,7 @@ async def test_abort_frees_everything_and_no_delta_follows(service: ModelService
     await service.abort("router", ["b"])
     count = len(reader.deltas)
     await idle(service)
-    assert service._engine.load.num_free_blocks == service._engine.load.num_blocks
+    assert service.engine.load.num_free_blocks == service.engine.load.num_blocks
     async with asyncio.timeout(10):
         while service.card.load.num_running:  # noqa: ASYNC110, what it says of itself follows
             await asyncio.sleep(0.01)
@@ -155,7 +155,7 @@ async def test_leaving_the_stream_aborts_what_was_submitted(service: ModelServic
     await reader.wait(lambda seen: len(seen) > 2)
     await reader.close()
     await idle(service)
-    assert service._engine.load.num_running == 0
+    assert service.engine.load.num_running == 0
 
 
 async def test_a_router_cannot_abort_for_another(service: ModelService) -> None:
@@ -175,27 +175,26 @@ async def test_a_router_that_falls_silent_loses_its_requests() -> None:
     await service.submit("router", [text_request("a", stop=StopParams(max_tokens=None))])
     async with asyncio.timeout(10):
         await reader.ended()
-    assert service._live == {}
+    assert service.num_open == 0
     await idle(service)
-    assert service._engine.load.num_running == 0
+    assert service.engine.load.num_running == 0
     await service.close()
 
 
 async def test_a_replica_that_was_stalled_keeps_its_routers_and_their_requests() -> None:
     now = [0.0]
-    loaded = ModelService.load(config(DEMO), replica_id="r1")
-    service = ModelService(loaded._engine, loaded._tokenizer, loaded.card.model, replica_id="r1", clock=lambda: now[0])
+    service = ModelService.load(config(DEMO, lease_s=40), replica_id="r1", clock=lambda: now[0])
     service.start()
     reader = await attached(service)
     await service.submit("router", [text_request("a", stop=LONG)])
     now[0] += 1000
-    service._detach_silent()
-    assert set(service._live) == {"a"}
+    service.detach_silent()
+    assert service.num_open == 1
     for _ in range(5):  # awake again, and the router stays silent
-        now[0] += service._leases.period_s
-        service._detach_silent()
+        now[0] += 10
+        service.detach_silent()
     await reader.ended()
-    assert service._live == {}
+    assert service.num_open == 0
     await service.close()
 
 
@@ -247,79 +246,35 @@ async def test_a_router_cannot_pause_for_another_and_a_paused_request_can_be_abo
     await service.pause("router", ["b"])
     await service.abort("router", ["b"])
     await idle(service)
-    load = service._engine.load
+    load = service.engine.load
     assert (load.num_running, load.num_waiting, load.num_free_blocks) == (0, 0, load.num_blocks)
     await reader.close()
 
 
 async def test_a_router_that_never_reads_loses_its_requests_with_an_error_and_no_other_does() -> None:
-    service = ModelService.load(config(DEMO, max_outbox_deltas=8, max_outbox_bytes=20_000), replica_id="r1")
+    service = ModelService.load(config(DEMO, max_outbox_deltas=8, max_outbox_bytes=3_000), replica_id="r1")
     service.start()
     await service.submit("deaf", [text_request("a", n=2, stop=LONG), text_request("b", stop=LONG)])
     reader = await attached(service)
     await service.submit("router", [text_request("mine")])
     await reader.wait(lambda seen: endings(seen) == 1)
-    service._deliver([Delta(request_id="a", sample=0, text="x" * 20_000)], Load())
-    assert service._live == {}
+    async with asyncio.timeout(30):
+        while service.num_open:  # noqa: ASYNC110, until more was generated than may wait
+            await asyncio.sleep(0.01)
     deaf = await attached(service, "deaf")
     deltas = await deaf.wait(lambda seen: endings(seen) == 3)
     assert {(delta.request_id, delta.sample) for delta in deltas} == {("a", 0), ("a", 1), ("b", 0)}
     assert all("did not read" in str(delta.error) and isinstance(delta.error, EngineFailed) for delta in deltas)
+    assert reader.deltas[-1].finish is not None
     await idle(service)
     await reader.close()
     await deaf.close()
     await service.close()
 
 
-class BrokenOutbox(Outbox):
-    """Takes nothing."""
-
-    def put(self, deltas: object, load: object) -> None:
-        raise RuntimeError("it was told to fail")
-
-
-async def test_what_cannot_be_sent_to_one_router_reaches_the_others_and_no_capacity_leaks(
-    service: ModelService,
-) -> None:
-    reader = await attached(service)
-    service._outboxes["broken"] = BrokenOutbox(1)
-    await service.submit("broken", [text_request("a", stop=LONG)])
-    await service.submit("router", [text_request("b")])
-    await reader.wait(lambda seen: endings(seen) == 1)
-    await idle(service)
-    assert service._live == {}
-    assert "broken" not in service._outboxes
-    await reader.close()
-
-
-async def test_a_sequence_told_to_have_ended_twice_counts_once(service: ModelService) -> None:
-    await service.submit("router", [text_request("a", n=2, stop=LONG)])
-    done = Finish(reason=FinishReason.STOP, matched_stop=None, num_tokens=1)
-    service._deliver([Delta(request_id="a", sample=0, finish=done)] * 2, Load())
-    assert service._live["a"].unfinished == {1}
-    service._deliver([Delta(request_id="a", sample=1, finish=done)], Load())
-    assert service._live == {}
-
-
-async def test_a_full_queue_says_when_it_will_have_room() -> None:
-    now = [0.0]
-    loaded = ModelService.load(config(DEMO, max_num_sequences=2, max_waiting=2), replica_id="r1")
-    service = ModelService(loaded._engine, loaded._tokenizer, loaded.card.model, replica_id="r1", clock=lambda: now[0])
-    service.start()
-    for _ in range(5):
-        service._departures.note()
-        now[0] += 4
-    now[0] -= 4
-    await service.submit("router", [text_request("a", n=4, stop=LONG)])
-    with pytest.raises(Overloaded) as refusal:
-        await service.submit("router", [text_request("b", n=3)])
-    assert refusal.value.retry_after_s == 12
-    await service.close()
-
-
 async def test_a_fresh_replica_says_what_it_has_before_its_first_step(service: ModelService) -> None:
     card = await service.hello("router")
-    assert card.load.num_blocks == service._engine.load.num_blocks > 0
+    assert card.load.num_blocks == service.engine.load.num_blocks > 0
     assert card.load.num_free_blocks == card.load.num_blocks
     assert (card.model.max_num_sequences, card.model.max_waiting) == (4, 4)
     assert card.model.kv_cache_bytes == 64 << 20
@@ -334,26 +289,43 @@ async def test_a_text_to_tokenize_is_bounded_by_the_configuration() -> None:
     await service.close()
 
 
-async def test_what_was_aborted_while_it_waited_is_not_cut_into_tokens(service: ModelService) -> None:
-    submission = asyncio.create_task(service.submit("router", [text_request("gone", "Once " * 10)]))
+async def with_full_lanes(gate: threading.Event) -> tuple[ModelService, list[asyncio.Task[bool]]]:
+    """A service whose every tokenizer thread for long texts waits at the gate."""
+    lanes = TokenizerLanes()
+    service = ModelService.load(config(DEMO), replica_id="r1", lanes=lanes)
+    service.start()
+    ahead = [asyncio.create_task(lanes.run([text_request("ahead", LONG_TEXT)], gate.wait)) for _ in range(3)]
+    await asyncio.sleep(0)
+    return service, ahead
+
+
+async def test_what_was_aborted_while_it_waited_is_not_cut_into_tokens() -> None:
+    gate = threading.Event()
+    service, ahead = await with_full_lanes(gate)
+    half_characters = "\ud83d" * 600_000  # refused where anybody looks at it
+    asked = text_request("gone", half_characters, context=ContextParams(truncates_prompt=True))
+    gone = asyncio.create_task(service.submit("router", [asked]))
+    kept = asyncio.create_task(service.submit("router", [replace(asked, request_id="kept")]))
     await asyncio.sleep(0)
     await service.abort("router", ["gone"])
-    await submission
-    assert service._prepare([text_request("gone", "\ud83d")], [None]) == [[]]  # would be refused if it were looked at
-    assert not service._engine.has_work
+    gate.set()
+    await gone
+    with pytest.raises(InvalidRequest):
+        await kept
+    await asyncio.gather(*ahead)
+    await service.close()
 
 
-async def test_a_prompt_that_is_too_long_is_refused_at_once_behind_whatever_is_being_cut(service: ModelService) -> None:
+async def test_a_prompt_that_is_too_long_is_refused_at_once_behind_whatever_is_being_cut() -> None:
     gate = threading.Event()
-    size = 4_000_000
-    ahead = [asyncio.create_task(service._lanes.run([text_request("a", "x" * size)], gate.wait)) for _ in range(3)]
-    await asyncio.sleep(0)
+    service, ahead = await with_full_lanes(gate)
     async with asyncio.timeout(30):
         with pytest.raises(ContextOverflow, match="has 4000000 characters"):
-            await service.submit("router", [text_request("b"), text_request("c", "x" * size)])
-    assert service._live == {}
+            await service.submit("router", [text_request("b"), text_request("c", LONG_TEXT)])
+    assert service.num_open == 0
     gate.set()
     await asyncio.gather(*ahead)
+    await service.close()
 
 
 async def test_short_work_passes_long_work() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from transformers.utils.logging import disable_progress_bar
 
 from tests.families.families import Family
@@ -31,12 +30,3 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family],
 def no_progress_bars() -> None:
     """Two for each of some hundred models."""
     disable_progress_bar()
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small a product is sooner computed than shared out."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -60,13 +60,13 @@ class Stack:
     async def settled(self) -> None:
         """Wait until no replica has work and every block is free."""
         async with asyncio.timeout(30):
-            while any(service._engine.has_work for service in self.services):  # noqa: ASYNC110
+            while any(service.engine.has_work for service in self.services):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         for service in self.services:
-            load = service._engine.load
+            load = service.engine.load
             assert (load.num_running, load.num_waiting) == (0, 0)
             assert load.num_free_blocks == load.num_blocks
-            assert service._live == {}
+            assert service.num_open == 0
 
 
 @asynccontextmanager

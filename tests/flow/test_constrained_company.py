@@ -38,6 +38,6 @@ async def test_constrained_texts_are_the_same_in_company_in_chunks_and_after_pre
         num_replicas=1, max_batch_tokens=16, kv_cache_bytes=500_000, max_num_sequences=12, prefix_cache=False
     ) as stack:
         together = await asyncio.gather(*(texts_of(stack, body) for body in REQUESTS))
-        assert stack.services[0]._engine.num_preemptions > 0
+        assert stack.services[0].engine.num_preemptions > 0
         assert list(together) == alone
         await stack.settled()

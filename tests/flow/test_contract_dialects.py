@@ -21,7 +21,7 @@ async def stack() -> AsyncIterator[Stack]:
         yield running
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 async def text_of(stack: Stack, dialect: str = "union", **body: Any) -> str:
@@ -115,3 +115,13 @@ async def test_an_adapter_is_chosen_by_its_listed_path_and_no_other(stack: Stack
 
 async def test_the_models_chat_template_is_shown(stack: Stack) -> None:
     assert "<|im_start|>" in (await stack.get("/props")).json()["chat_template"]
+
+
+async def test_a_client_that_knows_no_tokenizer_learns_all_it_needs(stack: Stack) -> None:
+    """What lm-eval's remote tokenizer asks for, in its words."""
+    told = (await stack.get("/tokenizer_info")).json()
+    assert (told["eos_token"], told["bos_token"]) == ("<|endoftext|>", None)
+    text = f"The cat says meow.{told['eos_token']}"
+    tokens = (await stack.post({"prompt": text, "add_special_tokens": False}, "/tokenize")).json()["tokens"]
+    assert tokens[-1] == 0
+    assert (await stack.post({"tokens": tokens}, "/detokenize")).json()["prompt"] == text

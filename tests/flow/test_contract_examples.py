@@ -19,7 +19,7 @@ async def stack() -> AsyncIterator[Stack]:
         yield running
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "llama.cpp": {"prompt": "Once upon a time", "max_tokens": 50, "temperature": 0.7},

@@ -20,7 +20,7 @@ async def stack() -> AsyncIterator[Stack]:
         yield running
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 async def choice_of(stack: Stack, **body: Any) -> dict[str, Any]:
@@ -76,7 +76,7 @@ async def test_a_bad_expression_is_a_400_before_anything_is_streamed(stack: Stac
 
 
 async def test_token_ids_are_those_of_prompt_and_completion(stack: Stack) -> None:
-    tokenizer = stack.services[0]._tokenizer
+    tokenizer = stack.services[0].tokenizer
     choice = await choice_of(stack, return_token_ids=True)
     assert tokenizer.decode(choice["token_ids"]) == choice["text"]
     assert tokenizer.decode(choice["prompt_token_ids"]) == PROMPT

@@ -19,7 +19,7 @@ async def stack() -> AsyncIterator[Stack]:
         yield running
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 async def text_of(stack: Stack, **body: Any) -> str:
@@ -45,7 +45,7 @@ async def test_a_forced_token_is_drawn_always(stack: Stack) -> None:
 
 
 async def test_a_text_key_of_logit_bias_is_cut_into_tokens_by_the_replica(stack: Stack) -> None:
-    tokenizer = stack.services[0]._tokenizer
+    tokenizer = stack.services[0].tokenizer
     word = next(w for w in (" the", " a", ",", ".", "e") if len(tokenizer.encode_text(w)) == 1)
     (token_id,) = tokenizer.encode_text(word)
     assert await greedy_ids(stack, logit_bias={word: 100}, max_tokens=3) == [token_id] * 3
@@ -80,7 +80,7 @@ async def test_a_window_of_none_switches_the_penalties_off(stack: Stack) -> None
 
 
 async def test_dry_breaks_a_loop_and_its_breakers_let_it_go_on(stack: Stack) -> None:
-    tokenizer = stack.services[0]._tokenizer
+    tokenizer = stack.services[0].tokenizer
     words = [id_ for id_ in range(300, 900) if tokenizer.encode_text(tokenizer.decode([id_])) == (id_,)][:4]
     body = {"model": "demo", "temperature": 0, "prompt": [*words, *words, *words[:3]], "max_tokens": 1}
     body |= {"return_token_ids": True, "logit_bias": {str(words[3]): 100}}
@@ -141,7 +141,7 @@ async def test_a_stop_token_ends_with_its_id(stack: Stack) -> None:
 
 
 async def test_ignore_eos_goes_on_and_min_tokens_keeps_from_ending(stack: Stack) -> None:
-    eos = next(iter(stack.services[0]._engine.model.eos_token_ids))
+    eos = next(iter(stack.services[0].engine.model.eos_token_ids))
     forced = {"logit_bias": {str(eos): 100}, "max_tokens": 5}
     ended = (await stack.complete(prompt=PROMPT, **forced))["choices"][0]
     assert (ended["text"], ended["finish_reason"], ended["matched_stop"]) == ("", "stop", eos)
@@ -152,10 +152,10 @@ async def test_ignore_eos_goes_on_and_min_tokens_keeps_from_ending(stack: Stack)
 
 async def test_special_tokens_are_shown_where_they_are_not_skipped(stack: Stack) -> None:
     service = stack.services[0]
-    eos = next(iter(service._engine.model.eos_token_ids))
+    eos = next(iter(service.engine.model.eos_token_ids))
     forced = {"logit_bias": {str(eos): 100}, "max_tokens": 2, "ignore_eos": True}
     assert await text_of(stack, **forced) == ""
-    name = service._tokenizer.token_text(eos)
+    name = service.tokenizer.token_text(eos)
     assert await text_of(stack, **forced, skip_special_tokens=False) == 2 * name
     assert await text_of(stack, **{**forced, "ignore_eos": False}, skip_special_tokens=False) == name
 

@@ -56,7 +56,7 @@ async def test_a_batch_keeps_its_order_and_counts_each_prompt_once(stack: Stack)
     assert batch["usage"]["prompt_tokens"] == prompt_tokens
     assert batch["usage"]["completion_tokens"] == completion_tokens
     assert batch["usage"]["total_tokens"] == prompt_tokens + completion_tokens
-    assert all(service._engine.num_steps > 0 for service in stack.services), "both replicas should have worked"
+    assert all(service.engine.num_steps > 0 for service in stack.services), "both replicas should have worked"
 
 
 async def test_a_stream_adds_up_to_the_response(stack: Stack) -> None:
@@ -74,6 +74,7 @@ async def test_a_stream_adds_up_to_the_response(stack: Stack) -> None:
     assert len({event["id"] for event in events}) == 1
 
 
+@pytest.mark.slow
 async def test_64_concurrent_mixed_requests_each_equal_their_solo_result(stack: Stack) -> None:
     names = ["demo", "demo:pirate", "demo:shout", "demo:json"]
     asked = [{"model": names[i % 4], "prompt": f"{PROMPTS[i % 8]} number {i}.", "max_tokens": 24} for i in range(64)]
@@ -91,7 +92,7 @@ async def test_lora_path_names_an_adapter_per_prompt(stack: Stack) -> None:
 
 
 async def test_prompt_forms_agree(stack: Stack) -> None:
-    tokenizer = stack.services[0]._tokenizer
+    tokenizer = stack.services[0].tokenizer
     from serve_app.core.request import Prompt
 
     text = "The dog likes to"
@@ -168,14 +169,14 @@ async def test_a_seed_reproduces_whatever_else_runs(stack: Stack) -> None:
 async def test_what_only_the_model_can_refuse_is_refused_before_anything_starts(
     stack: Stack, body: dict[str, Any], status: int, named: str
 ) -> None:
-    steps = [service._engine.num_steps for service in stack.services]
+    steps = [service.engine.num_steps for service in stack.services]
     for is_streamed in (False, True):
         response = await stack.post({"model": "demo", "max_tokens": 4, "stream": is_streamed, **body})
         assert response.status_code == status, response.text
         error = response.json()["error"]
         assert error["code"] == status
         assert named in error["message"]
-    assert [service._engine.num_steps for service in stack.services] == steps
+    assert [service.engine.num_steps for service in stack.services] == steps
 
 
 async def test_a_client_that_leaves_frees_the_engine(stack: Stack) -> None:
@@ -186,7 +187,7 @@ async def test_a_client_that_leaves_frees_the_engine(stack: Stack) -> None:
     task = asyncio.create_task(client.run())
     for _ in range(5):
         await client.messages.get()
-    assert any(service._engine.load.num_running for service in stack.services)
+    assert any(service.engine.load.num_running for service in stack.services)
     client.leaves.set()
     await asyncio.wait_for(task, 10)
     await stack.settled()

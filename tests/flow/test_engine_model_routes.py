@@ -16,7 +16,7 @@ async def stack() -> AsyncIterator[Stack]:
         yield made
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 async def test_tokens_of_a_text_complete_as_the_text_does(stack: Stack) -> None:

@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -15,8 +16,9 @@ import uvicorn
 from transformers import AutoModelForCausalLM
 
 from serve_app.catalog.models import BUILTIN_MODELS
-from serve_app.http.header_limits import BoundedHeaders
+from serve_app.http.proxy import protocol_of
 from serve_app.http.settings import HttpSettings
+from serve_app.http.turnstile import Turnstile
 from tests.flow.recordings import Answer, names, replay
 from tests.flow.stack import running_stack
 
@@ -75,14 +77,15 @@ async def address() -> AsyncIterator[tuple[str, int]]:
     """Where the service listens, behind what Serve is told to use."""
     listener = socket.create_server(("127.0.0.1", 0))
     async with running_stack(num_replicas=1, settings=HttpSettings(cors_origins=(LISTED,))) as stack:
-        server = uvicorn.Server(uvicorn.Config(stack.app, http=BoundedHeaders, lifespan="off", log_config=None))
+        protocol: Any = protocol_of(Turnstile())  # uvicorn calls it, as it would a class
+        server = uvicorn.Server(uvicorn.Config(stack.app, http=protocol, lifespan="off", log_config=None))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         yield listener.getsockname()
         server.should_exit = True
         await serving
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 def told(answer: Answer, expected: object) -> object:

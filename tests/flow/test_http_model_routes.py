@@ -9,6 +9,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from serve_app.core.cards import TokenizerCard
 from serve_app.http.app import build_app
 from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
@@ -17,12 +18,17 @@ from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 
 
 @pytest.fixture
-async def fleet() -> AsyncIterator[Fleet]:
-    fleet = Fleet("router-0", aliases={"fast": "org/tiny:sql"})
+def backends() -> list[FakeBackend]:
     card = model_card("org/tiny", adapter_card("broken", reason="no weights"), adapter_card("sql"))
-    card = replace(card, chat_template="{{ messages }}")
-    for number in range(2):
-        backend = FakeBackend(replica_card(f"r{number}", card))
+    tokenizer = TokenizerCard(kind="TokenizersBackend", special_tokens=(("eos_token", "</s>"), ("im_end", "<e>")))
+    card = replace(card, chat_template="{{ messages }}", tokenizer=tokenizer)
+    return [FakeBackend(replica_card(f"r{number}", card)) for number in range(2)]
+
+
+@pytest.fixture
+async def fleet(backends: list[FakeBackend]) -> AsyncIterator[Fleet]:
+    fleet = Fleet("router-0", aliases={"fast": "org/tiny:sql"})
+    for backend in backends:
         fleet.put(backend.card, backend)
     yield fleet
     await fleet.close()
@@ -72,10 +78,15 @@ async def test_tokens_come_back_as_text_under_both_names(client):
         ("/tokenize", {"content": "a", "prompt": "a"}, "content", "found both"),
         ("/tokenize", {"content": ["a"]}, "content", "must be a string"),
         ("/tokenize", {"content": "a", "with_pieces": 1}, "with_pieces", "must be a boolean; found 1"),
-        ("/tokenize", {"content": "", "add_special": True, "add_special_tokens": True}, "add_special_tokens", "one of"),
-        ("/tokenize", {"content": "a", "pieces": True}, "pieces", "not a parameter of /tokenize"),
+        (
+            "/tokenize",
+            {"content": "", "add_special": True, "add_special_tokens": True},
+            "add_special_tokens",
+            "names of one parameter",
+        ),
+        ("/tokenize", {"content": "a", "pieces": True}, "pieces", "one of the parameters of /tokenize"),
         ("/tokenize", {"content": "a", "model": 5}, "model", "must be a string"),
-        ("/detokenize", {}, "tokens", "is required"),
+        ("/detokenize", {}, "tokens", "token ids; found nothing"),
         ("/detokenize", {"tokens": "ab"}, "tokens", "a list"),
         ("/detokenize", {"tokens": [1, True]}, "tokens[1]", "found true"),
         ("/detokenize", {"tokens": [1, -1]}, "tokens[1]", "found -1"),
@@ -102,7 +113,7 @@ async def test_the_model_may_be_left_out_only_where_there_is_one(client, fleet):
     response = await client.post("/tokenize", json={"content": "a"})
     assert response.status_code == 400
     message = response.json()["error"]["message"]
-    assert "`model` is required where several models are served: org/tiny, other." in message
+    assert '"model" must be one of org/tiny, other where several models are served; found nothing.' in message
     assert (await client.get("/props")).status_code == 400
     assert (await client.get("/props?model=other")).json()["model_alias"] == "other"
 
@@ -115,24 +126,22 @@ async def test_without_a_ready_model_the_client_is_told_to_come_back():
     assert (response.status_code, response.headers["retry-after"]) == (503, "5")
 
 
-async def test_a_replica_that_is_lost_is_passed_over(client, fleet):
-    links = fleet.links_for(fleet.resolve("org/tiny"))
-    links[0]._backend.die(ConnectionError("gone"))
+async def test_a_replica_that_is_lost_is_passed_over(client, backends):
+    backends[0].die(ConnectionError("gone"))
     assert (await client.post("/tokenize", json={"content": "a"})).json()["tokens"] == [97]
-    links[1]._backend.die(ConnectionError("gone"))
+    backends[1].die(ConnectionError("gone"))
     assert (await client.post("/tokenize", json={"content": "a"})).status_code in (500, 503)
 
 
-async def test_a_client_that_gives_up_leaves_nothing_behind(client, fleet):
-    backend = fleet.links_for(fleet.resolve("org/tiny"))[0]._backend
-    for link in fleet.links_for(fleet.resolve("org/tiny")):
-        link._backend.submit_gate.clear()
+async def test_a_client_that_gives_up_leaves_nothing_behind(client, backends):
+    for backend in backends:
+        backend.submit_gate.clear()
     call = asyncio.ensure_future(client.post("/detokenize", json={"tokens": [97]}))
     await asyncio.sleep(0)
     call.cancel()
-    for link in fleet.links_for(fleet.resolve("org/tiny")):
-        link._backend.submit_gate.set()
-    assert await backend.detokenize([97]) == "a"
+    for backend in backends:
+        backend.submit_gate.set()
+    assert await backends[0].detokenize([97]) == "a"
     assert (await client.post("/detokenize", json={"tokens": [98]})).json()["content"] == "b"
 
 
@@ -145,6 +154,14 @@ async def test_props_tell_the_models_limits_and_cannot_be_written(client):
     assert (params["seed"], params["samplers"][-1]) == (-1, "temperature")
     assert body["chat_template"] == "{{ messages }}"
     assert (await client.post("/props", json={})).status_code == 405
+
+
+async def test_the_tokenizer_tells_its_special_tokens_and_the_usual_ones_that_it_lacks(client):
+    assert (await client.get("/tokenizer_info?model=fast")).json() == {
+        "tokenizer_class": "TokenizersBackend", "model_max_length": 512, "bos_token": None, "eos_token": "</s>",
+        "pad_token": None, "unk_token": None, "im_end": "<e>", "chat_template": "{{ messages }}",
+    }  # fmt: skip
+    assert (await client.get("/tokenizer_info?model=nobody")).status_code == 404
 
 
 async def test_usable_adapters_are_listed_by_the_number_that_requests_use(client):

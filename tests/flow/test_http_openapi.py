@@ -21,81 +21,20 @@ from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
+from tests.flow.maker import Maker
 
 NUM_CASES = int(os.environ.get("OPENAPI_CASES", "400"))
 NUM_SEEDS = 8
-ODD = (
-    None, True, False, 0, -1, 1, 2**31, -(2**63), 10**30, 0.0, -0.5, 1e308, 5e-324, "", "a", "\x00", "é🦊", "x" * 3000,
-    [], {}, [[]], [None], [True], {"": None}, [1, "a", 2.5], {"a": {"b": [1]}},
-)  # fmt: skip
 
 
 @pytest.fixture
-async def client():
+async def app():
     fleet = Fleet("router-0")
     card = replica_card("r0", model_card("tiny", adapter_card("sql")))
     backend = FakeBackend(card)
     fleet.put(card, backend)
-    transport = httpx.ASGITransport(build_app(Router(fleet), HttpSettings(max_body_bytes=200_000)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        yield client
+    yield build_app(Router(fleet), HttpSettings(max_body_bytes=200_000))
     await fleet.close()
-
-
-class Maker:
-    """Makes values of a schema, and now and then one that is none."""
-
-    def __init__(self, document: dict, draw: random.Random) -> None:
-        self._schemas = document["components"]["schemas"]
-        self._draw = draw
-
-    def value(self, schema: dict, *, depth: int = 0) -> object:
-        draw = self._draw
-        if draw.random() < 0.04 or depth > 5:
-            return draw.choice(ODD)
-        if "$ref" in schema:
-            return self.value(self._schemas[schema["$ref"].rsplit("/", 1)[1]], depth=depth + 1)
-        if "anyOf" in schema:
-            return self.value(draw.choice(schema["anyOf"]), depth=depth + 1)
-        if "enum" in schema or "const" in schema:
-            return draw.choice(schema.get("enum", [schema.get("const")]))
-        match schema.get("type"):
-            case "object":
-                return self._object(schema, depth)
-            case "array":
-                items = schema.get("prefixItems") or [schema.get("items", {})] * draw.randint(0, 4)
-                return [self.value(item, depth=depth + 1) for item in items]
-            case "string":
-                text = draw.choice(
-                    ["", "a", "tiny", "tiny:sql", "Hello there", "\x00\n\t", "東京 🦊", "(a", "[a-z]+", "5"]
-                )
-                return text[: schema.get("maxLength", 100)]
-            case "integer":
-                low, high = schema.get("minimum", -(2**63)), schema.get("maximum", 2**63)
-                return draw.choice([low, high, low - 1, high + 1, *[draw.randint(max(low, -9), min(high, 9))] * 4])
-            case "number":
-                low, high = schema.get("minimum", -1e9), schema.get("maximum", 1e9)
-                return draw.choice([low, high, high * 2 + 1, draw.uniform(max(low, -2), min(high, 2))])
-            case "boolean":
-                return draw.random() < 0.5
-            case "null":
-                return None
-            case _:
-                return draw.choice(ODD)
-
-    def _object(self, schema: dict, depth: int) -> dict:
-        properties = schema.get("properties", {})
-        names = [
-            name
-            for name in properties
-            if name in schema.get("required", ()) or self._draw.random() < 3 / len(properties)
-        ]
-        made = {name: self.value(properties[name], depth=depth + 1) for name in names}
-        if self._draw.random() < 0.05:
-            made[self._draw.choice(["extra", "", "Prompt"])] = 1
-        if isinstance(schema.get("additionalProperties"), dict) and self._draw.random() < 0.7:
-            made[self._draw.choice(["1", "a", "-5"])] = self.value(schema["additionalProperties"], depth=depth + 1)
-        return made
 
 
 async def one_request(client: httpx.AsyncClient, document: dict, draw: random.Random) -> None:
@@ -190,6 +129,10 @@ async def test_described_defaults_are_accepted_where_they_are_sent(dialect):
         ("/tokenize", {"content": None}),
         ("/tokenize", {"content": "a", "add_special": None, "add_special_tokens": True}),
         ("/tokenize", {"content": "a", "add_special": False, "add_special_tokens": True}),
+        ("/tokenize", {"content": "a", "odd": None}),
+        ("/detokenize", {"tokens": [97.0], "odd": None}),
+        ("/detokenize", {"tokens": [97.5]}),
+        ("/detokenize", {"tokens": [97], "odd": 1}),
     ],
 )
 async def test_a_body_is_accepted_exactly_where_the_description_allows_it(client, path, body):
@@ -216,9 +159,9 @@ async def test_every_event_of_a_stream_is_what_is_described(client, path):
             jsonschema.validate(json.loads(event), {**content, "components": document["components"]})
 
 
-async def test_the_described_routes_are_those_that_exist(client):
+async def test_the_described_routes_are_those_that_exist(client, app):
     document = (await client.get("/openapi.json")).json()
-    routes = {route.path.replace(":path", ""): route.methods for route in client._transport.app.routes}
+    routes = {route.path.replace(":path", ""): route.methods for route in app.routes}
     assert set(document["paths"]) == set(routes)
     for path, operations in document["paths"].items():
         assert {method.upper() for method in operations} == routes[path] - {"HEAD"}

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import pytest
 import uvicorn
@@ -13,7 +14,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from serve_app.http.app import build_app
-from serve_app.http.header_limits import BoundedHeaders
+from serve_app.http.proxy import protocol_of
+from serve_app.http.turnstile import Turnstile
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend
@@ -21,7 +23,7 @@ from tests.fakes import FakeBackend
 BODY = json.dumps({"model": "tiny", "prompt": "one two", "max_tokens": 3, "stream": True}).encode()
 
 
-PARSERS = {"httptools": HttpToolsProtocol, "h11": H11Protocol, "ours": BoundedHeaders}
+PARSERS: dict[str, Any] = {"httptools": HttpToolsProtocol, "h11": H11Protocol, "ours": protocol_of(Turnstile())}
 
 
 @pytest.fixture(params=PARSERS)

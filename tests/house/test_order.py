@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
+import statistics
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 MODULES = sorted((REPOSITORY / "serve_app").rglob("*.py"))
-MAX_LINES = 400
+MAX_LINES = 300
+MAX_TEST_LINES = 500
+"""Of a file of tests: a table of examples is read from one end to the other."""
+TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
+MAX_FUNCTION_LINES = 45
+MAX_USUAL_FUNCTION_LINES = 20
+"""Of nine functions of ten."""
 
 OPEN_DOORS = {"serve_app/cli/__init__.py": ["from serve_app.cli.main import main as main"]}
 """Where the package's entry point leads."""
@@ -40,20 +47,67 @@ def test_every_module_says_what_it_does(file: Path) -> None:
 
 @pytest.mark.parametrize("file", MODULES, ids=name_of)
 def test_no_module_is_longer_than_can_be_read_at_once(file: Path) -> None:
-    assert len(file.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+    assert num_lines(file) <= MAX_LINES
 
 
-QUOTED_NAME = re.compile(r"""^["'][a-z_]+["'] (?:must|is|names|has)\b""")
+@pytest.mark.parametrize("file", TESTS, ids=name_of)
+def test_no_file_of_tests_is_longer_than_can_be_searched_by_eye(file: Path) -> None:
+    assert num_lines(file) <= MAX_TEST_LINES
+
+
+def num_lines(file: Path) -> int:
+    return len(file.read_text(encoding="utf-8").splitlines())
+
+
+def test_functions_are_short_nearly_all_of_them_and_none_is_long() -> None:
+    functions = [
+        ((node.end_lineno or 0) - node.lineno + 1, f"{name_of(file)}: {node.name}")
+        for file in MODULES
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert [name for length, name in functions if length > MAX_FUNCTION_LINES] == []
+    assert statistics.quantiles([length for length, _ in functions], n=10)[-1] <= MAX_USUAL_FUNCTION_LINES
+
+
+REFUSALS = frozenset(
+    {
+        "InvalidRequest", "UnsupportedParameter", "ContextOverflow", "AdapterUnusable", "Forbidden", "NotFound",
+        "ModelNotFound", "AdapterNotFound", "UnsupportedMediaType",
+    }
+)  # fmt: skip
+"""Errors that are about a parameter, where they name one."""
+
+
+def freely_worded(source: str) -> list[int]:
+    """Lines that make a refusal of a parameter in words of their own."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in REFUSALS
+        and (len(node.args) > 1 and not (isinstance(node.args[1], ast.Constant) and node.args[1].value is None))
+    ]
 
 
 @pytest.mark.parametrize("file", MODULES, ids=name_of)
-def test_a_message_puts_the_parameter_that_it_names_in_backticks(file: Path) -> None:
-    found = [
-        f"line {node.lineno}: {node.value}"
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and QUOTED_NAME.search(node.value)
-    ]
-    assert found == []
+def test_every_refusal_of_a_parameter_has_the_one_form(file: Path) -> None:
+    assert freely_worded(file.read_text(encoding="utf-8")) == [], "say it by `refusing`"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ('raise InvalidRequest("`n` is odd", "n")', True),
+        ("raise ModelNotFound(message, spelled)", True),
+        ('raise InvalidRequest("The body is no object.")', False),
+        ('raise InvalidRequest("Too long.", None, {"most": 5})', False),
+        ('raise InvalidRequest.refusing("n", must="be even", found="1")', False),
+    ],
+)
+def test_a_refusal_in_words_of_its_own_is_told_from_others(line: str, is_found: bool) -> None:
+    assert bool(freely_worded(line)) is is_found
 
 
 def text_files() -> list[Path]:

@@ -14,10 +14,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from uvicorn.config import HTTP_PROTOCOLS
 
-from serve_app.http.header_limits import BoundedHeaders, bound_headers
-from serve_app.http.shedding import Shedding
+from serve_app.http.header_limits import BoundedHeaders
 
 TIMEOUT_S = 20.0
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
@@ -78,6 +76,7 @@ def code(body: bytes) -> str:
     return str(json.loads(body)["error"]["code"])
 
 
+@pytest.mark.slow
 async def test_headers_that_do_not_end_are_answered_and_the_connection_is_closed() -> None:
     async with connection(Hasty) as (reader, writer):
         writer.write(HEAD)
@@ -91,6 +90,7 @@ async def test_a_connection_over_which_nothing_comes_is_closed() -> None:
         assert await reader.read() == b""
 
 
+@pytest.mark.slow
 async def test_a_body_and_its_answer_may_take_longer_than_headers() -> None:
     async with connection(Hasty) as (reader, writer):
         writer.write(HEAD + b"content-length: 4\r\n\r\nte")
@@ -99,6 +99,7 @@ async def test_a_body_and_its_answer_may_take_longer_than_headers() -> None:
         assert await answer(reader) == (200, b"text")
 
 
+@pytest.mark.slow
 async def test_the_time_counts_anew_for_every_request_of_a_connection() -> None:
     async with connection(Hasty) as (reader, writer):
         writer.write(HEAD + b"content-length: 3\r\n\r\none")
@@ -139,12 +140,3 @@ async def test_what_is_no_http_gets_the_answer_that_it_always_got() -> None:
     async with connection(Patient) as (reader, writer):
         writer.write(b"nonsense\r\n\r\n")
         assert await answer(reader) == (400, b"Invalid HTTP request received.")
-
-
-def test_servers_that_a_proxy_starts_later_have_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(HTTP_PROTOCOLS, "auto", HTTP_PROTOCOLS["auto"])  # given back afterwards
-    (middleware,) = bound_headers()
-    assert middleware.cls is Shedding
-    config = uvicorn.Config(Starlette(), log_config=None)
-    config.load()
-    assert config.http_protocol_class is BoundedHeaders

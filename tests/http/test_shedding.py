@@ -1,57 +1,462 @@
-"""A proxy that is full refuses by itself, and what only looks passes."""
+"""A proxy that is full refuses in its protocol, byte for byte right, and what only looks passes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import select
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-import httpx
 import pytest
+import uvicorn
 from starlette.types import Receive, Scope, Send
+from uvicorn.config import HTTP_PROTOCOLS
+from uvicorn.server import ServerState
 
-from serve_app.http.shedding import MAX_REQUESTS, VARIABLE, Shedding, max_requests
+from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.http.failures import REQUEST_ID
+from serve_app.http.proxy import protect, protocol_of
+from serve_app.http.refusals import error_response
+from serve_app.http.shedding import MAX_DROPPED_BYTES, MAX_IN_A_ROW, Shedding
+from serve_app.http.slots import TellsSlots
+from serve_app.http.turnstile import MIN_HANDED_ON, Turnstile, TurnstileSettings, Visit
+from serve_app.http.written_refusals import WrittenRefusals
+from serve_app.router.fleet import Fleet
+from tests.fakes import FakeBackend, model_card, replica_card
+
+HOST = b"Host: x\r\nX-Request-Id: mine\r\n"
+BODY = b'{"model": "demo", "prompt": "Once"}'
+CHUNKED = b"5;a=b\r\n" + BODY[:5] + b"\r\n%x\r\n" % len(BODY[5:]) + BODY[5:] + b"\r\n0\r\nTrailer: x\r\n\r\n"
+COUNTED = b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+HEALTH = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
 
 
-class Slow:
-    """Answers when it is told to."""
+def post(rest: bytes = COUNTED, *, path: bytes = b"/v1/completions", version: bytes = b"1.1") -> bytes:
+    return b"POST " + path + b" HTTP/" + version + b"\r\n" + HOST + rest
+
+
+class Wire(asyncio.Transport):
+    """The end of a connection, in memory."""
 
     def __init__(self) -> None:
-        self.num_inside = 0
+        super().__init__()
+        self.written = b""
+        self.is_paused = False
+        self._is_closing = False
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self._is_closing = True
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+
+class Echo:
+    """An application that answers a path's body when it may, and health always."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.fails = False
         self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.num_inside += 1
+        self.num_asked += 1
+        body = b""
+        while (message := await receive()).get("more_body"):
+            body += message["body"]
         if scope["path"] != "/health":
             await self.may_answer.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
+        if self.fails:
+            raise RuntimeError("it fails")
+        body += message["body"]
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+        await send({"type": "http.response.body", "body": body})
 
 
-async def test_more_requests_at_once_than_it_may_carry_are_refused_without_passing_them_on() -> None:
-    inner = Slow()
-    transport = httpx.ASGITransport(Shedding(inner, max_requests=2))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        inside = [asyncio.create_task(client.post("/v1/completions", content=b"{}")) for _ in range(2)]
-        while inner.num_inside < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        refused = await client.post("/v1/completions/", content=b"{}")
-        other = await client.post("/completion", headers={"X-Completions-Dialect": "llama.cpp"}, content=b"{}")
-        assert (refused.status_code, other.status_code) == (503, 503)
-        assert refused.json()["error"]["error_code"] == "overloaded"
-        assert json.loads(other.content)["error"] != refused.json()["error"]  # each in its dialect
-        assert int(refused.headers["retry-after"]) >= 1
-        assert inner.num_inside == 2
-        assert (await client.get("/health")).status_code == 200
-        inner.may_answer.set()
-        assert [(await each).status_code for each in inside] == [200, 200]
-        assert (await client.post("/v1/completions", content=b"{}")).status_code == 200
+class Line:
+    """A connection to a proxy, and what came back over it."""
+
+    def __init__(self, turnstile: Turnstile, app: Echo, make: Callable[..., Shedding] | None = None) -> None:
+        config = uvicorn.Config(app, lifespan="off", log_config=None, proxy_headers=False)
+        config.load()
+        self.wire = Wire()
+        make = make or protocol_of(turnstile)
+        self.protocol = make(config=config, server_state=ServerState(), app_state={})
+        self.protocol.connection_made(self.wire)
+
+    def send(self, data: bytes) -> None:
+        if data and not self.wire.is_closing():
+            self.protocol.data_received(data)
+
+    async def send_all(self, *pieces: bytes) -> bytes:
+        """What is written once nothing happens any more."""
+        for piece in pieces:
+            self.send(piece)
+            await settle()
+        return self.wire.written
+
+    def lose(self) -> None:
+        self.wire.close()
+        self.protocol.connection_lost(None)
 
 
-def test_the_environment_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    assert max_requests() == MAX_REQUESTS
-    monkeypatch.setenv(VARIABLE, "7")
-    assert max_requests() == 7
-    monkeypatch.setenv(VARIABLE, "0")
-    with pytest.raises(ValueError, match="at least 1; found 0"):
-        max_requests()
+async def settle() -> None:
+    for _ in range(8):
+        await asyncio.sleep(0)
+
+
+def statuses(written: bytes) -> list[int]:
+    """Of responses that follow each other without a byte too many."""
+    found = []
+    while written:
+        head, _, rest = written.partition(b"\r\n\r\n")
+        found.append(int(head.split()[1]))
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        assert len(rest) >= length
+        written = rest[length:]
+    return found
+
+
+class Busy(Turnstile):
+    """Full of other connections' requests."""
+
+    def __init__(self, max_requests: int = 1, **settings: Any) -> None:
+        super().__init__(TurnstileSettings(max_requests=max_requests, **settings))
+        self.guests: list[Visit] = []
+        self.fill()
+
+    def fill(self) -> None:
+        while not self.is_full:
+            self.guests.append(self.enter(lambda: None))
+
+    def make_room(self) -> None:
+        self.guests.pop().leave()
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        post(),
+        post(b"Content-Length: 0\r\n\r\n"),
+        post(b"\r\n"),
+        post(b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKED),
+        post(b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n" + COUNTED),
+    ],
+    ids=["counted", "empty", "bodiless", "chunked", "offering an upgrade"],
+)
+async def test_a_refusal_and_what_follows_it_are_the_same_wherever_the_bytes_are_cut(request_bytes: bytes) -> None:
+    sent = request_bytes + HEALTH
+    turnstile, app = Busy(pause_s=0), Echo()
+    written = await Line(turnstile, app).send_all(sent)
+    assert statuses(written) == [503, 200]
+    body = json.loads(written.partition(b"\r\n\r\n")[2].partition(b"HTTP/1.1 200")[0])
+    assert body["error"]["error_code"] == "overloaded"
+    for cut in range(1, len(sent)):
+        other = await Line(turnstile, app).send_all(sent[:cut], sent[cut:])
+        assert statuses(other) == [503, 200], f"cut at {cut}"
+    single = await Line(turnstile, app).send_all(*(sent[at : at + 1] for at in range(len(sent))))
+    assert statuses(single) == [503, 200]
+    assert turnstile.num_inside == 1
+
+
+async def test_the_connection_goes_on_and_is_served_once_there_is_room() -> None:
+    turnstile = Busy()
+    line = Line(turnstile, Echo())
+    assert statuses(await line.send_all(post(b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKED))) == [503]
+    turnstile.make_room()
+    written = await line.send_all(post())
+    assert statuses(written) == [503, 200]
+    assert written.endswith(BODY)
+    assert turnstile.num_inside == 0
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+async def test_it_says_what_the_application_would_say_in_each_dialect(name: str) -> None:
+    turnstile = Busy()
+    line = Line(turnstile, Echo())
+    line.protocol.server_state.default_headers = [(b"server", b"uvicorn")]
+    written = await line.send_all(post(b"x-completions-dialect: %b\r\n" % name.encode() + COUNTED))
+    head, _, body = written.partition(b"\r\n\r\n")
+    lines = head.lower().split(b"\r\n")
+    headers = dict(each.split(b": ", 1) for each in lines[1:])
+    expected = error_response(turnstile.refusal(int(headers[b"retry-after"])), DIALECTS[name])
+    assert lines[0] == b"http/1.1 %d service unavailable" % expected.status_code
+    assert headers == dict(expected.raw_headers) | {b"x-request-id": b"mine", b"server": b"uvicorn"}
+    assert body == expected.body
+
+
+async def test_an_unknown_dialect_and_a_malformed_request_id_are_not_taken_over() -> None:
+    headers = b"X-Completions-Dialect: klingon\r\nContent-Length: 0\r\n"
+    request = b"POST /completion HTTP/1.1\r\nHost: x\r\nX-Request-Id: not/one\r\n" + headers + b"\r\n"
+    head = (await Line(Busy(), Echo()).send_all(request)).partition(b"\r\n\r\n")[0].decode()
+    assert f"x-completions-dialect: {UNION.name}" in head
+    sent = head.partition("x-request-id: ")[2].split("\r\n")[0]
+    assert REQUEST_ID.fullmatch(sent)
+    assert sent != "not/one"
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (post(path=b"/v1/completions/"), 503),
+        (post(path=b"/completion?a=b"), 503),
+        (post(path=b"http://x/completions"), 503),
+        (post(path=b"/v1/%63ompletions"), 503),
+        (post(path=b"/tokenize"), 503),
+        (post(path=b"/detokenize"), 503),
+        (post(path=b"/v1/nothing"), 200),
+        (HEALTH, 200),
+        (HEALTH.replace(b"/health", b"/metrics"), 200),
+        (b"OPTIONS /v1/completions HTTP/1.1\r\n" + HOST + b"Content-Length: 0\r\n\r\n", 200),  # a page's preflight
+    ],
+)
+async def test_what_computes_is_refused_however_it_is_spelled_and_nothing_else_is(
+    request_bytes: bytes, status: int
+) -> None:
+    assert statuses(await Line(Busy(), Echo()).send_all(request_bytes)) == [status]
+
+
+@pytest.mark.parametrize(
+    "request_bytes", [post(b"Connection: close\r\n" + COUNTED), post(version=b"1.0")], ids=["close", "1.0"]
+)
+async def test_a_connection_that_is_not_kept_is_closed_behind_the_whole_request(request_bytes: bytes) -> None:
+    line = Line(Busy(), Echo())
+    written = await line.send_all(request_bytes[:-1])
+    assert statuses(written) == [503]
+    assert b"\r\nconnection: close\r\n" in written
+    assert not line.wire.is_closing(), "an answer is lost where bytes are left unread"
+    assert await line.send_all(request_bytes[-1:] + HEALTH) == written, "nothing behind it is answered"
+    assert line.wire.is_closing()
+
+
+async def test_a_body_that_is_only_offered_is_not_asked_for() -> None:
+    line = Line(Busy(), Echo())
+    written = await line.send_all(post(b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n"))
+    assert statuses(written) == [503]
+    assert b"\r\nconnection: close\r\n" in written
+    assert await line.send_all(HEALTH[:9]) == written, "the body, whatever it looks like"
+    assert line.wire.is_closing()
+
+
+class Hasty(Shedding):
+    drop_timeout_s = 0.01
+
+
+def hasty(turnstile: Turnstile) -> Callable[..., Shedding]:
+    return partial(Hasty, turnstile=turnstile, refusals=WrittenRefusals(turnstile.refusal))
+
+
+@pytest.mark.parametrize(
+    ("headers", "piece"),
+    [
+        (b"Content-Length: %d\r\n\r\n" % (MAX_DROPPED_BYTES + 1), b"x" * 2000),  # announced
+        (b"Transfer-Encoding: chunked\r\n\r\n", b"400\r\n" + b"x" * 1024 + b"\r\n"),  # or not
+    ],
+)
+async def test_of_a_body_without_end_no_more_is_read_than_the_bound(headers: bytes, piece: bytes) -> None:
+    turnstile = Busy()
+    line = Line(turnstile, Echo(), hasty(turnstile))
+    written = await line.send_all(post(headers))
+    for _ in range(2 * MAX_DROPPED_BYTES // len(piece)):
+        line.send(piece)
+    assert line.wire.written == written
+    assert line.protocol.cycle is None, "no task was made, and nothing keeps the body"
+    assert line.protocol._num_dropped <= MAX_DROPPED_BYTES + len(piece)
+    while not line.wire.is_closing():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+async def test_a_body_that_does_not_come_closes_its_connection() -> None:
+    turnstile = Busy()
+    line = Line(turnstile, Echo(), hasty(turnstile))
+    await line.send_all(post()[:-1])
+    while not line.wire.is_closing():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+async def test_nonsense_behind_a_refusal_is_not_answered_again() -> None:
+    line = Line(Busy(), Echo())
+    request = post(b"Transfer-Encoding: chunked\r\n\r\nno number\r\n")
+    assert statuses(await line.send_all(request + HEALTH, HEALTH)) == [503]
+
+
+async def test_requests_in_one_piece_are_answered_in_their_order() -> None:
+    turnstile, app = Busy(), Echo()
+    turnstile.make_room()
+    line = Line(turnstile, app)
+    first = post(b"Content-Length: 5\r\n\r\nfirst")
+    app.may_answer.clear()
+    line.send(first + post() + HEALTH + first)
+    await settle()
+    assert line.wire.written == b""
+    turnstile.settings = TurnstileSettings(max_requests=2)
+    turnstile.fill()
+    turnstile.settings = TurnstileSettings(max_requests=1)
+    app.may_answer.set()
+    await settle()
+    assert statuses(line.wire.written) == [200, 503, 200, 503]
+    assert line.wire.written.count(b"\r\nx-request-id: mine\r\n") == 2
+    assert turnstile.num_inside == 1
+
+
+@pytest.mark.parametrize(("how", "num_answered"), [("answered", 2), ("left", 0), ("failed", 2)])
+async def test_whoever_passes_leaves_again_whatever_becomes_of_it(how: str, num_answered: int) -> None:
+    turnstile, app = Turnstile(TurnstileSettings(max_requests=2)), Echo()
+    lines = [Line(turnstile, app) for _ in range(3)]
+    app.may_answer.clear()
+    app.fails = how == "failed"
+    for line in lines:  # in one turn of the loop: none of their tasks has begun when the next one comes
+        line.send(post())
+    assert (turnstile.num_inside, statuses(lines[2].wire.written)) == (2, [503])
+    await settle()
+    if how == "left":
+        for line in lines:
+            line.lose()
+    app.may_answer.set()
+    await settle()
+    assert (turnstile.num_inside, app.num_asked) == (0, 2)
+    assert [bool(line.wire.written) for line in lines[:2]] == [num_answered > 0] * 2
+
+
+async def test_no_more_are_handed_on_than_keep_the_replicas_busy_and_the_others_wait_in_their_order() -> None:
+    turnstile, app = Turnstile(TurnstileSettings(max_requests=MIN_HANDED_ON + 3)), Echo()
+    app.may_answer.clear()
+    lines = [Line(turnstile, app) for _ in range(MIN_HANDED_ON + 3)]
+    for line in lines:
+        line.send(post())
+    await settle()
+    assert (app.num_asked, turnstile.num_inside) == (MIN_HANDED_ON, MIN_HANDED_ON + 3)
+    lines[MIN_HANDED_ON].lose()  # one that waits, which nobody else has heard of
+    assert (app.num_asked, turnstile.num_inside) == (MIN_HANDED_ON, MIN_HANDED_ON + 2)
+    lines[0].lose()
+    await settle()
+    assert app.num_asked == MIN_HANDED_ON, "whoever left is only gone once the application knows"
+    app.may_answer.set()
+    await settle()
+    assert app.num_asked == MIN_HANDED_ON + 2
+    assert [statuses(line.wire.written) for line in lines[MIN_HANDED_ON + 1 :]] == [[200], [200]]
+    assert turnstile.num_inside == 0
+
+
+async def test_more_are_handed_on_where_the_router_tells_of_more_slots() -> None:
+    turnstile, echo, fleet = Turnstile(TurnstileSettings(max_requests=1000)), Echo(), Fleet("router-0")
+    for name in ("r0", "r1"):
+        backend = FakeBackend(replica_card(name, replace(model_card(), max_num_sequences=100, max_waiting=10)))
+        fleet.put(backend.card, backend)
+    app: Any = TellsSlots(echo, fleet=fleet)
+    assert statuses(await Line(turnstile, app).send_all(post())) == [200]
+    echo.may_answer.clear()
+    for _ in range(500):
+        Line(turnstile, app).send(post())
+    await settle()
+    assert echo.num_asked == 1 + 1.5 * 200
+    echo.may_answer.set()
+    await settle()
+    await fleet.close()
+
+
+async def test_a_connection_that_comes_again_and_again_is_not_read_for_a_while() -> None:
+    turnstile = Busy(pause_s=0.02)
+    line = Line(turnstile, Echo())
+    for _ in range(MAX_IN_A_ROW):
+        assert not line.wire.is_paused
+        await line.send_all(post())
+    assert line.wire.is_paused
+    while line.wire.is_paused:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    turnstile.make_room()
+    assert statuses(await line.send_all(post())) == [503] * MAX_IN_A_ROW + [200]
+    assert not line.wire.is_paused
+
+
+@pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="this kernel tells of no end behind what is not read")
+async def test_of_a_client_that_left_while_it_was_not_read_nothing_is_computed() -> None:
+    turnstile, app = Busy(pause_s=0.2), Echo()
+    config = uvicorn.Config(app, lifespan="off", log_config=None)
+    config.load()
+    state = ServerState()
+
+    def speak() -> asyncio.Protocol:
+        return protocol_of(turnstile)(config=config, server_state=state, app_state={})
+
+    server = await asyncio.get_running_loop().create_server(speak, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    for _ in range(MAX_IN_A_ROW):
+        writer.write(post())
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
+    writer.write(post())
+    writer.close()
+    await writer.wait_closed()
+    turnstile.make_room()
+    while state.connections:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert app.num_asked == 0
+    server.close()
+
+
+async def test_a_connection_that_was_served_in_between_has_been_patient() -> None:
+    turnstile = Busy()
+    line = Line(turnstile, Echo())
+    for _ in range(3):
+        await line.send_all(*[post()] * (MAX_IN_A_ROW - 1))
+        turnstile.make_room()
+        await line.send_all(post())
+        turnstile.fill()
+    assert not line.wire.is_paused
+
+
+async def test_where_clients_share_connections_none_is_left_unread() -> None:
+    line = Line(Busy(pause_s=0), Echo())
+    assert statuses(await line.send_all(*[post()] * 20)) == [503] * 20
+    assert not line.wire.is_paused
+
+
+async def test_who_comes_early_keeps_the_appointment_and_the_others_are_told_later_ones() -> None:
+    turnstile = Busy()
+    line = Line(turnstile, Echo())
+    for _ in range(500):  # five hundred other clients
+        turnstile.refuse()
+    await line.send_all(*[post()] * 3)
+    told = [int(each.split(b"\r\n")[0]) for each in line.wire.written.split(b"retry-after: ")[1:]]
+    assert told[0] > 1
+    assert told == [told[0]] * 3
+    assert turnstile.num_refused == 503
+
+
+async def test_a_client_that_does_not_read_is_not_read() -> None:
+    line = Line(Busy(pause_s=0), Echo())
+    line.protocol.pause_writing()
+    await line.send_all(post())
+    assert line.wire.is_paused
+    line.protocol.resume_writing()
+    assert not line.wire.is_paused
+
+
+def test_servers_that_a_proxy_starts_later_speak_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(HTTP_PROTOCOLS, "auto", HTTP_PROTOCOLS["auto"])  # given back afterwards
+    monkeypatch.setenv("SERVE_APP_PROXY_MAX_REQUESTS", "7")
+    assert protect() == []
+    config = uvicorn.Config(Echo(), log_config=None)
+    config.load()
+    first, second = (
+        config.http_protocol_class(config=config, server_state=ServerState(), app_state={}, _loop=object())  # type: ignore[call-arg]
+        for _ in range(2)
+    )
+    assert isinstance(first, Shedding)
+    assert isinstance(second, Shedding)
+    assert first._turnstile is second._turnstile
+    assert first._turnstile.settings.max_requests == 7

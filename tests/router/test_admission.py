@@ -95,6 +95,7 @@ def test_under_ten_times_the_load_goodput_stays_and_no_wait_grows_beyond_the_bou
     assert service.refused
 
 
+@pytest.mark.slow
 def test_goodput_does_not_swing_under_a_lasting_overload() -> None:
     service = Service()
     overload(service, 10 * CAPACITY, until=180)

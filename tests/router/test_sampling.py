@@ -58,7 +58,7 @@ def test_a_parameter_arrives_in_the_engines_terms(members, fields):
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_temperature_stands_where_the_dialect_has_it_unless_an_order_was_sent(dialect):
-    is_last = dialect in ("llama.cpp", "omlx")
+    is_last = DIALECTS[dialect].temperature_last
     assert lowered(dialect).samplers == (TEMPERATURE_LAST if is_last else TEMPERATURE_FIRST)
     assert lowered(dialect, samplers=["top_p"]).samplers == ("top_p",)
 

@@ -19,7 +19,6 @@ law = settings(max_examples=150, deadline=None)
 def stream(tokenizer: TextTokenizer, ids: list[int], *, prompt_ids: list[int] | None = None) -> list[str]:
     detokenizer = tokenizer.detokenizer(prompt_ids or [])
     pieces = [detokenizer.feed(token_id) for token_id in ids]
-    pieces.append(detokenizer.flush())
     assert detokenizer.num_chars == len("".join(pieces))
     return pieces
 

@@ -22,6 +22,7 @@ def run(matcher: StopMatcher, pieces: list[str]) -> list[str]:
     return [*(matcher.feed(piece) for piece in pieces), matcher.flush()]
 
 
+@pytest.mark.slow
 @settings(max_examples=1500, deadline=None)
 @given(stops=STOPS, pieces=PIECES)
 def test_all_that_is_shown_is_the_text_before_the_earliest_stop(stops: tuple[str, ...], pieces: list[str]) -> None:
@@ -29,6 +30,7 @@ def test_all_that_is_shown_is_the_text_before_the_earliest_stop(stops: tuple[str
     assert ("".join(run(matcher, pieces)), matcher.matched) == cut("".join(pieces), stops)
 
 
+@pytest.mark.slow
 @settings(max_examples=800, deadline=None)
 @given(stops=STOPS, pieces=PIECES)
 def test_exactly_what_every_continuation_would_show_is_shown_at_once(stops: tuple[str, ...], pieces: list[str]) -> None:

@@ -101,5 +101,5 @@ def dialect_named(name: str) -> Dialect:
     """The dialect that a client asked for by header, in any case. Raises InvalidRequest."""
     dialect = DIALECTS.get(name.strip().lower())
     if dialect is None:
-        raise InvalidRequest(f"The header {HEADER} must be one of {', '.join(DIALECTS)}; found {shown(name)}.", HEADER)
+        raise InvalidRequest.refusing(HEADER, must=f"be one of {', '.join(DIALECTS)}", found=shown(name))
     return dialect

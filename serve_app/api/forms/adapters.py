@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serve_app.api.forms.form import Schema, Terms, Value
-from serve_app.api.forms.numbers import TOKEN_ID, is_token_id
+from serve_app.api.forms.numbers import TOKEN_ID, integral, is_token_id
 from serve_app.api.shown import shown
-from serve_app.core.errors import InvalidRequest, UnsupportedParameter
+from serve_app.core.errors import UnsupportedParameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class AdapterNames:
     def read(self, value: Value) -> str | tuple[str | None, ...]:
         if isinstance(value.sent, str):
             if not value.sent:
-                raise InvalidRequest(f'`{value.name}` must name an adapter; found "".', value.name)
+                raise value.refused(self.words(value.terms))
             return value.sent
         elements = value.elements(value.terms.limits.max_prompts, self.words(value.terms))
         return tuple(_name(value, at, element) for at, element in enumerate(elements))
@@ -45,7 +45,7 @@ class AdapterScales:
     """Adapters by their number in the model's list; a scale of 1 switches one on."""
 
     def words(self, terms: Terms) -> str:
-        return f"a list of at most {terms.limits.max_n} objects with `id` and `scale`"
+        return f'a list of at most {terms.limits.max_n} objects with "id" and "scale"'
 
     def schema(self, terms: Terms) -> Schema:
         element = {
@@ -54,7 +54,8 @@ class AdapterScales:
             "required": ["id", "scale"],
             "additionalProperties": False,
         }
-        return {"type": "array", "items": element, "maxItems": terms.limits.max_n}
+        none = {"type": "object", "maxProperties": 0}
+        return {"anyOf": [{"type": "array", "items": element, "maxItems": terms.limits.max_n}, none]}
 
     def read(self, value: Value) -> tuple[tuple[int, float], ...]:
         """The adapters that are switched on.
@@ -67,21 +68,22 @@ class AdapterScales:
         scales = [_scale(value, at, element) for at, element in enumerate(elements)]
         switched_on = tuple((number, scale) for number, scale in scales if scale)
         if len({number for number, _ in switched_on}) > 1:
-            raise UnsupportedParameter(
-                f"`{value.name}` must switch on one adapter at most; found {len(switched_on)}.", value.name
+            raise UnsupportedParameter.refusing(
+                value.name, must="switch on one adapter at most", found=str(len(switched_on))
             )
         return switched_on
 
 
 def _scale(value: Value, at: int, element: object) -> tuple[int, float]:
     if not (isinstance(element, dict) and set(element) == {"id", "scale"}):
-        raise value.part_refused(at, "an object with `id` and `scale`", element)
-    number, scale = element["id"], element["scale"]
+        raise value.part_refused(at, 'an object with "id" and "scale"', element)
+    number, scale = integral(element["id"]), element["scale"]
     if not is_token_id(number):
-        raise value.part_refused(at, "an object whose `id` is an adapter's number", element)
+        raise value.part_refused(at, 'an object whose "id" is the number of an adapter', element)
     if type(scale) not in (int, float) or scale not in (0, 1):
-        path = f"{value.name}[{at}].scale"
-        raise UnsupportedParameter(
-            f"`{path}` must be 0 or 1, as adapters are not scaled by this server; found {shown(scale)}.", path
+        raise UnsupportedParameter.refusing(
+            f"{value.name}[{at}].scale",
+            must="be 0 or 1, as adapters are not scaled by this server",
+            found=shown(scale),
         )
     return number, float(scale)

@@ -52,18 +52,18 @@ class Value:
     terms: Terms
 
     def refused(self, allowed: str) -> InvalidRequest:
-        return InvalidRequest(f"`{self.name}` must be {allowed}; found {shown(self.sent)}.", self.name)
+        return InvalidRequest.refusing(self.name, must=f"be {allowed}", found=shown(self.sent))
 
     def part_refused(self, at: int | str, allowed: str, found: object) -> InvalidRequest:
         path = f"{self.name}[{at if isinstance(at, int) else shown(at)}]"
-        return InvalidRequest(f"`{path}` must be {allowed}; found {shown(found)}.", path)
+        return InvalidRequest.refusing(path, must=f"be {allowed}", found=shown(found))
 
     def elements(self, max_length: int, allowed: str) -> list[object]:
         """The list that was sent. Raises InvalidRequest where it is none or too long."""
         if not isinstance(self.sent, list):
             raise self.refused(allowed)
         if len(self.sent) > max_length:
-            raise InvalidRequest(f"`{self.name}` must be {allowed}; found {len(self.sent)} elements.", self.name)
+            raise InvalidRequest.refusing(self.name, must=f"be {allowed}", found=f"{len(self.sent)} elements")
         return self.sent
 
 

@@ -79,7 +79,7 @@ class Members:
     names: tuple[str, ...]
 
     def words(self, terms: Terms) -> str:
-        return "an object with the booleans " + " and ".join(f"`{name}`" for name in self.names)
+        return "an object with the booleans " + " and ".join(f'"{name}"' for name in self.names)
 
     def schema(self, terms: Terms) -> Schema:
         boolean = {"anyOf": [{"type": "boolean"}, {"type": "null"}]}

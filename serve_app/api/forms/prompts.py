@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from serve_app.api.forms.form import Schema, Terms, Value
-from serve_app.api.forms.numbers import TOKEN_ID, is_token_id
+from serve_app.api.forms.numbers import TOKEN_ID, integral, is_token_id
 from serve_app.api.limits import WireLimits
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.request import Prompt
 
 ALLOWED = (
-    "a non-empty string, a list of token ids, a list of strings and token ids, or an object with a `prompt_string`"
+    'a non-empty string, a list of token ids, a list of strings and token ids, or an object with a "prompt_string"'
 )
+TEXT, IMAGES = "prompt_string", "multimodal_data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,25 +23,29 @@ class Prompts:
     """Every form of `prompt`."""
 
     def words(self, terms: Terms) -> str:
-        return (
-            "a string, a list of token ids, a list that mixes both, or a list of at most"
-            f" {terms.limits.max_prompts} such prompts"
-        )
+        mixed = " a list that mixes both," if terms.dialect.takes_mixed_prompts else ""
+        return f"a string, a list of token ids,{mixed} or a list of at most {terms.limits.max_prompts} such prompts"
 
     def schema(self, terms: Terms) -> Schema:
         limits = terms.limits
         text = {"type": "string", "minLength": 1, "maxLength": limits.max_prompt_chars}
-        element = {"anyOf": [TOKEN_ID, {"type": "string"}]}
-        mixed = {"type": "array", "items": element, "minItems": 1, "maxItems": limits.max_prompt_ids}
+        element = {"anyOf": [TOKEN_ID, {"type": "string"}]} if terms.dialect.takes_mixed_prompts else TOKEN_ID
+        tokens = {  # a list of strings alone is a list of prompts
+            "type": "array",
+            "items": element,
+            "contains": TOKEN_ID,
+            "minItems": 1,
+            "maxItems": limits.max_prompt_ids,
+        }
         tagged = {
             "type": "object",
-            "properties": {"prompt_string": {"anyOf": [text, mixed]}},
-            "required": ["prompt_string"],
+            "properties": {TEXT: {"anyOf": [text, tokens]}, IMAGES: {"enum": [None, []]}},
+            "required": [TEXT],
             "additionalProperties": False,
         }
-        one = {"anyOf": [text, mixed, tagged]}
+        one = {"anyOf": [text, tokens, tagged]}
         several = {"type": "array", "items": one, "minItems": 1, "maxItems": limits.max_prompts}
-        return {"anyOf": [text, mixed, tagged, several]}
+        return {"anyOf": [text, tokens, tagged, several]}
 
     def read(self, value: Value) -> tuple[Prompt, ...]:
         return parse_prompts(value.sent, value.terms.limits)
@@ -50,17 +55,20 @@ def parse_prompts(value: object, limits: WireLimits) -> tuple[Prompt, ...]:
     """Every prompt that `value` holds, in order.
 
     A list with an integer at its top level is one prompt; any other list is a list of prompts. This is the
-    rule of llama.cpp's tokenize_input_prompts. Booleans are no integers.
+    rule of llama.cpp's tokenize_input_prompts. Booleans are no integers, whole numbers are, however they are written.
 
     Raises InvalidRequest that names the element.
     """
-    if not isinstance(value, list) or int in set(map(type, value)):
+    if not isinstance(value, list):
         return (_parse_prompt(value, "prompt", limits),)
-    if not value:
-        raise InvalidRequest("`prompt` must not be empty; found [].", "prompt")
-    if len(value) > limits.max_prompts:
-        raise InvalidRequest(f"`prompt` must hold at most {limits.max_prompts} prompts; found {len(value)}.", "prompt")
-    return tuple(_parse_prompt(element, f"prompt[{i}]", limits) for i, element in enumerate(value))
+    elements = _with_integers(value)
+    if int in set(map(type, elements)):
+        return (_list(elements, "prompt", limits),)
+    if not elements:
+        raise _empty("prompt", value)
+    if len(elements) > limits.max_prompts:
+        raise InvalidRequest.refusing("prompt", must=f"hold at most {limits.max_prompts} prompts", found=_count(value))
+    return tuple(_parse_prompt(element, f"prompt[{i}]", limits) for i, element in enumerate(elements))
 
 
 def _parse_prompt(value: object, path: str, limits: WireLimits) -> Prompt:
@@ -68,61 +76,56 @@ def _parse_prompt(value: object, path: str, limits: WireLimits) -> Prompt:
         case str():
             return _text(value, path, limits)
         case list():
-            return _list(value, path, limits)
-        case dict() if "prompt_string" in value:
+            return _list(_with_integers(value), path, limits)
+        case dict() if TEXT in value:
             return _object(value, path, limits)
         case _:
-            raise InvalidRequest(f"`{path}` must be {ALLOWED}; found {shown(value)}.", path)
+            raise InvalidRequest.refusing(path, must=f"be {ALLOWED}", found=shown(value))
+
+
+def _with_integers(elements: list[object]) -> list[object]:
+    """The same with whole numbers as integers; nothing is copied where none is written with a point."""
+    return list(map(integral, elements)) if float in set(map(type, elements)) else elements
 
 
 def _text(text: str, path: str, limits: WireLimits) -> Prompt:
     if not text:
-        raise InvalidRequest(f'`{path}` must not be empty; found "".', path)
+        raise _empty(path, text)
     _check_chars(len(text), path, limits)
     return Prompt(parts=(text,))
 
 
 def _list(elements: list[object], path: str, limits: WireLimits) -> Prompt:
     if not elements:
-        raise InvalidRequest(f"`{path}` must not be empty; found [].", path)
+        raise _empty(path, elements)
     kinds = set(map(type, elements))
     if kinds == {str}:
-        raise InvalidRequest(f"`{path}` must be {ALLOWED}; found a list of strings inside the list of prompts.", path)
+        raise InvalidRequest.refusing(path, must=f"be {ALLOWED}", found="a list of strings inside the list of prompts")
     if not kinds <= {int, str}:
         at, wrong = next((i, e) for i, e in enumerate(elements) if type(e) not in (int, str))
-        raise InvalidRequest(
-            f"`{path}[{at}]` must be a token id or a string, as the other elements of `{path}` are;"
-            f" found {shown(wrong)}."
-            if kinds & {int, str}
-            else f"`{path}[{at}]` must be a token id; found {shown(wrong)}.",
-            f"{path}[{at}]",
-        )
+        others = f' or a string, as the other elements of "{path}" are' if kinds & {int, str} else ""
+        raise InvalidRequest.refusing(f"{path}[{at}]", must=f"be a token id{others}", found=shown(wrong))
     _check_chars(sum(len(e) for e in elements if isinstance(e, str)), path, limits)
     if len(elements) > limits.max_prompt_ids:
-        raise InvalidRequest(
-            f"`{path}` must hold at most {limits.max_prompt_ids} token ids; found {len(elements)}.", path
-        )
+        most = f"hold at most {limits.max_prompt_ids} token ids"
+        raise InvalidRequest.refusing(path, must=most, found=_count(elements))
     return Prompt(parts=_parts(elements, path))
 
 
 def _object(members: dict[str, object], path: str, limits: WireLimits) -> Prompt:
     for name, value in members.items():
-        if name == "prompt_string":
+        if name == TEXT or (name == IMAGES and value in (None, [])):
             continue
-        if name == "multimodal_data":
-            if value not in (None, []):
-                raise UnsupportedParameter(
-                    f"`{path}.multimodal_data` is not carried out by this server; send text only.",
-                    f"{path}.multimodal_data",
-                )
-            continue
-        raise InvalidRequest(f"`{path}` must have the member `prompt_string` alone; found {shown(name)}.", path)
-    inner = members["prompt_string"]
+        if name == IMAGES:
+            raise UnsupportedParameter.refusing(
+                f"{path}.{IMAGES}", must="be empty, as this server completes text only", found=shown(value)
+            )
+        raise InvalidRequest.refusing(path, must=f'have the member "{TEXT}" alone', found=shown(name))
+    inner = members[TEXT]
     if isinstance(inner, str | list):
-        return _parse_prompt(inner, f"{path}.prompt_string", limits)
-    raise InvalidRequest(
-        f"`{path}.prompt_string` must be a string or a list of strings and token ids; found {shown(inner)}.",
-        f"{path}.prompt_string",
+        return _parse_prompt(inner, f"{path}.{TEXT}", limits)
+    raise InvalidRequest.refusing(
+        f"{path}.{TEXT}", must="be a string or a list of strings and token ids", found=shown(inner)
     )
 
 
@@ -133,9 +136,8 @@ def _parts(elements: Sequence[object], path: str) -> tuple[str | tuple[int, ...]
     for at, element in enumerate(elements):
         if isinstance(element, int):
             if not is_token_id(element):
-                raise InvalidRequest(
-                    f"`{path}[{at}]` must be a token id of the model's vocabulary; found {shown(element)}.",
-                    f"{path}[{at}]",
+                raise InvalidRequest.refusing(
+                    f"{path}[{at}]", must="be a token id of the model's vocabulary", found=shown(element)
                 )
             run.append(element)
         elif isinstance(element, str):
@@ -150,4 +152,13 @@ def _parts(elements: Sequence[object], path: str) -> tuple[str | tuple[int, ...]
 
 def _check_chars(num_chars: int, path: str, limits: WireLimits) -> None:
     if num_chars > limits.max_prompt_chars:
-        raise InvalidRequest(f"`{path}` must be at most {limits.max_prompt_chars} characters; found {num_chars}.", path)
+        most = f"be at most {limits.max_prompt_chars} characters"
+        raise InvalidRequest.refusing(path, must=most, found=str(num_chars))
+
+
+def _empty(path: str, found: object) -> InvalidRequest:
+    return InvalidRequest.refusing(path, must="not be empty", found=shown(found))
+
+
+def _count(elements: list[object]) -> str:
+    return f"{len(elements)} elements"

@@ -66,9 +66,8 @@ def _all_checked(elements: list[object], value: Value) -> list[str]:
 
 def _checked(string: object, path: str, terms: Terms) -> str:
     if not isinstance(string, str):
-        raise InvalidRequest(f"`{path}` must be a string; found {shown(string)}.", path)
-    if len(string) > terms.limits.max_stop_chars:
-        raise InvalidRequest(
-            f"`{path}` must be at most {terms.limits.max_stop_chars} characters; found {len(string)}.", path
-        )
+        raise InvalidRequest.refusing(path, must="be a string", found=shown(string))
+    most = terms.limits.max_stop_chars
+    if len(string) > most:
+        raise InvalidRequest.refusing(path, must=f"be at most {most} characters", found=str(len(string)))
     return string

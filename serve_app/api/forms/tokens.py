@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from serve_app.api.forms.form import Schema, Terms, Value
-from serve_app.api.forms.numbers import TOKEN_ID, is_token_id
+from serve_app.api.forms.numbers import TOKEN_ID, integral, is_token_id
 from serve_app.api.limits import MAX_TOKEN_ID
 
 MAX_BIAS = 100.0
@@ -29,11 +29,12 @@ class TokenIds:
     def read(self, value: Value) -> tuple[int, ...]:
         token_ids: list[int] = []
         for at, element in enumerate(value.elements(value.terms.limits.max_stop_token_ids, self.words(value.terms))):
-            if element is None:
+            token_id = integral(element)
+            if token_id is None:
                 continue
-            if not is_token_id(element):
+            if not is_token_id(token_id):
                 raise value.part_refused(at, "a token id", element)
-            token_ids.append(element)
+            token_ids.append(token_id)
         return tuple(dict.fromkeys(token_ids))
 
 
@@ -50,9 +51,10 @@ class TokenText:
     def read(self, value: Value) -> tuple[int, ...]:
         token_ids: list[int] = []
         for at, element in enumerate(value.elements(value.terms.limits.max_prompt_ids, self.words(value.terms))):
-            if not is_token_id(element):
+            token_id = integral(element)
+            if not is_token_id(token_id):
                 raise value.part_refused(at, "a token id", element)
-            token_ids.append(element)
+            token_ids.append(token_id)
         return tuple(token_ids)
 
 
@@ -89,9 +91,10 @@ class LogitBias:
 
 
 def _pair(value: Value, at: int, pair: object) -> tuple[int | str, float]:
-    if not (isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in (int, str)):
+    first = integral(pair[0]) if isinstance(pair, list) and len(pair) == 2 else None
+    if not isinstance(pair, list) or isinstance(first, bool) or not isinstance(first, int | str):
         raise value.part_refused(at, "a pair of a token id or a text, and a number or false", pair)
-    key = _bias_key(pair[0]) if isinstance(pair[0], str) else max(-1, min(pair[0], MAX_TOKEN_ID))
+    key = _bias_key(first) if isinstance(first, str) else max(-1, min(first, MAX_TOKEN_ID))
     return key, _bias(value, at, pair[1])
 
 

@@ -57,7 +57,8 @@ def bind_adapter(record: AdapterRecord, model: nn.Module) -> Adapter:
 
 def linear_modules(model: nn.Module) -> dict[str, nn.Module]:
     """The modules that an adapter may change, by name: linear layers before the output head."""
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    get_head: Any = getattr(model, "get_output_embeddings", None)
+    head = None if get_head is None else get_head()
     return {
         name: module
         for name, module in model.named_modules()
@@ -67,5 +68,6 @@ def linear_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 def weight_of(module: nn.Module) -> Tensor:
     """The module's weight as [out, in]; transformers' Conv1D keeps it the other way round."""
-    weight: Any = module.weight
+    weight = module.weight
+    assert isinstance(weight, Tensor)
     return weight.T if isinstance(module, Conv1D) else weight

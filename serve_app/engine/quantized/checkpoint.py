@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from torch import Tensor
 
@@ -37,11 +36,6 @@ class Weight:
             return self.format.decode({ending: each[...] for ending, each in self.slices.items()})[index]
         except (ValueError, KeyError, IndexError, RuntimeError) as error:
             raise ModelNotSupported(f"tensor {self.name} cannot be dequantised: {error}") from error
-
-    def num_bytes(self, dtype: torch.dtype) -> int:
-        """What it takes in memory, up to padding."""
-        main = self.slices["" if self.format is None else self.format.main]
-        return torch.Size(main.get_shape()).numel() * (1 if self.format is None else self.format.ratio) * dtype.itemsize
 
 
 def open_checkpoint(folder: Path, formats: Iterable[Format]) -> dict[str, Weight]:

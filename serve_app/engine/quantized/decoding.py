@@ -73,9 +73,7 @@ def decode_awq(parts: Parts) -> Tensor:
     `.qweight` [in, words]; `.qzeros` [groups, words]; `.scales` [groups, out]
     """
     scales = parts[".scales"].float()
-    weight, zeros = (_unpack(parts[name], 4).unflatten(1, (-1, 8)) for name in (".qweight", ".qzeros"))
-    order = torch.tensor(AWQ_ORDER)
-    weight, zeros = (each[..., order].flatten(1).float() for each in (weight, zeros))
+    weight, zeros = (_reordered(_unpack(parts[name], 4)) for name in (".qweight", ".qzeros"))
     size = len(weight) // len(scales)
     return ((weight - zeros.repeat_interleave(size, dim=0)) * scales.repeat_interleave(size, dim=0)).T
 
@@ -121,6 +119,12 @@ def _unpack(words: Tensor, bits: int) -> Tensor:
     """Numbers of so many bits along the last dimension of int32 words, lowest bits first: [rows, words · 32/bits]."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     return ((words[:, :, None] >> shifts) & ((1 << bits) - 1)).flatten(1)
+
+
+def _reordered(numbers: Tensor) -> Tensor:
+    """AWQ's numbers in the order of their columns, float32."""
+    words: Tensor = numbers.unflatten(1, (-1, len(AWQ_ORDER)))
+    return words[..., torch.tensor(AWQ_ORDER)].flatten(1).float()
 
 
 def _of_groups(scale: Tensor, parts: Parts, columns: int) -> Tensor:

@@ -26,7 +26,6 @@ class Format:
     main:    ending of the tensor a weight is known by, where one of `signs` is beside it
     parts:   endings of the others that it is made of
     becomes: the ending under which the model knows it
-    ratio:   numbers in one element of the main tensor
     """
 
     main: str
@@ -34,7 +33,6 @@ class Format:
     parts: tuple[str, ...]
     decode: Callable[[Parts], Tensor]
     becomes: str = ".weight"
-    ratio: int = 1
 
 
 IGNORED = (".input_scale", ".activation_scale", ".input_zero_point", ".k_scale", ".v_scale", ".weight_format",
@@ -82,7 +80,6 @@ _PACKED = Format(
     signs=(".weight_scale",),
     parts=(".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx"),
     decode=decoding.decode_packed,
-    ratio=8,
 )
 _BNB_INT8 = Format(main=".weight", signs=(".SCB",), parts=(".SCB",), decode=decoding.decode_bnb_int8)
 _BNB_4BIT = Format(
@@ -90,11 +87,8 @@ _BNB_4BIT = Format(
     signs=BNB_STATES,
     parts=(".weight.absmax", ".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map", *BNB_STATES),
     decode=decoding.decode_bnb_4bit,
-    ratio=2,
 )
-_MXFP4 = Format(
-    main="_blocks", signs=("_scales",), parts=("_scales",), decode=decoding.decode_mxfp4, becomes="", ratio=2
-)
+_MXFP4 = Format(main="_blocks", signs=("_scales",), parts=("_scales",), decode=decoding.decode_mxfp4, becomes="")
 
 
 def _compressed_tensors(settings: Mapping[str, Any], model_type: str) -> tuple[Format, ...]:
@@ -125,7 +119,6 @@ def _gptq(settings: Mapping[str, Any], model_type: str) -> Format:
         signs=(".scales",),
         parts=(".qzeros", ".scales", ".g_idx"),
         decode=partial(decoding.decode_gptq, bits=bits, zero_offset=1 if kind == "gptq" else 0),
-        ratio=32 // bits,
     )
 
 
@@ -134,7 +127,7 @@ def _awq(settings: Mapping[str, Any], model_type: str) -> Format:
     if bits != 4 or version != "gemm":
         raise _refused(model_type, f"awq of {bits} bits in version {version}")
     parts = (".qzeros", ".scales")
-    return Format(main=".qweight", signs=(".scales",), parts=parts, decode=decoding.decode_awq, ratio=8)
+    return Format(main=".qweight", signs=(".scales",), parts=parts, decode=decoding.decode_awq)
 
 
 def _refused(model_type: str, what: str) -> ModelNotSupported:

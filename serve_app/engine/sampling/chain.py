@@ -14,7 +14,7 @@ from serve_app.core.request import SamplingParams
 from serve_app.engine.sampling import full_stages, mirostat, stages
 from serve_app.engine.sampling.candidates import Candidates, Rest
 from serve_app.engine.sampling.full import FullRow
-from serve_app.engine.sampling.moments import Need, moments
+from serve_app.engine.sampling.moments import Need, holds_too_little, moments
 from serve_app.engine.sampling.parameters import Parameters
 from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sampling.stages import Stage
@@ -40,8 +40,24 @@ STAGES: Mapping[str, tuple[Stage, ...]] = MappingProxyType(
             Stage(stages.keep_top_n_sigma, full_stages.keep_top_n_sigma, lambda p: p.top_n_sigma > 0.0, Need.DEVIATION),
         ),
         "top_k": (Stage(stages.keep_top_k, full_stages.keep_top_k, lambda p: p.top_k > 0),),
-        "typ_p": (Stage(stages.keep_typical, full_stages.keep_typical, lambda p: p.typical_p < 1.0, Need.ENTROPY),),
-        "top_p": (Stage(stages.keep_top_p, full_stages.keep_top_p, lambda p: p.top_p < 1.0, Need.TOTAL),),
+        "typ_p": (
+            Stage(
+                stages.keep_typical,
+                full_stages.keep_typical,
+                lambda p: p.typical_p < 1.0,
+                need=Need.ENTROPY,
+                share=lambda p: p.typical_p,
+            ),
+        ),
+        "top_p": (
+            Stage(
+                stages.keep_top_p,
+                full_stages.keep_top_p,
+                lambda p: p.top_p < 1.0,
+                need=Need.TOTAL,
+                share=lambda p: p.top_p,
+            ),
+        ),
         "min_p": (Stage(stages.keep_min_p, full_stages.keep_min_p, lambda p: p.min_p > 0.0),),
         "xtc": (
             Stage(stages.exclude_top_choices, full_stages.exclude_top_choices, lambda p: p.xtc_applies, Need.TOTAL),
@@ -80,6 +96,10 @@ def run_chain(
             holes = runs & (candidates.rest == Rest.PIERCED)
             candidates = replace(candidates, rest=torch.where(holes, Rest.UNKNOWN, candidates.rest))
             runs = runs & ~holes
+        if stage.share is not None and runs.any():
+            hopeless = runs & holds_too_little(candidates, logits, stage.share(parameters))
+            candidates = replace(candidates, rest=torch.where(hopeless, Rest.UNKNOWN, candidates.rest))
+            runs = runs & ~hopeless
         if runs.any():
             sums = moments(candidates, logits, runs, stage.need, scratch)
             candidates = candidates.merged(runs, stage.apply(candidates, parameters, sums))
@@ -91,6 +111,8 @@ def run_full_chain(row: FullRow, chain: Items[Stage], parameters: Parameters) ->
     for stage in chain:
         if bool(stage.is_active(parameters)[0]):
             stage.on_full(row, parameters)
+            if stage.drops:
+                row.narrow()
 
 
 def can_drop(chain: Items[Stage], parameters: Parameters) -> Tensor:

@@ -151,10 +151,11 @@ def _draw_full(task: _Task, places: list[int], chain: Items[Stage]) -> dict[int,
 
 def _draw_kept(full: FullRow, task: _Task) -> Drawn:
     """Draw for a row that is at the end of the chain: in one race where few tokens are left, else in two."""
-    if float(full.num_kept) > MAX_SORTED:
+    full.narrow()
+    if full.token_ids is None:
         return _drawn_by_weight(full.weights, 0, task)
-    token_ids = torch.nonzero(full.kept[0])[:, 0]
-    scaled = full.scaled[0, token_ids]
+    chosen = torch.nonzero(full.kept[0])[:, 0]
+    token_ids, scaled = full.token_ids[chosen], full.scaled[0, chosen]
     weights = torch.exp(scaled - scaled.amax())
     column = int(pick(weights[None], token_ids, task.parameters.keys))
     probabilities = weights / torch.cumsum(weights, dim=-1)[-1]

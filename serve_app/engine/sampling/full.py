@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import torch
 from torch import Tensor
 
 from serve_app.engine.sampling.scratch import Scratch
-from serve_app.engine.sampling.selection import keep_until
+from serve_app.engine.sampling.selection import MAX_SORTED, keep_until
 from serve_app.engine.sampling.whole import at_least, deviation_of, entropy_of, in_play, row_sums, weights_of
 
 
@@ -17,6 +19,8 @@ class FullRow:
     scaled:  [1, vocab] float64, divided by the temperatures so far; -inf, too, is what was dropped from above others
     kept:    [1, vocab] float64, 1 in play, 0 not
     divisor: [1] float64, the temperature applied so far
+    token_ids: [n] int64, what is in view since `narrow` found it to be few; everything else is [1, n] then, not
+             [1, vocab]. None is the whole vocabulary
     """
 
     def __init__(self, logits: Tensor, scratch: Scratch) -> None:
@@ -25,9 +29,18 @@ class FullRow:
         self.logits = scratch.copy("logits", logits, torch.float32).add_(0.0)  # no -0.0, which equals 0.0 but for bits
         self.divisor = torch.ones(1, dtype=torch.float64, device=logits.device)
         self.scaled = scratch.copy("scaled", self.logits, torch.float64)
-        self.kept = scratch.copy("kept", in_play(self.logits, scratch), torch.float64)
+        self.token_ids: Tensor | None = None
+        self._kept: Tensor | None = None  # all of them
+        if float(self.logits.amin()) == -inf:
+            self._kept = scratch.copy("kept", in_play(self.logits, scratch), torch.float64)
         self._weights: Tensor | None = None
         self._reference = self.divisor
+
+    @property
+    def kept(self) -> Tensor:
+        if self._kept is None:
+            self._kept = self.scratch.take("kept", self.scaled, torch.float64).fill_(1.0)
+        return self._kept
 
     @property
     def highest(self) -> Tensor:
@@ -37,7 +50,15 @@ class FullRow:
     @property
     def num_kept(self) -> Tensor:
         """[1] float64"""
-        return row_sums(self.kept)
+        if self._kept is None:
+            return torch.full_like(self.divisor, self.scaled.shape[-1])
+        return row_sums(self._kept)
+
+    @property
+    def kept_ids(self) -> Tensor:
+        """[n] int64 the tokens in play, by rising id."""
+        columns = torch.nonzero(self.kept[0])[:, 0]
+        return columns if self.token_ids is None else self.token_ids[columns]
 
     @property
     def weights(self) -> Tensor:
@@ -69,7 +90,10 @@ class FullRow:
 
     def keep(self, mask: Tensor) -> None:
         """Drop what is 0 in mask [1, vocab] float64; the likeliest in play stays."""
-        self.kept.mul_(mask)
+        if self._kept is None:
+            self._kept = self.scratch.copy("kept", mask, torch.float64)
+        else:
+            self._kept.mul_(mask)
         if self._weights is not None:
             self._weights.mul_(mask)
 
@@ -79,6 +103,16 @@ class FullRow:
         infinite = torch.sub(self.kept, 1.0, out=self.scratch.take("infinite", mask, torch.float64)).div_(self.kept)
         self.scaled.add_(infinite)  # 0/1 where kept, -1/0 where not
         self._weights = None
+
+    def narrow(self) -> None:
+        """Leave what is dropped out of view where few tokens are left; nothing else changes."""
+        if self.token_ids is not None or self._kept is None or float(self.num_kept) > MAX_SORTED:
+            return
+        self.token_ids = torch.nonzero(self._kept[0])[:, 0]
+        self.logits, self.scaled = self.logits[:, self.token_ids], self.scaled[:, self.token_ids]
+        if self._weights is not None:
+            self._weights = self._weights[:, self.token_ids]
+        self._kept = None
 
     def keep_from(self, lowest: Tensor) -> None:
         """Keep scaled logits of at least `lowest` [1]."""
@@ -95,8 +129,10 @@ class FullRow:
     def unless_enough(self, mask: Tensor, count: Tensor, keys: Tensor, ties: Tensor | None) -> Tensor:
         """The mask, which keeps one token at least, if it keeps `count` [1], else with the first by these keys."""
         number = float(count)
+        if number <= 1.0:
+            return mask
         own = torch.mul(mask, self.kept, out=self.scratch.take("own", mask, torch.float64))
-        if number <= 1.0 or float(row_sums(own)) >= number:
+        if float(row_sums(own)) >= number:
             return mask
         before = self.scratch.copy("other mask", mask, torch.float64)
         return torch.maximum(before, keep_until(keys, self.kept, number, ties=ties, scratch=self.scratch), out=before)
@@ -106,5 +142,7 @@ class FullRow:
         if self._weights is None:
             self._reference = self.highest
             buffer = self.scratch.take("weights", self.scaled, torch.float64)
-            self._weights = weights_of(self.scaled, self._reference, buffer).mul_(self.kept)
+            self._weights = weights_of(self.scaled, self._reference, buffer)
+            if self._kept is not None:
+                self._weights.mul_(self._kept)
         return self._weights, self._reference

@@ -56,7 +56,7 @@ def keep_min_p(row: FullRow, parameters: Parameters) -> None:
 
 def exclude_top_choices(row: FullRow, parameters: Parameters) -> None:
     """The least likely of the top choices is the last of its equals."""
-    above = row.at_least(torch.log(parameters.xtc_threshold) + row.log_total).mul_(row.kept)
+    above = row.at_least(torch.log(parameters.xtc_threshold) + row.log_total - ROUNDING).mul_(row.kept)
     num_dropped = float(row_sums(above)) - 1.0
     if num_dropped <= 0.0 or float(row.num_kept) - num_dropped < float(parameters.min_keep):
         return

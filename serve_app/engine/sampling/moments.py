@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.sampling import whole
-from serve_app.engine.sampling.candidates import Candidates, Rest
+from serve_app.engine.sampling.candidates import BLOCK, Candidates, Rest
 from serve_app.engine.sampling.scratch import Scratch
+
+SAMPLED_BLOCK = 16  # one in so many blocks of the vocabulary gives the estimate
+CLEARLY_LESS = 0.9
 
 
 class Need(IntEnum):
@@ -60,6 +63,26 @@ def moments(candidates: Candidates, logits: Tensor, needed: Tensor, need: Need, 
             log_total, entropy = whole.total_and_entropy(own, divisor, scratch)
             sums.log_total[row], sums.entropy[row] = log_total[0], entropy[0]
     return sums
+
+
+def holds_too_little(candidates: Candidates, logits: Tensor, share: Tensor) -> Tensor:
+    """Whether candidates hold so much less than a share of all probability that sums over the vocabulary are not
+    worth their time, by a look at some blocks of it; only of rows of which nothing was dropped.
+
+    It may be wrong: then a row takes the longer way to the same tokens. [rows] float64 -> [rows] bool
+    """
+    is_whole = candidates.rest == Rest.WHOLE
+    num_blocks = logits.shape[-1] // BLOCK
+    if not candidates.logits.shape[-1] or not num_blocks or not bool(is_whole.any()):
+        return torch.zeros_like(is_whole)
+    blocks = logits[:, : num_blocks * BLOCK].unflatten(-1, (num_blocks, BLOCK))[:, ::SAMPLED_BLOCK]
+    seen = blocks.flatten(1).double().div_(candidates.divisor[:, None])
+    highest = candidates.logits[:, :1]
+    outside = torch.exp(seen - highest).masked_fill_(seen > candidates.edge[:, None], 0.0)
+    own = torch.cumsum(torch.exp(candidates.logits - highest), dim=-1)[:, -1]
+    rest = torch.cumsum(outside, dim=-1)[:, -1] * (logits.shape[-1] / seen.shape[-1])
+    is_hopeless: Tensor = is_whole & (own < CLEARLY_LESS * share * (own + rest))
+    return is_hopeless
 
 
 def _of_candidates(candidates: Candidates, need: Need) -> Moments:

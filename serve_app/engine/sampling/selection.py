@@ -1,14 +1,16 @@
 """The first tokens of a row in some order whose weights reach a bound, found without sorting the vocabulary.
 
-A radix selection: the weights are added up by the upper 16 bits of what orders the tokens, and those of the bin in
-which the sum crosses the bound by the lower 16. That names the one float32 at which the bound is crossed; the tokens
-that have it are told apart by what is finer, or by their ids. Whatever the values are, the work is the same few passes.
+A radix selection: the weights are added up by the upper 16 bits of what orders the tokens. That names the bin of
+floats among which the bound is crossed. Its tokens, few as a rule, are sorted; where they are many, they are told apart
+by their other bits in the same way, or by their ids alone where they are equal. Whatever the values are, the work is
+the same few passes.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from math import copysign, inf, isnan
 
 import torch
 from torch import Tensor
@@ -23,10 +25,14 @@ LEAST = 5e-324  # the smallest positive float64
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
-    """Where a sum over falling keys reaches its bound: at the tokens of key `value`, which are to bring `missing`."""
+class Bin:
+    """The floats, all with the same upper bits, among which a sum over falling keys reaches its bound.
 
-    value: float
+    lowest, highest: of the bin;  missing: what its tokens are to bring
+    """
+
+    lowest: float
+    highest: float
     missing: float
 
 
@@ -43,63 +49,66 @@ def keep_until(keys: Tensor, weights: Tensor, bound: float, *, ties: Tensor | No
     Returns [1, n] float64, scratch's "mask": 1 is kept, 0 is not. Columns without weight may be either.
     """
     bound = max(bound, LEAST)
-    coarse = keys if keys.dtype is torch.float32 else scratch.copy("coarse", keys, torch.float32)
-    crossing = _crossing(coarse, weights, bound, scratch)
+    orders = (keys,) if ties is None else (keys, ties)
     mask = scratch.take("mask", keys, torch.float64)
-    if crossing is None:
+    if all(_is_level(order) for order in orders):
+        return _first_columns(mask.fill_(1.0), weights, bound, scratch)
+    coarse = keys if keys.dtype is torch.float32 else scratch.copy("coarse", keys, torch.float32)
+    found = _crossing(coarse, weights, bound, scratch)
+    if found is None:
         return mask.fill_(1.0)
-    mask.copy_(torch.gt(coarse, crossing.value, out=scratch.take("compared", coarse, torch.float32)))
-    is_tied = torch.eq(coarse, crossing.value, out=scratch.take("compared", coarse, torch.float32))
-    if ties is None:
-        return mask.add_(_first_columns(is_tied, weights, crossing.missing, scratch))
-    columns = torch.nonzero(is_tied[0])[:, 0]
-    mask[0, _first(columns, (keys[0], ties[0]), weights[0], crossing.missing)] = 1.0
+    above = torch.gt(coarse, found.highest, out=scratch.take("compared", coarse, torch.float32))
+    inside = torch.ge(coarse, found.lowest, out=scratch.take("inside", coarse, torch.float32)).sub_(above)
+    mask.copy_(above)
+    columns = torch.nonzero(inside[0])[:, 0]
+    if len(columns) > MAX_SORTED and all(_is_level(order[:, columns]) for order in orders):
+        return mask.add_(_first_columns(scratch.copy("tied", inside, torch.float64), weights, found.missing, scratch))
+    mask[0, _first(columns, tuple(order[0] for order in orders), weights[0], found.missing)] = 1.0
     return mask
 
 
-def _crossing(keys: Tensor, weights: Tensor, bound: float, scratch: Scratch) -> Crossing | None:
+def _is_level(values: Tensor) -> bool:
+    """Whether all are the same; [1, n]"""
+    ends = values[0, :: max(1, values.shape[-1] - 1)]
+    return bool(ends[0] == ends[-1]) and bool(values.amin() == values.amax())
+
+
+def _crossing(keys: Tensor, weights: Tensor, bound: float, scratch: Scratch) -> Bin | None:
     """None where all weights together do not reach the bound; [1, n] float32, [1, n] float64"""
-    digits = keys.view(torch.int16).unflatten(-1, (-1, 2))  # lower half first
-    bins = _bins(digits[..., 1], scratch)
-    sums = _sums(bins, weights, scratch)
-    upper, missing = _place(torch.cat((sums[HALF:].flip(0), sums[:HALF])), bound)
-    if upper == NUM_BINS:
+    digits = scratch.take("digits", keys, torch.int32)
+    torch.bitwise_right_shift(keys.view(torch.int32), DIGIT_BITS, out=digits).add_(HALF)
+    sums = scratch.of_size("sums", NUM_BINS, torch.float64, keys.device)
+    sums.zero_().scatter_add_(0, scratch.copy("bins", digits, torch.int64)[0], weights[0])
+    place, missing = _place(torch.cat((sums[HALF:].flip(0), sums[:HALF])), bound)
+    if place == NUM_BINS:
         return None
-    own_bin = NUM_BINS - 1 - upper if upper < HALF else upper - HALF
-    inside = scratch.copy("inside", bins[None], torch.float64).sub_(own_bin).eq_(0.0).mul_(weights)
-    sums = _sums(_bins(digits[..., 0], scratch), inside, scratch)
-    rising = torch.cat((sums[HALF:], sums[:HALF]))
-    falling = rising.flip(0) if upper < HALF else rising  # a negative float falls as its bits rise
-    lower, missing = _place(falling, min(missing, float(torch.cumsum(falling, dim=-1)[-1])))
-    low_bits = NUM_BINS - 1 - lower if upper < HALF else lower
-    bits = ((own_bin - HALF) & (NUM_BINS - 1)) << DIGIT_BITS | low_bits
-    return Crossing(struct.unpack("<f", struct.pack("<I", bits))[0], missing)
+    is_positive = place < HALF
+    upper = (HALF - 1 - place) if is_positive else place
+    ends = sorted(_float_of(upper << DIGIT_BITS | low) for low in (0, NUM_BINS - 1))
+    return Bin(ends[0], ends[1], missing)
 
 
-def _bins(digits: Tensor, scratch: Scratch) -> Tensor:
-    """[1, n] int16 -> [n] int64 in [0, NUM_BINS)"""
-    return scratch.take("bins", digits[0], torch.int64).copy_(digits[0]).add_(HALF)
-
-
-def _sums(bins: Tensor, weights: Tensor, scratch: Scratch) -> Tensor:
-    """Weights added up by bin; [n], [1, n] -> [NUM_BINS] float64"""
-    sums = scratch.of_size("sums", NUM_BINS, torch.float64, bins.device)
-    return sums.zero_().scatter_add_(0, bins, weights.view(-1))
+def _float_of(bits: int) -> float:
+    """The float of 32 bits; infinity where they are no number's."""
+    found: float = struct.unpack("<f", struct.pack("<I", bits))[0]
+    return copysign(inf, found) if isnan(found) else found
 
 
 def _place(sums: Tensor, bound: float) -> tuple[int, float]:
     """Of the first sum with which the total reaches the bound, and what the bound is without those before it."""
     reached = torch.cumsum(sums, dim=-1)
-    place = int((reached < bound).sum())
+    place = int(torch.searchsorted(reached, bound))
     return place, bound - float(reached[place - 1]) if place else bound
 
 
-def _first_columns(is_tied: Tensor, weights: Tensor, missing: float, scratch: Scratch) -> Tensor:
-    """Of the tied ones those before which the sum has not reached what is missing; [1, n] float64, 1 or 0"""
-    tied = scratch.copy("inside", is_tied, torch.float64)
+def _first_columns(tied: Tensor, weights: Tensor, missing: float, scratch: Scratch) -> Tensor:
+    """Of the tied ones those before which the sum has not reached what is missing.
+
+    tied: [1, n] float64, 1 or 0, which is overwritten with what is returned
+    """
     own = torch.mul(tied, weights, out=scratch.take("own", weights, torch.float64))
     before = torch.cumsum(own, dim=-1, out=scratch.take("before", weights, torch.float64)).sub_(own)
-    return before.lt_(missing).mul_(tied)
+    return tied.mul_(before.lt_(missing))
 
 
 def _first(columns: Tensor, orders: tuple[Tensor, ...], weights: Tensor, bound: float) -> Tensor:

@@ -18,7 +18,7 @@ from serve_app.engine.sampling.moments import Moments, Need
 from serve_app.engine.sampling.parameters import Parameters
 
 LOWEST_TEMPERATURE = 1e-6
-ROUNDING = 1e-12  # a sum of probabilities that misses its bound by so little has reached it
+ROUNDING = 1e-12  # a probability, or a sum of some, that misses its bound by so little has reached it
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Stage:
     is_active: [rows] bool, which rows it changes at all
     need:      the sums that it asks for
     drops:     whether it can drop tokens
+    share:     [rows] of all probability, what candidates must hold so that they settle the row; None is any
     """
 
     apply: Callable[[Candidates, Parameters, Moments], Candidates]
@@ -36,6 +37,7 @@ class Stage:
     is_active: Callable[[Parameters], Tensor]
     need: Need = Need.NOTHING
     drops: bool = True
+    share: Callable[[Parameters], Tensor] | None = None
 
 
 def divide_by_temperature(candidates: Candidates, parameters: Parameters, moments: Moments) -> Candidates:
@@ -104,7 +106,7 @@ def exclude_top_choices(candidates: Candidates, parameters: Parameters, moments:
 
     Nothing is dropped where fewer than min_keep tokens would stay.
     """
-    lowest = torch.log(parameters.xtc_threshold) + moments.log_total
+    lowest = torch.log(parameters.xtc_threshold) + moments.log_total - ROUNDING
     above = candidates.kept & (candidates.logits >= lowest[:, None])
     num_dropped = (above.sum(-1) - 1).clamp(min=0)
     num_dropped = torch.where(moments.count - num_dropped >= parameters.min_keep, num_dropped, 0)

@@ -1,0 +1,70 @@
+"""Parameters that exclude each other, as schemas of the bodies that are refused for it; `contradictions` refuses them.
+
+What a schema cannot say (that two numbers agree, or that one is below another) is said in docs/contract.md alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from serve_app.api.dialects.dialect import BestOf
+from serve_app.api.dispositions import Renamed
+from serve_app.api.forms.form import Schema, Terms
+from serve_app.api.forms.shared import FLAG
+from serve_app.api.openapi_schemas import NOTHING
+from serve_app.api.parameters import PARAMETERS, form_of
+
+TRUE: Schema = {"const": True}
+SEVERAL: Schema = {"type": "integer", "minimum": 2}
+WITHOUT_LOGPROBS: Mapping[str, Schema] = {"logprobs": {"enum": [None, False]}, "n_probs": {"enum": [None, 0]}}
+SWITCHED_ON: Schema = {"type": "array", "contains": {"properties": {"scale": {"const": 1}}, "required": ["scale"]}}
+
+
+def excluded(terms: Terms) -> list[Schema]:
+    """What no body may match, each with a sentence that says why."""
+    found = [
+        _together("`echo_last` is a part of `echo`.", {"echo": TRUE, "echo_last": {"type": "integer", "minimum": 1}}),
+        _together("`top_logprobs` counts `logprobs`.", {"top_logprobs": {"type": "integer"}}, WITHOUT_LOGPROBS),
+        _together("These are probabilities of `logprobs`.", {"post_sampling_probs": TRUE}, WITHOUT_LOGPROBS),
+        _together("Both name adapters.", {"lora": SWITCHED_ON, "lora_path": {"not": NOTHING}}),
+        _together(
+            "The target switches Mirostat on.",
+            {"mirostat_target": {"type": "number", "exclusiveMinimum": 0}, "mirostat": {"const": 0}},
+        ),
+        _together(
+            "Tools are not carried out.",
+            {"tools": {"type": "array", "minItems": 1}},
+            {"tool_choice": {"not": {"const": "none"}}},
+        ),
+        *_ranked_streams(terms),
+        *_flags_that_differ(),
+    ]
+    if terms.dialect.stream_options_need_stream:
+        without_stream: Schema = {"stream": {"enum": [None, False]}}
+        found.append(_together("They are of streams.", {"stream_options": {"type": "object"}}, without_stream))
+    return found
+
+
+def _together(why: str, sent: Mapping[str, Schema], besides: Mapping[str, Schema] | None = None) -> Schema:
+    """Bodies with all of `sent`, in which what is there of `besides` is as described."""
+    return {"description": why, "required": list(sent), "properties": {**sent, **(besides or {})}}
+
+
+def _ranked_streams(terms: Terms) -> list[Schema]:
+    why = "Completions are ranked when all have ended."
+    if terms.dialect.best_of is BestOf.CANDIDATES:
+        return [_together(why, {"stream": TRUE, "best_of": SEVERAL})]
+    counts = ("n", *(name for name, each in PARAMETERS.items() if isinstance(each, Renamed) and each.to == "n"))
+    return [_together(why, {"stream": TRUE, "best_of": {"type": "integer"}, name: SEVERAL}) for name in counts]
+
+
+def _flags_that_differ() -> list[Schema]:
+    """Two names of one flag, of which one is true and the other false."""
+    pairs = [
+        (name, each.to) for name, each in PARAMETERS.items() if isinstance(each, Renamed) and form_of(name) is FLAG
+    ]
+    return [
+        _together("Both are names of one parameter.", {one: TRUE, other: {"const": False}})
+        for pair in pairs
+        for one, other in (pair, pair[::-1])
+    ]

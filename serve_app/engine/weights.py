@@ -1,0 +1,43 @@
+"""How much memory a model's weights take once they are loaded, known from its configuration before any is read."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import nn
+
+from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.judgement import Judged
+from serve_app.engine.precision import choose_dtype
+
+
+def weight_bytes(judged: Judged, dtype: torch.dtype) -> int:
+    """What the weights take in these numbers, whatever they are stored in: quantised ones are dequantised, tied ones
+    are there once, towers that are dropped not at all.
+
+    Raises ModelNotSupported where the model wants a package that is not there.
+    """
+    try:
+        with torch.device("meta"):  # shapes alone
+            model = judged.kind._from_config(deepcopy(judged.config), dtype=dtype, attn_implementation="eager")
+    except ImportError as error:
+        raise ModelNotSupported(f"{judged.config.model_type}: {_package_of(error)}") from error
+    return held_bytes(model)
+
+
+def weight_bytes_on_cpu(judged: Judged, dtype: str) -> int:
+    """The same on the CPU that we run on, in the numbers that loading would choose. Raises ModelNotSupported."""
+    return weight_bytes(judged, choose_dtype(dtype, judged.dtype, torch.device("cpu")))
+
+
+def held_bytes(module: nn.Module) -> int:
+    """What the parameters and buffers of a module take."""
+    return sum(tensor.numel() * tensor.itemsize for tensor in (*module.parameters(), *module.buffers()))
+
+
+def _package_of(error: ImportError) -> str:
+    """Which package a model wants, in words shorter than transformers' own."""
+    if "timm" in str(error):
+        return "it needs the packages timm and pillow, even for text alone: pip install timm pillow"
+    return f"it needs a package that is not installed: {str(error).strip().splitlines()[0]}"

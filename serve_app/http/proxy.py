@@ -1,0 +1,32 @@
+"""Has Serve's proxies speak HTTP as we want it spoken: bounded headers, declined upgrades, refusals that cost little.
+
+Serve has no setting for any of it. What it does offer is to call a function in every process that serves HTTP, before
+its server starts (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH): `protect`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from uvicorn.config import HTTP_PROTOCOLS
+
+from serve_app.http.shedding import Shedding
+from serve_app.http.turnstile import Turnstile, settings_of_environment
+from serve_app.http.written_refusals import WrittenRefusals
+
+
+def protect() -> list[Any]:
+    """Have every HTTP server that this process starts from now on speak so, with one count for all its connections.
+
+    Returns the middleware that Serve is to add: none.
+    """
+    protocol = protocol_of(Turnstile(settings_of_environment()))
+    HTTP_PROTOCOLS["auto"] = protocol  # type: ignore[assignment]  # uvicorn imports names and takes all else as it is
+    return []
+
+
+def protocol_of(turnstile: Turnstile) -> Callable[..., Shedding]:
+    """What uvicorn calls for each connection."""
+    return partial(Shedding, turnstile=turnstile, refusals=WrittenRefusals(turnstile.refusal))

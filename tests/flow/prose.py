@@ -1,0 +1,194 @@
+"""What the contract says in prose because a schema cannot: each rule makes a body that fits the description obey it.
+
+What obeys the description and these rules is answered, whatever it is. Nothing but the standard library is used, so
+that tools of other environments may import this.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.api.spelling import nearest
+
+Body = dict[str, Any]
+MOST_TOKENS = 4
+MOST_CHOICES = 4
+PLAIN_PATTERN = re.compile(r"[a-z0-9 ]{1,40}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What is served, and in which dialect it is described.
+
+    dialect:    one element of `data` at /v1/dialects
+    models:     names that can be sent as `model`; the first has no adapter
+    vocab_size: of all of them
+    max_chars:  of a text that fits the context in any case
+    """
+
+    dialect: Mapping[str, Any]
+    models: tuple[str, ...]
+    vocab_size: int
+    max_chars: int = 64
+
+    def names_of(self, name: str) -> list[str]:
+        """Every name of a parameter."""
+        others = [other for other, each in self.dialect["parameters"].items() if each.get("to") == name]
+        return [name, *others]
+
+    def sent(self, body: Body, name: str) -> Any:
+        """The value of a parameter under any of its names; its default where it has none."""
+        found = (body[each] for each in self.names_of(name) if body.get(each) is not None)
+        return next(found, self.dialect["defaults"].get(name))
+
+
+def obey(body: Body, served: Served) -> Body:
+    """The same body with what the rules ask for; the body itself is not changed."""
+    body = dict(body)
+    for rule in RULES:
+        rule(body, served)
+    return {name: value for name, value in body.items() if name != ""}
+
+
+def models_are_served(body: Body, served: Served) -> None:
+    """A model is one that is served, an adapter one that it has; anything else is a 404."""
+    if body.get("model") is not None:
+        body["model"] = served.models[len(body["model"]) % len(served.models)]
+    if body.get("lora_path") is not None:
+        body["lora_path"] = [None] * prompts_in(body["prompt"]) if isinstance(body["lora_path"], list) else None
+    if body.get("lora"):
+        body["lora"] = [{**each, "scale": 0} for each in body["lora"]]
+
+
+def names_agree(body: Body, served: Served) -> None:
+    """Two names of one parameter have the same value."""
+    for name in served.dialect["parameters"]:
+        sent = [each for each in served.names_of(name) if body.get(each) is not None]
+        for other in sent[1:]:
+            del body[other]
+
+
+def misspelled_names_are_none(body: Body, served: Served) -> None:
+    """A name that looks like a misspelled one is refused; others that are nobody's are ignored."""
+    known = tuple(served.dialect["parameters"])
+    for name in [name for name in body if name not in known and nearest(name, known) is not None]:
+        del body[name]
+    options = body.get("stream_options")
+    if options is not None:
+        known = ("include_usage", "continuous_usage_stats", "include_obfuscation")
+        kept = {name: value for name, value in options.items() if name in known or nearest(name, known) is None}
+        body["stream_options"] = kept
+
+
+def amounts_are_small(body: Body, served: Served) -> None:
+    """Prompts, completions and tokens are bounded in their products, and by the context."""
+    lengths = [name for name in served.names_of("max_tokens") if body.get(name) is not None]
+    for name in lengths:
+        body[name] = MOST_TOKENS if body[name] < 0 else min(body[name], MOST_TOKENS)
+    if not lengths:
+        body["max_tokens"] = MOST_TOKENS
+    for name in (*served.names_of("n"), "best_of"):
+        if body.get(name) is not None:
+            body[name] = min(body[name], MOST_CHOICES)
+
+
+def counts_are_in_order(body: Body, served: Served) -> None:
+    """`min_tokens` is at most `max_tokens`; `best_of` at least `n`, or at most where it counts what is returned."""
+    if body.get("min_tokens") is not None:
+        body["min_tokens"] = min(body["min_tokens"], served.sent(body, "max_tokens"))
+    if body.get("best_of") is not None:
+        order = min if served.dialect["meanings"]["best_of"].startswith("returned") else max
+        body["best_of"] = order(body["best_of"], served.sent(body, "n"))
+
+
+def counts_of_logprobs_agree(body: Body, served: Served) -> None:
+    """`top_logprobs` beside a count is that count."""
+    count = served.sent(body, "logprobs")
+    if body.get("top_logprobs") is not None and count is not None and not isinstance(count, bool):
+        body["top_logprobs"] = count
+
+
+def samplers_are_in_order(body: Body, served: Served) -> None:
+    """Each sampler stands once, under either of its names; those that edit logits come first."""
+    if body.get("samplers") is not None:
+        names = dict.fromkeys({"typical_p": "typ_p"}.get(name, name) for name in body["samplers"])
+        body["samplers"] = sorted(names, key=lambda name: name not in ("penalties", "dry"))
+
+
+def patterns_are_supported(body: Body, served: Served) -> None:
+    """An expression is of a syntax that is matched in one pass."""
+    patterns = body.get("stop_regex")
+    if patterns is not None:
+        several = [patterns] if isinstance(patterns, str) else patterns
+        body["stop_regex"] = [each if PLAIN_PATTERN.fullmatch(each) else "x+y" for each in several]
+
+
+def ids_are_of_the_vocabulary(body: Body, served: Served) -> None:
+    """Which ids there are is the model's to say."""
+    size = served.vocab_size
+    if body.get("stop_token_ids") is not None:
+        body["stop_token_ids"] = [each and each % size for each in body["stop_token_ids"]]
+    bias = body.get("logit_bias")
+    if isinstance(bias, dict):
+        body["logit_bias"] = {within(key, size): value for key, value in bias.items()}
+    elif bias is not None:
+        body["logit_bias"] = [[within(key, size), value] for key, value in bias]
+
+
+def prompts_fit(body: Body, served: Served) -> None:
+    """A prompt fits the context, and its ids are of the vocabulary."""
+    body["prompt"] = fitting(body["prompt"], served)
+
+
+def within(key: object, size: int) -> object:
+    if isinstance(key, str):
+        return str(int(key[:9]) % size) if re.fullmatch(r"-?[0-9]+", key) else key[:8]
+    assert isinstance(key, int | float)
+    return key % size
+
+
+def fitting(prompt: Any, served: Served) -> Any:
+    match prompt:
+        case str():
+            return prompt[: served.max_chars]
+        case {"prompt_string": inner}:
+            return {"prompt_string": fitting(inner, served)}
+        case list() if any(is_number(each) for each in prompt):
+            tail = prompt[next(at for at, each in enumerate(prompt) if is_number(each)) :]
+            return [each % served.vocab_size if is_number(each) else each[:8] for each in tail[:16]]
+        case list():
+            return [fitting(each, served) for each in prompt[:MOST_CHOICES]]
+    raise AssertionError(prompt)
+
+
+def prompts_in(prompt: Any) -> int:
+    is_one = not isinstance(prompt, list) or any(is_number(each) for each in prompt)
+    return 1 if is_one else min(len(prompt), MOST_CHOICES)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+RULES: tuple[Callable[[Body, Served], None], ...] = (
+    models_are_served,
+    names_agree,
+    misspelled_names_are_none,
+    amounts_are_small,
+    counts_are_in_order,
+    counts_of_logprobs_agree,
+    samplers_are_in_order,
+    patterns_are_supported,
+    ids_are_of_the_vocabulary,
+    prompts_fit,
+)
+
+
+def told() -> Iterator[str]:
+    """Each rule in a sentence."""
+    for rule in RULES:
+        assert rule.__doc__ is not None
+        yield " ".join(rule.__doc__.split())

@@ -1,0 +1,170 @@
+"""The description and the parser draw the same line: what fits the one is taken by the other, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+
+from serve_app.api.dialects.dialect import Dialect
+from serve_app.api.dialects.listing import dialects_body
+from serve_app.api.dialects.tables import DIALECTS, LLAMA_CPP, UNION
+from serve_app.api.json_body import read_json_object
+from serve_app.api.limits import DEFAULT_LIMITS
+from serve_app.api.openapi import openapi_document
+from serve_app.api.parse import parse_completion, read_completion
+from serve_app.core.errors import InvalidRequest
+from serve_app.http.styles import check_native
+from tests.fakes import VOCAB_SIZE
+from tests.flow.maker import Maker
+from tests.flow.prose import Served, obey
+
+NUM_CASES = int(os.environ.get("OPENAPI_CASES", "100"))
+ONE_FORM = re.compile(r'^"(?P<param>.*?)" must .+; found .+\.( .+[.?])?$', re.DOTALL)
+
+
+@cache
+def document(dialect: str) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(json.dumps(openapi_document(DEFAULT_LIMITS, DIALECTS[dialect])))
+    return made
+
+
+@cache
+def served(dialect: str) -> Served:
+    listing = dialects_body(default=UNION, of_models={})["data"]
+    assert isinstance(listing, list)
+    (body,) = [each for each in listing if each["name"] == dialect]
+    return Served(dialect=body, models=("tiny", "tiny:sql"), vocab_size=VOCAB_SIZE)
+
+
+def validator(dialect: str, schema: str) -> jsonschema.Draft202012Validator:
+    described = document(dialect)
+    return jsonschema.Draft202012Validator(
+        {**described["components"]["schemas"][schema], "components": described["components"]}
+    )
+
+
+def refusal(body: dict[str, Any], dialect: Dialect, *, is_native: bool) -> InvalidRequest | None:
+    """What the parser says to a body; None where it takes it."""
+    sent = json.dumps(body).encode()
+    try:
+        if is_native:
+            members = {"model": "tiny", **read_json_object(sent, max_depth=64)}
+            members["model"] = members["model"] if members["model"] is not None else "tiny"
+            check_native(read_completion(members, DEFAULT_LIMITS, dialect))
+        else:
+            parse_completion(sent, choose_dialect=lambda model: dialect)
+    except InvalidRequest as error:
+        return error
+    return None
+
+
+SCHEMAS = [*((name, "CompletionRequest") for name in DIALECTS), ("llama.cpp", "NativeRequest")]
+
+
+@pytest.mark.parametrize(("dialect", "schema"), SCHEMAS)
+def test_whatever_fits_the_description_and_its_prose_is_taken(dialect: str, schema: str) -> None:
+    maker = Maker(document(dialect), random.Random(f"{dialect} {schema}"), oddity=0, given=12)
+    fits = validator(dialect, schema)
+    num_taken = 0
+    for _ in range(NUM_CASES):
+        body = maker.value(fits.schema)
+        assert isinstance(body, dict)
+        if not fits.is_valid(body):
+            continue
+        body = obey(body, served(dialect))
+        error = refusal(body, DIALECTS[dialect], is_native=schema == "NativeRequest")
+        assert error is None, f"{error} for {json.dumps(body)[:2000]}"
+        num_taken += 1
+    assert num_taken > NUM_CASES // 20
+
+
+@pytest.mark.parametrize(("dialect", "schema"), SCHEMAS)
+def test_whatever_does_not_fit_the_description_is_refused_in_the_one_form(dialect: str, schema: str) -> None:
+    maker = Maker(document(dialect), random.Random(f"odd {dialect} {schema}"), oddity=0.04, given=4)
+    fits = validator(dialect, schema)
+    num_refused = 0
+    for _ in range(NUM_CASES):
+        body = maker.value(fits.schema)
+        if not isinstance(body, dict):
+            continue
+        error = refusal(body, DIALECTS[dialect], is_native=schema == "NativeRequest")
+        if error is None:
+            assert fits.is_valid(body), f"taken: {json.dumps(body)[:2000]}"
+            continue
+        num_refused += 1
+        if error.param is not None:
+            found = ONE_FORM.match(error.message)
+            assert found is not None, error.message
+            assert found["param"] == error.param, error.message
+    assert num_refused > NUM_CASES // 20
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"echo": True, "echo_last": 2},
+        {"echo": True, "echo_last": 0},
+        {"top_logprobs": 2},
+        {"top_logprobs": 2, "logprobs": False},
+        {"top_logprobs": 2, "logprobs": True},
+        {"top_logprobs": 2, "n_probs": 2},
+        {"top_logprobs": 0, "n_probs": 0},
+        {"post_sampling_probs": True},
+        {"post_sampling_probs": True, "n_probs": 0},
+        {"post_sampling_probs": True, "n_probs": 1},
+        {"lora": [{"id": 0, "scale": 1}], "lora_path": "a"},
+        {"lora": [{"id": 0, "scale": 0}], "lora_path": "a"},
+        {"lora": {}},
+        {"mirostat_target": 3, "mirostat": 0},
+        {"mirostat_target": 0, "mirostat": 0},
+        {"mirostat_target": 3, "mirostat": 1},
+        {"stream": True, "best_of": 2, "n": 2},
+        {"stream": True, "best_of": 1, "n": 1},
+        {"stream": True, "best_of": 2, "n_cmpl": 2},
+        {"return_tokens": True, "return_token_ids": False},
+        {"return_tokens": False, "return_token_ids": True},
+        {"return_tokens": True, "return_token_ids": True},
+        {"include_stop_str_in_output": True, "no_stop_trim": False},
+        {"stream_options": {"include_usage": True}},
+        {"stream_options": {"include_usage": True}, "stream": True},
+        {"stream_options": {"include_obfuscation": True}, "stream": True},
+        {"stream_options": {"include_obfuscation": False}, "stream": True},
+        {"stream_options": {"odd": 1}, "stream": True},
+        {"tools": []},
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
+        {"tools": [{"type": "function", "function": {}}], "tool_choice": "none"},
+        {"tools": False, "tool_choice": "none"},
+        {"prompt": [["a"], "b"]},
+        {"prompt": ["a", 15.0]},
+        {"prompt": [15.0, 3.0]},
+        {"prompt": [15.5]},
+        {"prompt": {"prompt_string": "a", "multimodal_data": []}},
+        {"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}},
+        {"model": None},
+        {"zzz": 1},
+        {"zzz": None},
+        {"max_token": None},
+        {"stream_options": {"odd": None}, "stream": True},
+    ],
+    ids=json.dumps,
+)
+def test_parameters_that_exclude_each_other_are_described_so(dialect: str, members: dict[str, Any]) -> None:
+    body = {"model": "tiny", "prompt": "Hello", **members}
+    error = refusal(body, DIALECTS[dialect], is_native=False)
+    assert validator(dialect, "CompletionRequest").is_valid(body) is (error is None), error
+
+
+def test_the_native_routes_rank_nothing() -> None:
+    fits = validator("llama.cpp", "NativeRequest")
+    for body, is_taken in (({"prompt": "a"}, True), ({"prompt": "a", "best_of": 1}, False)):
+        assert fits.is_valid(body) is is_taken
+        assert (refusal(body, LLAMA_CPP, is_native=True) is None) is is_taken
