@@ -96,7 +96,7 @@ def _find_culprit(prepared: PreparedSchema) -> None:
     for path, name, schema in parts:
         failure = LLMatcher.validate_grammar(_of_schema(schema), limits=parser_limits())
         if failure and not failure.startswith("WARNING"):
-            raise Refusal(f"`{name}` cannot be enforced: {_reason(failure)}", path)
+            raise Refusal(f'"{name}" cannot be enforced: {_reason(failure)}', path)
 
 
 def _reason(error: str) -> str:

@@ -84,7 +84,7 @@ def read_gbnf(text: str) -> dict[str, Node]:
     """The rules by name, in their order. Raises Refusal, which names the line."""
     rules = _Reader(_tokens(text)).rules()
     if ROOT not in rules:
-        raise Refusal(f"the grammar has no rule `{ROOT} ::= …`, where a text begins")
+        raise Refusal(f'the grammar has no rule "{ROOT} ::= …", where a text begins')
     return rules
 
 
@@ -114,10 +114,10 @@ class _Reader:
         rules: dict[str, Node] = {}
         while self._place < len(self._tokens):
             if not self._begins_rule():
-                self._refuse("expected a rule `name ::= …`")
+                self._refuse('expected a rule "name ::= …"')
             name = self._tokens[self._place].text
             if name in rules:
-                self._refuse(f"the rule `{name}` stands there twice")
+                self._refuse(f'the rule "{name}" stands there twice')
             self._place += 2
             rules[name] = self._choice()
         return rules
@@ -165,7 +165,7 @@ class _Reader:
         inside = self._choice()
         self._nesting -= 1
         if not self._takes(")"):
-            self._refuse("expected `)`")
+            self._refuse('expected ")"')
         return inside
 
     def _counts(self) -> tuple[int, int | None] | None:

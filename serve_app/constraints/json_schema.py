@@ -124,7 +124,7 @@ class _Preparation:
         if least <= len(set(found.get("required", ()))):
             found.pop("minProperties", None)
         elif least > 1:  # the library counts a name that comes twice as two
-            raise unenforced("minProperties", path, " above 1 and above the number of `required` names")
+            raise unenforced("minProperties", path, ' above 1 and above the number of "required" names')
         return found
 
     def _add_reference(self, schema: dict[str, Any], path: str, found: dict[str, Any]) -> None:
@@ -137,14 +137,14 @@ class _Preparation:
 
     def _map(self, value: Any, path: str, name: str) -> dict[str, Schema]:
         if not isinstance(value, dict):
-            raise Refusal(f"`{name}` must be an object of schemas", path)
+            raise Refusal(f'"{name}" must be an object of schemas', path)
         if name == "patternProperties":
             self._patterns.update({child(path, name, pattern): pattern for pattern in value})
         return {key: self._schema(each, child(path, name, key)) for key, each in value.items()}
 
     def _list(self, value: Any, path: str, name: str) -> list[Schema]:
         if not isinstance(value, list) or (not value and name != "prefixItems"):
-            raise Refusal(f"`{name}` must be a list of schemas", path)
+            raise Refusal(f'"{name}" must be a list of schemas', path)
         return [self._schema(each, child(path, name, at)) for at, each in enumerate(value)]
 
     def _add_items(self, schema: dict[str, Any], path: str, found: dict[str, Any]) -> None:
@@ -181,7 +181,7 @@ class _Preparation:
         )
         match saying:
             case _ if found.keys() & {"properties", "patternProperties"}:
-                raise unenforced("propertyNames", path, " beside `properties`")
+                raise unenforced("propertyNames", path, ' beside "properties"')
             case {"enum": [*allowed]} if len(saying) == 1 and all(isinstance(each, str) for each in allowed):
                 found["properties"] = dict.fromkeys(allowed, others)
             case {"const": str(allowed)} if len(saying) == 1:

@@ -89,7 +89,7 @@ def check_shape(name: str, value: Any, path: str) -> None:
     """Raises Refusal where a keyword does not hold what it must."""
     is_right, words = SHAPES[name]
     if not is_right(value):
-        raise Refusal(f"`{name}` must be {words}", path)
+        raise Refusal(f'"{name}" must be {words}', path)
 
 
 def check_enforced(schema: Mapping[str, Any], path: str) -> None:
@@ -102,4 +102,4 @@ def check_enforced(schema: Mapping[str, Any], path: str) -> None:
 
 
 def unenforced(name: str, path: str, when: str = "") -> Refusal:
-    return Refusal(f"`{name}`{when} cannot be enforced", path)
+    return Refusal(f'"{name}"{when} cannot be enforced', path)

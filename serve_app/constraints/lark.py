@@ -37,7 +37,7 @@ class _Writer:
         for name, references in self._references.items():
             for other in references:
                 if other not in rules:
-                    raise Refusal(f"the rule `{name}` names `{other[:60]}`, which is no rule of the grammar")
+                    raise Refusal(f'the rule "{name}" names "{other[:60]}", which is no rule of the grammar')
         self._regular = _regular(self._references)
         self._symbols = {
             name: f"{prefix.upper()}T{at}" if name in self._regular else f"{prefix.lower()}r{at}"

@@ -27,7 +27,7 @@ class References:
     def path_of(self, reference: object, path: str) -> str:
         """The pointer of what a reference at `path` means. Raises Refusal."""
         if not isinstance(reference, str):
-            raise Refusal("`$ref` must be a string", path)
+            raise Refusal('"$ref" must be a string', path)
         target = urljoin(self._base, reference) if self._base else reference
         address, fragment = urldefrag(target)
         if address.rstrip("#") in ("", self._base.rstrip("#")) and (not fragment or fragment.startswith("/")):
@@ -37,7 +37,7 @@ class References:
         found = self._named.get(target) or self._named.get(reference)
         if found is None:
             raise Refusal(
-                f"`$ref` is {reference[:100]!r}, which is not within the schema, and nothing is fetched", path
+                f'"$ref" is {reference[:100]!r}, which is not within the schema, and nothing is fetched', path
             )
         return found
 
@@ -51,7 +51,7 @@ class References:
             elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
                 found = found[int(name)]
             else:
-                raise Refusal(f"`$ref` is {target[:100]!r}, where the schema has nothing", path)
+                raise Refusal(f'"$ref" is {target[:100]!r}, where the schema has nothing', path)
         return found
 
     def _names(self) -> Iterator[tuple[str, str]]:

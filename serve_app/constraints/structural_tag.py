@@ -35,7 +35,7 @@ def _as_triggered(tag: dict[str, Any]) -> dict[str, Any]:
     """The older form as the newer one."""
     structures = tag.get("structures")
     if not isinstance(structures, list) or not all(isinstance(each, dict) for each in structures):
-        raise Refusal("a structural tag has a `format`, or `structures` and `triggers`")
+        raise Refusal('a structural tag has a "format", or "structures" and "triggers"')
     tags = [
         {
             "begin": each.get("begin"),
@@ -93,14 +93,14 @@ class _Writer:
         triggers = [each for each in _parts(part, "triggers", path) if isinstance(each, str) and each]
         tags = _parts(part, "tags", path)
         if len(triggers) != len(part["triggers"]):
-            raise Refusal("`triggers` must be non-empty strings", path)
+            raise Refusal('"triggers" must be non-empty strings', path)
         options = []
         for at, tag in enumerate(tags):
             where = child(path, "tags", at)
             begin = _text(tag, "begin", where)
             trigger = next((each for each in triggers if begin.startswith(each)), None)
             if trigger is None:
-                raise Refusal("`begin` must begin with one of the `triggers`", where)
+                raise Refusal('"begin" must begin with one of the "triggers"', where)
             head = self._define(f"{ANY_TEXT} {quoted(trigger)}", is_lazy=True)
             rest = quoted(begin[len(trigger) :]) if len(begin) > len(trigger) else ""
             options.append(f"{head} {rest} {self._content(tag, where)}")
@@ -127,7 +127,7 @@ class _Writer:
             where, following = child(path, "elements", at), elements[at + 1] if at + 1 < len(elements) else None
             is_free = isinstance(element, dict) and element.get("type") == "any_text"
             if is_free and following is not None:
-                raise Refusal("`any_text` must be the last element, or stand in a tag with an `end`", where)
+                raise Refusal('"any_text" must be the last element, or stand in a tag with an "end"', where)
             symbols.append(self.format(element, where, follows=follows if following is None else None))
         return symbols
 
@@ -141,7 +141,7 @@ class _Writer:
 
     def _any_text(self, part: Any, path: str, follows: str | None) -> str:
         if part.get("excludes"):
-            raise Refusal("`excludes` cannot be enforced", path)
+            raise Refusal('"excludes" cannot be enforced', path)
         if not follows:
             return self._define(ANY_TEXT)
         return self._define(f"{ANY_TEXT} {quoted(follows)}", is_lazy=True)
@@ -171,14 +171,14 @@ class _Writer:
 def _text(part: Any, name: str, path: str) -> str:
     value = part.get(name) if isinstance(part, dict) else None
     if not isinstance(value, str):
-        raise Refusal(f"`{name}` must be a string", path)
+        raise Refusal(f'"{name}" must be a string', path)
     return value
 
 
 def _parts(part: Any, name: str, path: str) -> list[Any]:
     value = part.get(name) if isinstance(part, dict) else None
     if not isinstance(value, list) or not value:
-        raise Refusal(f"`{name}` must be a list that is not empty", path)
+        raise Refusal(f'"{name}" must be a list that is not empty', path)
     return value
 
 
@@ -188,4 +188,4 @@ def _pattern(regex: str) -> str:
 
 
 def _refuse_kind(kind: object, path: str) -> NoReturn:
-    raise Refusal(f"`type` is {str(kind)[:60]!r}, which is no format of a structural tag that can be enforced", path)
+    raise Refusal(f'"type" is {str(kind)[:60]!r}, which is no format of a structural tag that can be enforced', path)

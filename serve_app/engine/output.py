@@ -190,16 +190,17 @@ def _refusal(sequence: Sequence) -> ServeError | None:
     if sequence.matcher is None or sequence.matcher.failure is None:
         return None
     name = _constraint_name(sequence)
-    return InvalidRequest(f"`{name}` takes too much work behind what was generated: {sequence.matcher.failure}.", name)
+    return InvalidRequest.refusing(
+        name,
+        must="take little work at every token",
+        found=f"this behind what was generated: {sequence.matcher.failure}",
+    )
 
 
 def _dead_end(sequence: Sequence) -> ServeError:
     name = _constraint_name(sequence)
-    return InvalidRequest(
-        f"`{name}` is not satisfied yet, and no token that it allows is left by `logit_bias`, `min_tokens`,"
-        " `ignore_eos` and the model's vocabulary.",
-        name,
-    )
+    must = 'leave a way on by tokens that "logit_bias", "min_tokens", "ignore_eos" and the vocabulary leave, too'
+    return InvalidRequest.refusing(name, must=must, found="none where it is not satisfied yet")
 
 
 def _constraint_name(sequence: Sequence) -> str:

@@ -59,7 +59,9 @@ async def test_a_refusal_names_the_parameter_of_each_and_is_remembered() -> None
             with pytest.raises(InvalidRequest) as caught:
                 await shared.compile(regex("(", name))
             assert caught.value.param == name
-            assert caught.value.message.startswith(f"`{name}`: ")
+            assert caught.value.message.startswith(
+                f'"{name}" must hold a regular expression that can be followed; found this: '
+            )
         assert shared.num_compiled == 1
 
 

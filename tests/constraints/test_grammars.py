@@ -54,10 +54,10 @@ def test_a_grammar_accepts_its_language(grammar: str, texts: str, accepted: str)
 @pytest.mark.parametrize(
     ("grammar", "told"),
     [
-        ("roo ::= 'a'", "no rule `root"),
+        ("roo ::= 'a'", 'no rule "root'),
         ("root ::= 'a", 'line 1: "\'a" is not part'),
-        ("root ::= 'a'\n\nb ::= ('x'", "at the end: expected `)`"),
-        ("root ::= a", "names `a`, which is no rule"),
+        ("root ::= 'a'\n\nb ::= ('x'", 'at the end: expected ")"'),
+        ("root ::= a", 'names "a", which is no rule'),
         ("root ::= 'a'\nroot ::= 'b'", "stands there twice"),
         ("root ::= [z-a]", "ends before it begins"),
         ("root ::= []", "no character"),
