@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 from serve_app.api.dialects.dialect import BestOf, Dialect
 from serve_app.api.dialects.tables import UNION
 from serve_app.api.forms.adapters import AdapterNames, AdapterScales
-from serve_app.api.forms.constraints import Grammar, JsonSchema, ResponseFormat, Source
+from serve_app.api.forms.constraints import EBNF, REGEX, Grammar, JsonSchema, ResponseFormat
 from serve_app.api.forms.form import Parameter
 from serve_app.api.forms.numbers import CountOrFlag, Integer, Real
 from serve_app.api.forms.plain import Members, OneOf, Text
@@ -90,10 +90,7 @@ class CompletionRequest(BaseModel):
     best_of: Annotated[
         int | None, Parameter(COMPLETIONS, "Completions compared for each prompt, of which the best are returned.")
     ] = None
-    max_tokens: Annotated[
-        int,
-        Parameter(LENGTH, "Tokens generated at most."),
-    ] = 16
+    max_tokens: Annotated[int, Parameter(LENGTH, "Tokens generated at most.")] = 16
     min_tokens: Annotated[int, Parameter(COUNT, "Tokens generated at least, before anything ends the text.")] = 0
     truncate_sequence: Annotated[
         bool, Parameter(FLAG, "A prompt that leaves no room in the context loses its beginning.")
@@ -216,14 +213,8 @@ class CompletionRequest(BaseModel):
     json_schema: Annotated[
         InstanceOf[Constraint] | None, Parameter(JsonSchema(), "The text is JSON that satisfies this schema.")
     ] = None
-    regex: Annotated[
-        InstanceOf[Constraint] | None,
-        Parameter(Source(kind="regex", what="a regular expression"), "What the whole text has to match."),
-    ] = None
-    ebnf: Annotated[
-        InstanceOf[Constraint] | None,
-        Parameter(Source(kind="gbnf", what="a grammar in EBNF, as GBNF"), "A grammar that the text has to follow."),
-    ] = None
+    regex: Annotated[InstanceOf[Constraint] | None, Parameter(REGEX, "What the whole text has to match.")] = None
+    ebnf: Annotated[InstanceOf[Constraint] | None, Parameter(EBNF, "A grammar that the text has to follow.")] = None
 
     # what is returned
     stream: Annotated[bool, Parameter(FLAG, "Sends server-sent events as the text is generated.")] = False

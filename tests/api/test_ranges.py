@@ -73,7 +73,7 @@ def probes(schema: dict[str, Any]) -> Iterator[Probe]:
             case "number":
                 yield from numbers(alternative)
             case "string" if "maxLength" in alternative:
-                yield length(alternative["maxLength"])
+                yield length(alternative["maxLength"], is_json="contentMediaType" in alternative)
             case "array" if "items" in alternative:
                 yield from lists(alternative)
             case "object" if "maxProperties" in alternative:
@@ -105,8 +105,10 @@ def numbers(schema: dict[str, Any]) -> Iterator[Probe]:
     yield Probe(taken=high, refused=math.nextafter(high, math.inf), told=told)
 
 
-def length(most: int) -> Probe:
-    return Probe(taken="x" * most, refused="x" * (most + 1), told=f"at most {most} characters")
+def length(most: int, *, is_json: bool) -> Probe:
+    pad, start = (" ", "{}") if is_json else ("x", "")
+    told = f"at most {most} characters"
+    return Probe(taken=start.ljust(most, pad), refused=start.ljust(most + 1, pad), told=told)
 
 
 def lists(schema: dict[str, Any]) -> Iterator[Probe]:
@@ -189,7 +191,6 @@ def test_the_listing_the_description_and_the_refusal_say_the_same(dialect: Diale
 def test_most_parameters_have_a_range_that_is_probed() -> None:
     ranged = {name for name, schema in described("union").items() if list(probes(schema))}
     flags = {name for name in NAMES if "a boolean" in str(listed()["union"][name].get("allowed"))}
-    unbounded = {"user", "context_length_exceeded_behavior", "samplers", "stream_options", "json_schema"}
-    unbounded |= {"response_format"}
+    unbounded = {"user", "context_length_exceeded_behavior", "samplers", "stream_options", "response_format"}
     renamed_flags = {"include_stop_str_in_output", "return_tokens"}
     assert set(NAMES) - ranged == (flags - {"logprobs"}) | unbounded | renamed_flags

@@ -6,7 +6,7 @@ Here only their form is read. What they say is judged by the model's replica, wh
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -17,6 +17,7 @@ from serve_app.core.constraint import Constraint, ConstraintKind
 from serve_app.core.errors import InvalidRequest
 
 ANY_OBJECT: Mapping[str, object] = MappingProxyType({"type": "object"})
+NULL: Schema = {"type": "null"}
 JSON_TEXT = "an object, or JSON of one in a string"
 
 
@@ -39,6 +40,10 @@ class Source:
         return _constraint(self.kind, value.sent, value) if value.sent else None
 
 
+REGEX = Source(kind="regex", what="a regular expression")
+EBNF = Source(kind="gbnf", what="a grammar in EBNF, as GBNF")
+
+
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
     """A JSON schema, as it is or written in a string; an empty string is neutral, an empty object is any JSON."""
@@ -47,7 +52,7 @@ class JsonSchema:
         return f"a JSON schema, which is {JSON_TEXT}, of at most {terms.limits.max_constraint_chars} characters"
 
     def schema(self, terms: Terms) -> Schema:
-        return {"anyOf": [{"type": "object"}, {"type": "string"}]}
+        return _json_of(terms)
 
     def read(self, value: Value) -> Constraint | None:
         return None if value.sent == "" else _schema_constraint(value.sent, value, self.words(value.terms))
@@ -60,15 +65,12 @@ class Grammar:
     def words(self, terms: Terms) -> str:
         kinds = ", ".join(TAGGED)
         limit = terms.limits.max_constraint_chars
-        return f"a grammar in GBNF of at most {limit} characters, or an object of a `type` ({kinds}) and a `value`"
+        return f'a grammar in GBNF of at most {limit} characters, or an object of a "type" ({kinds}) and a "value"'
 
     def schema(self, terms: Terms) -> Schema:
-        tagged = {
-            "type": "object",
-            "required": ["type", "value"],
-            "properties": {"type": {"enum": list(TAGGED)}, "value": {"type": ["string", "object"]}},
-        }
-        return {"anyOf": [{"type": "string", "maxLength": terms.limits.max_constraint_chars}, tagged]}
+        text = _text_of(terms)
+        values = {"regex": text, "lark": text, "json_schema": _json_of(terms), "llguidance": _json_of(terms)}
+        return {"anyOf": [text, *(_typed(name, {"value": values[name]}, ["value"]) for name in TAGGED)]}
 
     def read(self, value: Value) -> Constraint | None:
         if isinstance(value.sent, str):
@@ -78,7 +80,7 @@ class Grammar:
         if read is None or not isinstance(value.sent, dict):
             raise value.refused(self.words(value.terms))
         if value.sent.get("value") is None:
-            raise value.part_refused("value", "what the `type` says", None)
+            raise value.part_refused("value", 'what the "type" says', None)
         return read(value.sent["value"], value)
 
 
@@ -87,10 +89,25 @@ class ResponseFormat:
     """What all systems call the response's format; text is neutral."""
 
     def words(self, terms: Terms) -> str:
-        return f"an object whose `type` is {_one_of(FORMATS)}, with what belongs to it"
+        return f'an object whose "type" is {_one_of(FORMATS)}, with what belongs to it'
 
     def schema(self, terms: Terms) -> Schema:
-        return {"type": "object", "required": ["type"], "properties": {"type": {"enum": list(FORMATS)}}}
+        source = _json_of(terms)
+        named: Schema = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
+        wrapper = _with({"schema": source}, ["schema"])
+        bare = {"anyOf": [_text_of(terms), {"type": "object", "not": {"anyOf": [{"required": ["schema"]}, named]}}]}
+        empty = {"anyOf": [NULL, _with({"schema": NULL}, ["schema"]), {**named, "not": {"required": ["schema"]}}]}
+        return {
+            "anyOf": [
+                _typed("text"),
+                _typed("json_object", {"schema": {"anyOf": [*source["anyOf"], NULL]}}),
+                _typed("json_schema", {"json_schema": wrapper}, ["json_schema"]),
+                _typed("json_schema", {"json_schema": bare}, ["json_schema"]),
+                _typed("json_schema", {"json_schema": empty, "schema": source}, ["schema"]),
+                _typed("grammar", {"grammar": {**_text_of(terms), "minLength": 1}}, ["grammar"]),
+                _typed("structural_tag"),
+            ]
+        }
 
     def read(self, value: Value) -> Constraint | None:
         kind = value.sent.get("type") if isinstance(value.sent, dict) else None
@@ -117,7 +134,7 @@ def _tagged_llguidance(sent: object, value: Value) -> Constraint:
 
 
 def _tagged_schema(sent: object, value: Value) -> Constraint:
-    return _schema_constraint(sent, value, f"an object whose `value` is {JSON_TEXT}")
+    return _schema_constraint(sent, value, f'an object whose "value" is {JSON_TEXT}')
 
 
 TAGGED: Mapping[str, Callable[[object, Value], Constraint]] = MappingProxyType(
@@ -133,7 +150,7 @@ TAGGED: Mapping[str, Callable[[object, Value], Constraint]] = MappingProxyType(
 
 def _format_json_object(sent: Mapping[str, object], value: Value) -> Constraint:
     schema = sent.get("schema")
-    return _schema_constraint(ANY_OBJECT if schema is None else schema, value, f"one whose `schema` is {JSON_TEXT}")
+    return _schema_constraint(ANY_OBJECT if schema is None else schema, value, f'one whose "schema" is {JSON_TEXT}')
 
 
 def _format_json_schema(sent: Mapping[str, object], value: Value) -> Constraint:
@@ -143,7 +160,7 @@ def _format_json_schema(sent: Mapping[str, object], value: Value) -> Constraint:
         wrapped = wrapped.get("schema")
     schema = sent.get("schema") if wrapped is None else wrapped
     if schema is None:
-        raise InvalidRequest(f"`{value.name}` of the type json_schema must have a schema.", value.name)
+        raise InvalidRequest.refusing(value.name, must='have a schema where its "type" is "json_schema"', found="none")
     return _schema_constraint(schema, value, f"one whose schema is {JSON_TEXT}")
 
 
@@ -186,7 +203,7 @@ def _parsed(sent: object, value: Value) -> object:
         return json.loads(sent, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         found = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InvalidRequest(f"`{value.name}` is not valid JSON: {found[:100]}.", value.name) from None
+        raise InvalidRequest.refusing(value.name, must="be valid JSON", found=f"this: {found[:100]}") from None
 
 
 def _constraint(kind: ConstraintKind, source: str, value: Value) -> Constraint:
@@ -197,7 +214,7 @@ def _constraint(kind: ConstraintKind, source: str, value: Value) -> Constraint:
 def _check_length(source: str, value: Value) -> None:
     limit = value.terms.limits.max_constraint_chars
     if len(source) > limit:
-        raise InvalidRequest(f"`{value.name}` must have at most {limit} characters; found {len(source)}.", value.name)
+        raise InvalidRequest.refusing(value.name, must=f"have at most {limit} characters", found=str(len(source)))
 
 
 def _written(value: Any) -> str:
@@ -207,6 +224,25 @@ def _written(value: Any) -> str:
 
 def _refuse_constant(literal: str) -> NoReturn:
     raise ValueError(f"found {literal}")
+
+
+def _text_of(terms: Terms) -> Schema:
+    return {"type": "string", "maxLength": terms.limits.max_constraint_chars}
+
+
+def _json_of(terms: Terms) -> Schema:
+    """Of an object, or of JSON of one in a string."""
+    return {"anyOf": [{"type": "object"}, {**_text_of(terms), "contentMediaType": "application/json"}]}
+
+
+def _with(members: Mapping[str, Schema], required: list[str]) -> Schema:
+    """Of an object of these members, and whatever others."""
+    return {"type": "object", "required": required, "properties": dict(members)}
+
+
+def _typed(kind: str, members: Mapping[str, Schema] = MappingProxyType({}), required: Sequence[str] = ()) -> Schema:
+    """Of an object of this type."""
+    return _with({"type": {"const": kind}, **members}, ["type", *required])
 
 
 def _one_of(options: Mapping[str, object]) -> str:
