@@ -13,7 +13,7 @@ from tests.flow.stack import running_stack
 
 NUM_SCHEMAS = 60
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
 
 async def test_what_ends_by_itself_satisfies_its_schema() -> None:

@@ -246,7 +246,12 @@ DOCUMENTED: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("example", DOCUMENTED)
+SLOW_EXAMPLES = ("llama.cpp json_schema",)
+
+
+@pytest.mark.parametrize(
+    "example", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_EXAMPLES)) for name in DOCUMENTED]
+)
 async def test_a_documented_example_is_answered(stack: Stack, example: str) -> None:
     dialect, body = DOCUMENTED[example]
     for spoken in (dialect, "union"):
@@ -267,6 +272,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_hostile_constraints_cost_their_sender_an_error_and_nobody_else_anything(stack: Stack) -> None:
     """Each is refused; equal ones are looked at once; what others asked for meanwhile is as ever."""
     plain = await choice_of(stack, regex="[0-9]{5}", max_tokens=9)
