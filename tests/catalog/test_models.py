@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def write_model(folder: Path, *, config: dict[str, Any] = SOUND, weights: str | 
     (folder / "tokenizer.json").write_text("{}")
     if weights is not None:
         (folder / weights).write_bytes(save({"w": array(9, 2)}))
+        os.utime(folder / weights, (1_700_000_000, 1_700_000_000))
     return folder
 
 

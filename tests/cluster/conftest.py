@@ -18,6 +18,8 @@ import yaml
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
+from serve_app.cli.environment import environment
+
 REPOSITORY = Path(__file__).parents[2]
 READY_TIMEOUT_S = 180.0
 LEASE_S = 4.0
@@ -43,6 +45,9 @@ def base_url() -> Iterator[str]:
     temporary = tempfile.mkdtemp(prefix="serve-")  # short: the path of a unix socket is below it
     before = Path.cwd()
     os.chdir(REPOSITORY)  # the cluster file names its adapters relative to here
+    changes = pytest.MonkeyPatch()
+    for name, value in environment(os.environ, is_fast=False).items():
+        changes.setenv(name, value)  # as `serve_app up` starts its clusters
     try:
         ray.init(
             num_cpus=4,
@@ -59,6 +64,7 @@ def base_url() -> Iterator[str]:
         serve.shutdown()
     finally:
         ray.shutdown()
+        changes.undo()
         os.chdir(before)
         shutil.rmtree(temporary, ignore_errors=True)
 

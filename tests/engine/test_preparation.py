@@ -140,7 +140,7 @@ def test_a_prompt_to_be_truncated_is_cut_up_to_the_configured_length() -> None:
 
 @pytest.mark.parametrize(("ids", "stray"), [((1, -1, 2), -1), ((1, 2048, 5000), 2048), ((3000,), 3000)])
 def test_the_first_id_outside_the_vocabulary_is_named(ids: tuple[int, ...], stray: int) -> None:
-    with pytest.raises(InvalidRequest, match=f"token id {stray}; .* 0 to 2047 .prompt 0."):
+    with pytest.raises(InvalidRequest, match=f"from 0 to 2047, .*found {stray}. .prompt 0."):
         prepared(preparation(counting()), asked(ids))
 
 

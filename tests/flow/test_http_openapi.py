@@ -37,6 +37,12 @@ async def app():
     await fleet.close()
 
 
+@pytest.fixture
+async def client(app):
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        yield client
+
+
 async def one_request(client: httpx.AsyncClient, document: dict, draw: random.Random) -> None:
     path, method, operation = draw.choice(
         [(path, method, each) for path, methods in document["paths"].items() for method, each in methods.items()]

@@ -69,7 +69,7 @@ def test_a_prompt_of_nothing_is_refused(stories: TextTokenizer, prompt: Prompt) 
 
 @pytest.mark.parametrize("token_id", [-1, 512, 10**12])
 def test_ids_outside_the_models_vocabulary_are_refused_by_name_and_range(stories: TextTokenizer, token_id: int) -> None:
-    with pytest.raises(InvalidRequest, match=f"{token_id}.*0 to 511"):
+    with pytest.raises(InvalidRequest, match=f"from 0 to 511, .*found {token_id}"):
         stories.encode(text("Once", (token_id,)))
 
 
@@ -81,7 +81,7 @@ def test_text_with_tokens_that_the_model_lacks_is_refused() -> None:
 
 
 def test_half_a_surrogate_pair_is_refused_and_named(demo: TextTokenizer) -> None:
-    with pytest.raises(InvalidRequest, match=r"character 2 .*U\+D83D"):
+    with pytest.raises(InvalidRequest, match=r"U\+D83D. at character 2"):
         demo.encode(text("ab\ud83d"))
 
 
