@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 from serve_app.api.dialects.dialect import BestOf, Dialect
 from serve_app.api.dialects.tables import UNION
 from serve_app.api.forms.adapters import AdapterNames, AdapterScales
+from serve_app.api.forms.constraints import EBNF, REGEX, Grammar, JsonSchema, ResponseFormat
 from serve_app.api.forms.form import Parameter
 from serve_app.api.forms.numbers import CountOrFlag, Integer, Real
 from serve_app.api.forms.plain import Members, OneOf, Text
@@ -34,6 +35,7 @@ from serve_app.api.forms.strings import Breakers
 from serve_app.api.forms.tokens import LogitBias, TokenIds
 from serve_app.api.limits import DEFAULT_LIMITS, INT32_MAX, INT64_MAX
 from serve_app.api.stream_options import StreamOptions
+from serve_app.core.constraint import Constraint
 from serve_app.core.request import DRY_ALLOWED_LENGTH, DRY_BASE, Prompt, SamplerName
 
 SEED_BITS = 53
@@ -88,10 +90,7 @@ class CompletionRequest(BaseModel):
     best_of: Annotated[
         int | None, Parameter(COMPLETIONS, "Completions compared for each prompt, of which the best are returned.")
     ] = None
-    max_tokens: Annotated[
-        int,
-        Parameter(LENGTH, "Tokens generated at most."),
-    ] = 16
+    max_tokens: Annotated[int, Parameter(LENGTH, "Tokens generated at most.")] = 16
     min_tokens: Annotated[int, Parameter(COUNT, "Tokens generated at least, before anything ends the text.")] = 0
     truncate_sequence: Annotated[
         bool, Parameter(FLAG, "A prompt that leaves no room in the context loses its beginning.")
@@ -203,6 +202,20 @@ class CompletionRequest(BaseModel):
     no_stop_trim: Annotated[bool, Parameter(FLAG, "What ended the text stays in it.")] = False
     ignore_eos: Annotated[bool, Parameter(FLAG, "The model's own end of text does not end it.")] = False
 
+    # what the text has to be; one of them at most
+    response_format: Annotated[
+        InstanceOf[Constraint] | None,
+        Parameter(ResponseFormat(), "What the text has to be: any text, JSON, JSON of a schema, or of a grammar."),
+    ] = None
+    grammar: Annotated[
+        InstanceOf[Constraint] | None, Parameter(Grammar(), "A grammar that the text has to follow.")
+    ] = None
+    json_schema: Annotated[
+        InstanceOf[Constraint] | None, Parameter(JsonSchema(), "The text is JSON that satisfies this schema.")
+    ] = None
+    regex: Annotated[InstanceOf[Constraint] | None, Parameter(REGEX, "What the whole text has to match.")] = None
+    ebnf: Annotated[InstanceOf[Constraint] | None, Parameter(EBNF, "A grammar that the text has to follow.")] = None
+
     # what is returned
     stream: Annotated[bool, Parameter(FLAG, "Sends server-sent events as the text is generated.")] = False
     stream_options: Annotated[
@@ -268,6 +281,12 @@ class CompletionRequest(BaseModel):
         return options.continuous_usage_stats and (
             options.include_usage or not self.dialect.continuous_usage_needs_usage
         )
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the text has to be; None is any text."""
+        sources = (self.response_format, self.grammar, self.json_schema, self.regex, self.ebnf)
+        return next((source for source in sources if source is not None), None)
 
     def lora_path_of(self, prompt_index: int) -> str | None:
         """The adapter that was named for this prompt beside the model."""

@@ -12,6 +12,8 @@ from serve_app.api.limits import WireLimits
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest
 
+CONSTRAINTS = ("response_format", "grammar", "json_schema", "regex", "ebnf")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
@@ -98,6 +100,14 @@ def _check_adapter_of_each_prompt(sent: Sent) -> None:
         raise sent.refused("lora_path", f"have one element for each prompt, {num_prompts} in all", len(names))
 
 
+def _check_constraints(sent: Sent) -> None:
+    """A text follows one of them; what says nothing counts for nothing."""
+    found = [name for name in CONSTRAINTS if getattr(sent.request, name) is not None]
+    if len(found) > 1:
+        alone = f'be absent beside "{sent.spelled(found[0])}", as each says what the text has to be'
+        raise sent.refused(found[1], alone, sent.values[found[1]])
+
+
 def _check_mirostat(sent: Sent) -> None:
     """Fireworks' name of the target switches Mirostat on, which `mirostat: 0` contradicts."""
     if "mirostat_target" in sent.fields.names and sent.values.get("mirostat") == 0:
@@ -144,6 +154,7 @@ CHECKS: tuple[Callable[[Sent], None], ...] = (
     _check_adapters,
     _check_adapter_of_each_prompt,
     _check_post_sampling,
+    _check_constraints,
     _check_mirostat,
     _check_stream_options,
     _check_prompts,

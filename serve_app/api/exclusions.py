@@ -6,7 +6,9 @@ What a schema cannot say (that two numbers agree, or that one is below another) 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import combinations
 
+from serve_app.api.contradictions import CONSTRAINTS
 from serve_app.api.dialects.dialect import BestOf
 from serve_app.api.dispositions import Renamed
 from serve_app.api.forms.form import Schema, Terms
@@ -37,6 +39,7 @@ def excluded(terms: Terms) -> list[Schema]:
             {"tool_choice": {"not": {"const": "none"}}},
         ),
         *_ranked_streams(terms),
+        *_constraints(terms),
         *_flags_that_differ(),
     ]
     if terms.dialect.stream_options_need_stream:
@@ -56,6 +59,27 @@ def _ranked_streams(terms: Terms) -> list[Schema]:
         return [_together(why, {"stream": TRUE, "best_of": SEVERAL})]
     counts = ("n", *(name for name, each in PARAMETERS.items() if isinstance(each, Renamed) and each.to == "n"))
     return [_together(why, {"stream": TRUE, "best_of": {"type": "integer"}, name: SEVERAL}) for name in counts]
+
+
+def _constraints(terms: Terms) -> list[Schema]:
+    """Two that say what the text has to be, unless what is sent besides overrules one of them."""
+    overruled = terms.dialect.overruled_constraints
+    return [
+        _together(
+            "Each says what the text has to be.",
+            {name: {"not": _free(name)} for name in pair},
+            {winner: _free(winner) for winner, loser in overruled if loser in pair},
+        )
+        for pair in combinations(CONSTRAINTS, 2)
+        if pair not in overruled and pair[::-1] not in overruled
+    ]
+
+
+def _free(name: str) -> Schema:
+    """Of values that leave the text free."""
+    if name != "response_format":
+        return {"enum": [None, ""]}
+    return {"anyOf": [NOTHING, {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}}]}
 
 
 def _flags_that_differ() -> list[Schema]:

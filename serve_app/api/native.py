@@ -34,6 +34,7 @@ def native_settings(request: CompletionRequest) -> dict[str, object]:
     """What a request was carried out with."""
     return {
         **_settings(request.model_dump(), request.samplers, is_temperature_last=request.dialect.temperature_last),
+        "grammar": request.grammar.source if request.grammar is not None and request.grammar.kind == "gbnf" else "",
         "logit_bias": [{"token": key, "bias": False if math.isinf(bias) else bias} for key, bias in request.logit_bias],
         "lora": [{"id": number, "scale": scale} for number, scale in request.lora],
     }
@@ -43,6 +44,7 @@ def native_defaults() -> dict[str, object]:
     """What a request that says nothing is carried out with."""
     return {
         **_settings(effective_defaults(LLAMA_CPP), None, is_temperature_last=LLAMA_CPP.temperature_last),
+        "grammar": "",
         "logit_bias": [],
         "lora": [],
     }
@@ -62,7 +64,6 @@ def _settings(
         "samplers": list(samplers_in_order(samplers, is_temperature_last=is_temperature_last)),
         "n_keep": 0,
         "n_discard": 0,
-        "grammar": "",
     }
 
 

@@ -46,6 +46,7 @@ def read_completion(members: Mapping[str, object], limits: WireLimits, dialect: 
         if name not in fields.values:
             raise InvalidRequest.refusing(name, must=f"be {form_of(name).words(terms)}", found="nothing")
     values = _completion_values(fields, terms)
+    overruled += _without_overruled_constraints(values, fields, dialect)
     internal = {
         "dialect": dialect,
         "max_tokens_name": fields.spelled("max_tokens"),
@@ -94,3 +95,12 @@ def _without_overruled(members: Mapping[str, object], dialect: Dialect) -> tuple
     sent = [name for name in dialect.precedence if members.get(name) is not None]
     overruled = tuple(name for name in sent[1:] if not is_same(members[name], members[sent[0]]))
     return {name: value for name, value in members.items() if name not in overruled}, overruled
+
+
+def _without_overruled_constraints(values: dict[str, object], fields: Fields, dialect: Dialect) -> tuple[str, ...]:
+    """Take out of the values what another constraint overrules in this dialect; return these names."""
+    sent = {name for name, value in values.items() if value is not None}
+    found = [loser for winner, loser in dialect.overruled_constraints if {winner, loser} <= sent]
+    for loser in found:
+        values[loser] = None
+    return tuple(map(fields.spelled, found))

@@ -1,4 +1,4 @@
-"""Headers that tell a client what its body does not: what was ignored, drawn and cut."""
+"""Headers that tell a client what its body does not: what was ignored, drawn, cut and not enforced."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from serve_app.core.delta import Usage
 IGNORED = "x-ignored-parameters"
 SEED = "x-seed"
 TRUNCATED = "x-truncated-prompt-tokens"
+UNENFORCED = "x-unenforced-formats"
 MAX_NAME_CHARS = 64
 MAX_NAMES_CHARS = 1000
 
@@ -23,6 +24,8 @@ def response_headers(request: CompletionRequest, usage: Usage | None = None) -> 
         headers.append((SEED, str(request.seed)))
     if usage is not None and usage.truncated_tokens:
         headers.append((TRUNCATED, str(usage.truncated_tokens)))
+    if usage is not None and usage.unenforced_formats:
+        headers.append((UNENFORCED, ignored_names(usage.unenforced_formats)))
     return [(name.encode(), value.encode()) for name, value in headers]
 
 

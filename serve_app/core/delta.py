@@ -53,6 +53,7 @@ class PromptReport:
     text:      what of the prompt is echoed, where echo asked for it
     logprobs:  one entry per echoed token, where they were asked for
     token_ids: of the whole prompt, where they were asked for
+    unenforced_formats: of the completion's JSON schema, which are taken for annotations
     """
 
     num_tokens: int
@@ -62,6 +63,7 @@ class PromptReport:
     text: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     token_ids: tuple[int, ...] | None = None
+    unenforced_formats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,12 +144,14 @@ class Usage:
     """Tokens of a whole response: each prompt once, every generated token of every choice.
 
     truncated_tokens: of prompts' beginnings, which did not fit the context and are in no other number
+    unenforced_formats: what of the completions' JSON schema was taken for annotations; no number, but known as late
     """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     truncated_tokens: int = 0
+    unenforced_formats: tuple[str, ...] = ()
 
     @property
     def total_tokens(self) -> int:

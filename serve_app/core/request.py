@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from serve_app.core.constraint import Constraint
 from serve_app.core.names import ModelRef
 
 SamplerName = Literal[
@@ -207,6 +208,7 @@ class GenerationRequest:
     reports_prompt_ids: the first delta carries the prompt's token ids
     uses_cache:   prefixes computed before may be used
     skips_special_tokens: tokens like the end of text are not shown
+    constraint:   what each completion has to be; None is any text
     """
 
     request_id: str
@@ -222,5 +224,6 @@ class GenerationRequest:
     reports_prompt_ids: bool = False
     uses_cache: bool = True
     skips_special_tokens: bool = True
+    constraint: Constraint | None = None
     context: ContextParams = field(default_factory=ContextParams)
     unencoded: UnencodedParams = field(default_factory=UnencodedParams)

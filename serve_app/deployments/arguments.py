@@ -82,6 +82,7 @@ class LimitSettings(BaseModel):
     max_stop_chars: PositiveInt = 1024
     max_stop_token_ids: PositiveInt = 1024
     max_logit_bias: PositiveInt = 16_384
+    max_constraint_chars: PositiveInt = 262_144
 
 
 class RouterSettings(BaseModel):

@@ -20,6 +20,7 @@ from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.adapter import Adapter
 from serve_app.engine.lora.bank import AdapterBank
 from serve_app.engine.lora.slots import Slots
+from serve_app.engine.masks import MaskComputer
 from serve_app.engine.output import Output
 from serve_app.engine.pace import Pace, work_clock
 from serve_app.engine.queue import WaitingQueue
@@ -79,6 +80,7 @@ class Engine:
             uses_prefixes=config.prefix_cache,
         )
         self._runner = runner(model, self._store.storage, self._bank)
+        self._masks = MaskComputer()
         self._sampler = Sampler(model.eos_token_ids)
         self._output = Output(tokenizer, model.eos_token_ids)
         self._unsampled: list[Sequence] = []
@@ -168,6 +170,7 @@ class Engine:
         """Give the model its own modules and attention back."""
         self._runner.close()
         self._bank.unwrap()
+        self._masks.close()
         if self._loader is not None:
             self._loader.shutdown(wait=False, cancel_futures=True)
 
@@ -184,8 +187,9 @@ class Engine:
             return
         self.num_steps += 1
         started, work_started = time.perf_counter(), self._work_clock()
+        masks = self._masks.begin(batch)
         logits = self._runner.forward(batch)
-        sampled = self._sampler.sample(logits, batch)
+        sampled = self._sampler.sample(logits, batch, masks)
         deltas += self._output.commit(batch, sampled)
         deltas += self._settle(batch)
         self.step_s += time.perf_counter() - started

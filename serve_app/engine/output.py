@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence as Items
 
 from serve_app.core.delta import Delta, FinishReason, TokenLogprob, TopLogprob
-from serve_app.core.errors import EngineFailed
+from serve_app.core.errors import EngineFailed, InvalidRequest, ServeError
 from serve_app.engine.batch import Batch, Span
 from serve_app.engine.prompt_report import PromptReporter
 from serve_app.engine.sampling.logprobs import Scored
@@ -53,8 +53,12 @@ class Output:
         self._note_prompt(span, result)
         if not sequence.is_prompt_computed:
             return []
+        if (refusal := _refusal(sequence)) is not None:
+            return [_lose(sequence, refusal)]
         if not result.is_finite:
             return [_fail(sequence, "the model gave logits that are not numbers")]
+        if result.is_exhausted:
+            return [self._exhaust(sequence)]
         if result.token_id is not None:
             return [self._advance(sequence, result.token_id, result.scored)]
         return self.finish_unsampled(sequence) if sequence.max_tokens == 0 else []
@@ -64,11 +68,12 @@ class Output:
         report = self._reporter.report(sequence)
         sequence.token_ids.append(token_id)
         ends = self._ends(sequence, token_id)
+        completes = not ends and _completes(sequence, token_id)
         if scored is not None:
             sequence.pending_logprobs.append(self._token_logprob(scored, sequence.detokenizer.num_chars))
         shows = not ends or self._shows_end(sequence, token_id)
         text = self._text(sequence, token_id) if shows else ""
-        text += self._finish(sequence, token_id, ends=ends)
+        text += self._finish(sequence, is_over=ends or completes, stop_token=token_id if ends else None)
         sequence.num_shown_chars += len(text)
         return Delta(
             request_id=sequence.request.request_id,
@@ -101,20 +106,40 @@ class Output:
             return text
         return sequence.stop_matcher.feed(text)
 
+    def _exhaust(self, sequence: Sequence) -> Delta:
+        """End a text that is complete and may not go on, without a token."""
+        assert sequence.matcher is not None, f"{sequence} is not constrained"
+        if not sequence.matcher.may_end:
+            return _lose(sequence, _dead_end(sequence))
+        report = self._reporter.report(sequence)
+        text = self._finish(sequence, is_over=True, stop_token=None)
+        sequence.num_shown_chars += len(text)
+        return Delta(
+            request_id=sequence.request.request_id,
+            sample=sequence.sample,
+            text=text,
+            logprobs=self._shown_logprobs(sequence),
+            prompt=report,
+            finish=sequence.finish,
+        )
+
     @staticmethod
-    def _finish(sequence: Sequence, token_id: int, *, ends: bool) -> str:
-        """End the sequence where it is time; return what was held back and can be shown now."""
+    def _finish(sequence: Sequence, *, is_over: bool, stop_token: int | None) -> str:
+        """End the sequence where it is time; return what was held back and can be shown now.
+
+        is_over: a token or the constraint ends it;  stop_token: that token
+        """
         matcher = sequence.stop_matcher
         text = ""
-        is_over = ends or sequence.num_generated >= sequence.max_tokens
-        if is_over and matcher.matched is None:
+        is_long = sequence.num_generated >= sequence.max_tokens
+        if (is_over or is_long) and matcher.matched is None:
             text = matcher.flush()
             # what is matched now waited for a stop that would begin earlier
         if matcher.matched is not None:
             sequence.end(FinishReason.STOP, matched_stop=matcher.matched)
-        elif ends:
-            sequence.end(FinishReason.STOP, matched_stop=token_id)
         elif is_over:
+            sequence.end(FinishReason.STOP, matched_stop=stop_token)
+        elif is_long:
             sequence.end(FinishReason.LENGTH)
         return text
 
@@ -152,6 +177,41 @@ class Output:
         )
 
 
+def _completes(sequence: Sequence, token_id: int) -> bool:
+    """Carry a constraint on over the token, and say whether nothing but the end may follow."""
+    if sequence.matcher is None:
+        return False
+    sequence.matcher.advance(token_id)
+    return sequence.matcher.is_complete
+
+
+def _refusal(sequence: Sequence) -> ServeError | None:
+    """Why a constraint cannot be followed any further."""
+    if sequence.matcher is None or sequence.matcher.failure is None:
+        return None
+    name = _constraint_name(sequence)
+    return InvalidRequest.refusing(
+        name,
+        must="take little work at every token",
+        found=f"this behind what was generated: {sequence.matcher.failure}",
+    )
+
+
+def _dead_end(sequence: Sequence) -> ServeError:
+    name = _constraint_name(sequence)
+    must = 'leave a way on by tokens that "logit_bias", "min_tokens", "ignore_eos" and the vocabulary leave, too'
+    return InvalidRequest.refusing(name, must=must, found="none where it is not satisfied yet")
+
+
+def _constraint_name(sequence: Sequence) -> str:
+    constraint = sequence.request.constraint
+    return "" if constraint is None else constraint.name
+
+
 def _fail(sequence: Sequence, message: str) -> Delta:
+    return _lose(sequence, EngineFailed(message))
+
+
+def _lose(sequence: Sequence, error: ServeError) -> Delta:
     sequence.end(FinishReason.ERROR)
-    return Delta(request_id=sequence.request.request_id, sample=sequence.sample, error=EngineFailed(message))
+    return Delta(request_id=sequence.request.request_id, sample=sequence.sample, error=error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from serve_app.constraints.compiler import Compiled
 from serve_app.core.errors import ContextOverflow, InvalidRequest
 from serve_app.core.request import GenerationRequest, Prompt, SamplingParams
 from serve_app.engine.prompt_bounds import PromptBounds, context_overflow
@@ -38,8 +39,10 @@ class Preparation:
         """
         self._bounds.check_length(request)
 
-    def sequences(self, request: GenerationRequest) -> list[Sequence]:
+    def sequences(self, request: GenerationRequest, compiled: Compiled | None = None) -> list[Sequence]:
         """One for each completion that is wanted, the prompt's tokens in each.
+
+        compiled: the request's constraint, where it has one
 
         Raises InvalidRequest, ContextOverflow.
         """
@@ -65,6 +68,7 @@ class Preparation:
                 max_tokens=max_tokens,
                 num_dropped_tokens=len(prompt_ids) - len(kept),
                 detokenizer=detokenizer,
+                matcher=None if compiled is None else compiled.matcher(),
             )
             for sample, detokenizer in enumerate(detokenizers)
         ]

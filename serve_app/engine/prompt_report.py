@@ -38,6 +38,7 @@ class PromptReporter:
             text=text,
             logprobs=logprobs,
             token_ids=tuple(prompt_ids) if request.reports_prompt_ids else None,
+            unenforced_formats=() if sequence.matcher is None else sequence.matcher.formats,
         )
 
     def _echoed(self, sequence: Sequence) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Items
 
+from serve_app.constraints.matcher import Matcher
 from serve_app.core.delta import Finish, FinishReason, TokenLogprob
 from serve_app.core.request import GenerationRequest
 from serve_app.engine.kv.storage import Holding
@@ -24,6 +25,7 @@ class Sequence:
     siblings:   sequences of the same request that start when this one has computed their common prompt
     max_tokens: bound on generated tokens, the context's end considered
     num_dropped_tokens: of the prompt's beginning, which are not in `token_ids`
+    matcher:    follows what was generated along the request's constraint, if any; preemption leaves it as it is
     sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
     is_prompt_published: whether others can find its prompt's blocks
     """
@@ -37,6 +39,7 @@ class Sequence:
         max_tokens: int,
         num_dropped_tokens: int = 0,
         detokenizer: Detokenizer,
+        matcher: Matcher | None = None,
     ) -> None:
         self.request = request
         self.sample = sample
@@ -45,6 +48,7 @@ class Sequence:
         self.max_tokens = max_tokens
         self.num_dropped_tokens = num_dropped_tokens
         self.detokenizer = detokenizer
+        self.matcher = matcher
         self.stop_matcher = Ending(request.stop)
         self.sampling_state = SamplingState(request.sampling, len(prompt_ids))
         self.arrived_at = time.monotonic()

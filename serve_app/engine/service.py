@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from serve_app.constraints.compiler import Compiled, Compiler
 from serve_app.core.adapters import AdapterRecord
 from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load
@@ -28,6 +29,7 @@ from serve_app.engine.engine import Engine
 from serve_app.engine.leases import Leases
 from serve_app.engine.loading import load_model
 from serve_app.engine.lora.registration import bind_adapters
+from serve_app.engine.masks import vocabulary_of
 from serve_app.engine.open_requests import OpenRequests
 from serve_app.engine.outbox import Outbox
 from serve_app.engine.preparation import Preparation
@@ -69,6 +71,9 @@ class ModelService:
         self._card = card
         self._replica_id = replica_id
         self._lanes = lanes or TokenizerLanes()
+        self._compiler = Compiler(
+            lambda: vocabulary_of(tokenizer, engine.model.eos_token_ids), encode=tokenizer.encode_literal
+        )
         self._tokenizations = Tokenizations(tokenizer, max_chars=self._preparation.max_chars)
         self._open = OpenRequests(config.max_num_sequences + config.max_waiting, clock)
         self._delivery = Delivery(
@@ -147,6 +152,7 @@ class ModelService:
             await asyncio.to_thread(self._driver.close)
             self.engine.close()
         self._delivery.close()
+        self._compiler.close()
         await asyncio.to_thread(self._lanes.close)
         self._tokenizations.close()
 
@@ -184,7 +190,8 @@ class ModelService:
         self._delivery.expect(router_id)
         self._open.add(router_id, requests)
         try:
-            prepared = await self._lanes.run(requests, lambda: self._prepare(requests))
+            compiled = [await self._compiled(request) for request in requests]
+            prepared = await self._lanes.run(requests, lambda: self._prepare(requests, compiled))
         except BaseException:
             self._open.drop(request.request_id for request in requests)
             raise
@@ -216,13 +223,18 @@ class ModelService:
                 logger.warning("router %s was not heard of for %.0f s", router_id, self._leases.lease_s)
                 self._delivery.detach(router_id)
 
-    def _prepare(self, requests: Items[GenerationRequest]) -> list[list[Sequence]]:
+    async def _compiled(self, request: GenerationRequest) -> Compiled | None:
+        """Raises InvalidRequest where the constraint is not taken."""
+        return None if request.constraint is None else await self._compiler.compile(request.constraint)
+
+    def _prepare(self, requests: Items[GenerationRequest], compiled: Items[Compiled | None]) -> list[list[Sequence]]:
         """Tokenise, but nothing that was aborted while it waited; runs in a worker thread.
 
         Raises InvalidRequest, ContextOverflow.
         """
         return [
-            self._preparation.sequences(request) if request.request_id in self._open else [] for request in requests
+            self._preparation.sequences(request, own) if request.request_id in self._open else []
+            for request, own in zip(requests, compiled, strict=True)
         ]
 
     def _begin(self, prepared: Items[list[Sequence]]) -> None:

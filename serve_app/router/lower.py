@@ -73,6 +73,7 @@ def _lowered(
             reports_prompt_ids=request.return_token_ids,
             uses_cache=request.cache_prompt,
             skips_special_tokens=request.skip_special_tokens,
+            constraint=request.constraint,
             context=context,
             unencoded=texts,
         )

@@ -54,6 +54,7 @@ class Tally:
             cached_tokens=sum(report.num_cached_tokens for report in reports),
             completion_tokens=sum(each.num_completion_tokens for each in self._prompts.values()),
             truncated_tokens=sum(report.num_dropped_tokens for report in reports),
+            unenforced_formats=next((each.unenforced_formats for each in reports if each.unenforced_formats), ()),
         )
 
     @property

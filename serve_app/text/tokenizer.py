@@ -101,6 +101,21 @@ class TextTokenizer:
                 ways.append(anchored[len(letter) :])
         return [way for way in dict.fromkeys(ways) if way]
 
+    def encode_literal(self, text: str) -> tuple[int, ...]:
+        """Give the tokens of a text inside another, in which names of special tokens are text like any other."""
+        return tuple(_encodings(self._literal_tokenizer, [text])[0].ids)
+
+    @property
+    def pieces(self) -> tuple[bytes | None, ...]:
+        """[vocab_size] the bytes that each token adds behind other text; None for special tokens and padding."""
+        return tuple(self._pieces.middle(token_id) for token_id in range(self.vocab_size))
+
+    @property
+    def definition(self) -> str:
+        """The tokenizer in its library's own JSON."""
+        written: str = self._tokenizer.to_str()
+        return written
+
     def decode(self, token_ids: Iterable[int]) -> str:
         """Give the text of tokens; special tokens and ids that mean nothing are left out."""
         return join(self._pieces, token_ids)

@@ -145,6 +145,8 @@ VALUES = {  # a value of each carried parameter that is not its default in any d
     "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}, "echo": True, "echo_last": 2,
     "logprobs": 2, "top_logprobs": 2, "post_sampling_probs": True, "skip_special_tokens": False,
     "return_token_ids": True, "return_cached_tokens_details": True, "timings_per_token": True,
+    "response_format": {"type": "json_object"}, "grammar": "root ::= 'a'", "json_schema": {}, "regex": "a+",
+    "ebnf": "root ::= 'a'",
 }  # fmt: skip
 COMPANIONS = {
     "stream_options": {"stream": True},
@@ -334,6 +336,7 @@ def test_the_listing_shows_defaults_meanings_and_a_disposition_for_each_paramete
 @EVERY
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_a_value_of_no_use_is_refused_by_the_name_it_was_sent_under(dialect, name):
-    found = refusal(dialect, **{name: {"no": [], "such": "value"} if name != "stream_options" else "value"})
+    of_no_use = {"stream_options": "value", "json_schema": 5}.get(name, {"no": [], "such": "value"})
+    found = refusal(dialect, **{name: of_no_use})
     assert found.param is not None
     assert found.param.startswith(name)

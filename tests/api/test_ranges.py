@@ -23,7 +23,7 @@ from serve_app.core.errors import InvalidRequest
 
 LIMITS = WireLimits(
     max_prompts=7, max_prompt_chars=90, max_prompt_ids=11, max_n=9, max_logprobs=13, max_stop_strings=6,
-    max_stop_chars=40, max_stop_token_ids=12, max_logit_bias=14, max_model_chars=80,
+    max_stop_chars=40, max_stop_token_ids=12, max_logit_bias=14, max_model_chars=80, max_constraint_chars=70,
 )  # fmt: skip
 NAMES = sorted(name for name, each in PARAMETERS.items() if not isinstance(each, NotYet))
 COMPANIONS: dict[str, dict[str, object]] = {
@@ -33,6 +33,8 @@ COMPANIONS: dict[str, dict[str, object]] = {
     "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
 }
+OF_NO_USE: dict[str, object] = {"stream_options": "value", "json_schema": 5}
+"""Where any object is of some use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,7 @@ def probes(schema: dict[str, Any]) -> Iterator[Probe]:
             case "number":
                 yield from numbers(alternative)
             case "string" if "maxLength" in alternative:
-                yield length(alternative["maxLength"])
+                yield length(alternative["maxLength"], is_json="contentMediaType" in alternative)
             case "array" if "items" in alternative:
                 yield from lists(alternative)
             case "object" if "maxProperties" in alternative:
@@ -103,8 +105,10 @@ def numbers(schema: dict[str, Any]) -> Iterator[Probe]:
     yield Probe(taken=high, refused=math.nextafter(high, math.inf), told=told)
 
 
-def length(most: int) -> Probe:
-    return Probe(taken="x" * most, refused="x" * (most + 1), told=f"at most {most} characters")
+def length(most: int, *, is_json: bool) -> Probe:
+    pad, start = (" ", "{}") if is_json else ("x", "")
+    told = f"at most {most} characters"
+    return Probe(taken=start.ljust(most, pad), refused=start.ljust(most + 1, pad), told=told)
 
 
 def lists(schema: dict[str, Any]) -> Iterator[Probe]:
@@ -171,7 +175,7 @@ def test_both_ends_of_a_described_range_are_taken_and_one_beyond_is_refused_in_w
 def test_the_listing_the_description_and_the_refusal_say_the_same(dialect: Dialect, name: str) -> None:
     disposition = PARAMETERS[name]
     with pytest.raises(InvalidRequest) as caught:
-        parse(dialect, name, {"no": [], "such": "value"} if name != "stream_options" else "value")
+        parse(dialect, name, OF_NO_USE.get(name, {"no": [], "such": "value"}))
     if name == "logit_bias":  # an object is one of its forms, so that it is a member which is refused
         return
     said = caught.value.message.removeprefix(f'"{name}" must be ').partition("; found ")[0]
@@ -187,6 +191,6 @@ def test_the_listing_the_description_and_the_refusal_say_the_same(dialect: Diale
 def test_most_parameters_have_a_range_that_is_probed() -> None:
     ranged = {name for name, schema in described("union").items() if list(probes(schema))}
     flags = {name for name in NAMES if "a boolean" in str(listed()["union"][name].get("allowed"))}
-    unbounded = {"user", "context_length_exceeded_behavior", "samplers", "stream_options"}
+    unbounded = {"user", "context_length_exceeded_behavior", "samplers", "stream_options", "response_format"}
     renamed_flags = {"include_stop_str_in_output", "return_tokens"}
     assert set(NAMES) - ranged == (flags - {"logprobs"}) | unbounded | renamed_flags

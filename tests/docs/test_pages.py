@@ -68,7 +68,7 @@ def test_what_a_parameter_must_be_is_told_alike_by_contract_openapi_and_parser(
     assert allowed in described or described.startswith("Has no effect")
     if name == "prompt":
         return  # its message says which part of it is wrong; tests/api/test_prompts.py
-    wrong = 5 if name in ("stream_options", "logit_bias") else {"\0": 0}
+    wrong = 5 if name in ("stream_options", "logit_bias", "json_schema") else {"\0": 0}
     body = {"model": "m", "prompt": "p", name: wrong}
     if name == "top_logprobs":
         body["logprobs"] = True

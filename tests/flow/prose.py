@@ -6,6 +6,7 @@ that tools of other environments may import this.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,14 @@ from serve_app.api.spelling import nearest
 Body = dict[str, Any]
 MOST_TOKENS = 4
 MOST_CHOICES = 4
+FOLLOWED: Mapping[str, str] = {
+    "json_schema": "{}",
+    "regex": "[a-z]*",
+    "gbnf": "root ::= [a-z]*",
+    "lark": "start: /[a-z]*/",
+    "llguidance": '{"grammars": [{"lark_grammar": "start: /[a-z]*/"}]}',
+}
+"""A source in each language that any model can follow."""
 PLAIN_PATTERN = re.compile(r"[a-z0-9 ]{1,40}")
 
 
@@ -118,6 +127,18 @@ def samplers_are_in_order(body: Body, served: Served) -> None:
         body["samplers"] = sorted(names, key=lambda name: name not in ("penalties", "dry"))
 
 
+def constraints_can_be_followed(body: Body, served: Served) -> None:
+    """A schema, a grammar or an expression can be followed, and a string that has to be JSON is an object's."""
+    for name, kind in (("json_schema", "json_schema"), ("regex", "regex"), ("ebnf", "gbnf"), ("grammar", "gbnf")):
+        value = body.get(name)
+        if name == "grammar" and isinstance(value, dict):
+            body[name] = {**value, "value": followed(value["type"], value["value"])}
+        elif value:
+            body[name] = followed(kind, value)
+    if body.get("response_format") is not None:
+        body["response_format"] = followed_format(body["response_format"])
+
+
 def patterns_are_supported(body: Body, served: Served) -> None:
     """An expression is of a syntax that is matched in one pass."""
     patterns = body.get("stop_regex")
@@ -141,6 +162,32 @@ def ids_are_of_the_vocabulary(body: Body, served: Served) -> None:
 def prompts_fit(body: Body, served: Served) -> None:
     """A prompt fits the context, and its ids are of the vocabulary."""
     body["prompt"] = fitting(body["prompt"], served)
+
+
+def followed(kind: str, sent: object) -> object:
+    """A source in the same language and form, as an object or as text, that any model can follow."""
+    return json.loads(FOLLOWED[kind]) if isinstance(sent, dict) else FOLLOWED[kind]
+
+
+def followed_format(sent: Body) -> Body:
+    """The same response format with sources that can be followed."""
+    match sent["type"]:
+        case "grammar":
+            return {**sent, "grammar": FOLLOWED["gbnf"]}
+        case "structural_tag":
+            return {"type": "structural_tag", "format": {"type": "any_text"}}
+        case _:
+            return {name: followed_member(name, value) for name, value in sent.items()}
+
+
+def followed_member(name: str, value: Any) -> Any:
+    """A member of a response format; a schema is bare, or in a wrapper that has a name."""
+    if name not in ("schema", "json_schema") or value is None:
+        return value
+    is_wrapper = isinstance(value, dict) and ("schema" in value or isinstance(value.get("name"), str))
+    if name == "json_schema" and is_wrapper:
+        return {inner: followed_member(inner, each) for inner, each in value.items()}
+    return followed("json_schema", value)
 
 
 def within(key: object, size: int) -> object:
@@ -182,6 +229,7 @@ RULES: tuple[Callable[[Body, Served], None], ...] = (
     counts_of_logprobs_agree,
     samplers_are_in_order,
     patterns_are_supported,
+    constraints_can_be_followed,
     ids_are_of_the_vocabulary,
     prompts_fit,
 )

@@ -31,9 +31,10 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "llama.cpp mirostat": {
         "prompt": "Write a creative story:", "max_tokens": 200, "mirostat": 2, "mirostat_tau": 5.0, "mirostat_eta": 0.1,
     },
-    "mistral.rs, its grammar left out": {
+    "mistral.rs": {
         "best_of": 1, "dry_allowed_length": None, "dry_base": None, "dry_multiplier": None,
-        "dry_sequence_breakers": None, "echo": False, "frequency_penalty": None, "logit_bias": None, "logprobs": None,
+        "dry_sequence_breakers": None, "echo": False, "frequency_penalty": None,
+        "grammar": {"type": "regex", "value": "example"}, "logit_bias": None, "logprobs": None,
         "max_tokens": 16, "min_p": None, "n": 1, "presence_penalty": None, "prompt": "Say this is a test.",
         "repetition_penalty": None, "stop": "example", "stream": True, "suffix": None, "temperature": 0.7,
         "tool_choice": "none", "tools": None, "top_k": None, "top_p": None, "truncate_sequence": None,

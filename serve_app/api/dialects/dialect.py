@@ -61,6 +61,8 @@ class Dialect:
     takes_any_model:   whether any name is served by the only model, where the server is configured so
     default_model:     what `model` is where it was not sent; None requires it
     precedence:        names of one parameter, the one that counts first, where several are sent; else they must agree
+    overruled_constraints: pairs of parameters that say what the text has to be, of which the first is obeyed where both
+                       are sent; any other two contradict each other
     error_shape:       the body of an error before the first byte of a stream
     statuses:          HTTP status by an error's `code`, before that by its own status
     """
@@ -88,6 +90,7 @@ class Dialect:
     takes_any_model: bool = False
     default_model: str | None = None
     precedence: tuple[str, ...] = ()
+    overruled_constraints: tuple[tuple[str, str], ...] = ()
     error_shape: ErrorShape = ErrorShape.NESTED
     statuses: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 

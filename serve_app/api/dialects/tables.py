@@ -44,6 +44,7 @@ LLAMA_CPP = Dialect(
     ignores_unknown_bias=True,
     takes_any_model=True,
     precedence=("n_predict", "max_completion_tokens", "max_tokens"),
+    overruled_constraints=tuple(("grammar", other) for other in ("json_schema", "response_format", "regex", "ebnf")),
 )
 
 MISTRAL_RS = Dialect(
@@ -86,6 +87,7 @@ SGLANG = Dialect(
     suffix=Suffix.APPEND,
     takes_mixed_prompts=False,
     keeps_regex_match=True,
+    overruled_constraints=(("response_format", "json_schema"),),
     error_shape=ErrorShape.FLAT,
     statuses=MappingProxyType({"adapter_not_found": 400}),
 )

@@ -73,8 +73,11 @@ def edit_logits(logits: Tensor, sequences: Items[Sequence], eos_token_ids: froze
 
 
 def _banned(sequence: Sequence, eos_token_ids: frozenset[int]) -> Set[int]:
-    """Tokens that would end the sequence before its least number of tokens."""
+    """Tokens that would end the sequence before its least number of tokens; the end of a constrained text that is to go
+    on behind it is none at all, as nothing of the constraint follows it."""
     stop = sequence.request.stop
+    if sequence.matcher is not None and stop.ignore_eos:
+        return eos_token_ids.union(stop.token_ids if sequence.num_generated < stop.min_tokens else ())
     if sequence.num_generated >= stop.min_tokens:
         return frozenset()
     return set(stop.token_ids) if stop.ignore_eos else eos_token_ids.union(stop.token_ids)

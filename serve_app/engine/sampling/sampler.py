@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.batch import Batch, Span
+from serve_app.engine.masks import StepMasks
 from serve_app.engine.sampling.drawing import Drawn, draw_tokens
 from serve_app.engine.sampling.edits import edit_logits
 from serve_app.engine.sampling.logprobs import Scored, score
+from serve_app.engine.sampling.masking import EXHAUSTED, Exhausted, is_allowed, restrict
 from serve_app.engine.sampling.mirostat import next_mu
 from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sequence import Sequence
@@ -24,12 +26,14 @@ class SampledSpan:
 
     token_id: the drawn token; None where the span does not sample
     is_finite: False where the model gave no usable logits
+    is_exhausted: the model gave some, and constraint and bans together allow no token
     scored:   log-probability of the drawn token, where asked for
     prompt:   of prompt tokens start+1 … start+scores, where asked for
     """
 
     token_id: int | None = None
     is_finite: bool = True
+    is_exhausted: bool = False
     scored: Scored | None = None
     prompt: tuple[Scored, ...] = ()
 
@@ -45,54 +49,87 @@ class Sampler:
         self._scratch = Scratch()
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, batch: Batch) -> list[SampledSpan]:
+    def sample(self, logits: Tensor, batch: Batch, masks: StepMasks | None = None) -> list[SampledSpan]:
         """Draw for every span that samples.
 
         logits: [rows, vocab] float32, rows as `Runner.forward` gives them
+        masks:  of those that are constrained; waited for
         """
         first_rows = _first_rows(batch)
-        drawn = self._draw(logits, batch, first_rows)
+        drawn = self._draw(logits, batch, first_rows, masks)
         results = []
         for span, first in zip(batch.spans, first_rows, strict=True):
             results.append(self._report(span, logits[first : first + span.scores + 1], drawn))
         return results
 
-    def _draw(self, logits: Tensor, batch: Batch, first_rows: Items[int]) -> dict[int, Drawn | None]:
+    def _draw(
+        self, logits: Tensor, batch: Batch, first_rows: Items[int], masks: StepMasks | None
+    ) -> dict[int, Drawn | Exhausted | None]:
         """Token of each sampling sequence by its identity; None where its logits are not finite."""
         spans = [(span, row + span.scores) for span, row in zip(batch.spans, first_rows, strict=True) if span.samples]
         if not spans:
             return {}
         sequences = [span.sequence for span, _ in spans]
         rows = _take_rows(logits, [row for _, row in spans])
-        drawn = self.choose(rows, sequences)
+        drawn = self.choose(rows, sequences, masks)
         return {id(sequence): result for sequence, result in zip(sequences, drawn, strict=True)}
 
     @torch.inference_mode()
-    def choose(self, logits: Tensor, sequences: Items[Sequence]) -> list[Drawn | None]:
+    def choose(
+        self, logits: Tensor, sequences: Items[Sequence], masks: StepMasks | None = None
+    ) -> list[Drawn | Exhausted | None]:
         """Draw one token per row and carry Mirostat's state on; None where no logit is finite.
 
         logits: [rows, vocab] float32, never changed
+        masks:  of those rows that are constrained, or of more
         """
         edited = edit_logits(logits, sequences, self._eos_token_ids)
-        places = torch.argmax(edited, dim=-1)  # of what is no number, if anything is
-        is_finite = torch.isfinite(edited.gather(1, places[:, None])[:, 0]).tolist()
-        likeliest = places.tolist()
+        likeliest = torch.argmax(edited, dim=-1)  # of what is no number, if anything is
+        bound = [] if masks is None else _bound_rows(likeliest, sequences, masks)
+        free = [row for row in range(len(sequences)) if row not in bound]
+        drawn: dict[int, Drawn | Exhausted | None] = {}
+        drawn |= zip(free, self._choose(edited, [sequences[row] for row in free], free, likeliest), strict=True)
+        if masks is not None and bound:
+            chosen = self._choose_bound(edited, [sequences[row] for row in bound], bound, masks)
+            drawn |= zip(bound, chosen, strict=True)
+        return [drawn[row] for row in range(len(sequences))]
+
+    def _choose_bound(
+        self, edited: Tensor, sequences: Items[Sequence], rows: list[int], masks: StepMasks
+    ) -> list[Drawn | Exhausted | None]:
+        """Draw for rows from what their constraints allow."""
+        bits = masks.bits[[masks.rows[id(sequence)] for sequence in sequences]]
+        restricted = restrict(_take_rows(edited, rows), bits)
+        chosen = self._choose(restricted, sequences, list(range(len(rows))), torch.argmax(restricted, dim=-1))
+        return [
+            EXHAUSTED if result is None and bool(torch.isfinite(edited[row].amax())) else result
+            for row, result in zip(rows, chosen, strict=True)
+        ]
+
+    def _choose(
+        self, edited: Tensor, sequences: Items[Sequence], rows: list[int], likeliest: Tensor
+    ) -> list[Drawn | None]:
+        """Draw for these rows of many; sequences: theirs; likeliest: [all rows]"""
+        is_finite = torch.isfinite(edited.gather(1, likeliest[:, None])[:, 0]).tolist()
+        places = likeliest.tolist()
         drawn: list[Drawn | None] = [
-            _certain(token_id, sequence) if finite else None
-            for token_id, finite, sequence in zip(likeliest, is_finite, sequences, strict=True)
+            _certain(places[row], sequence) if is_finite[row] else None
+            for row, sequence in zip(rows, sequences, strict=True)
         ]
-        random_rows = [
-            row for row, sequence in enumerate(sequences) if is_finite[row] and not sequence.request.sampling.is_greedy
+        random = [
+            at
+            for at, (row, sequence) in enumerate(zip(rows, sequences, strict=True))
+            if is_finite[row] and not sequence.request.sampling.is_greedy
         ]
-        if random_rows:
-            drawing = [sequences[row] for row in random_rows]
-            chosen = draw_tokens(edited, drawing, random_rows, scratch=self._scratch)
-            for row, result in zip(random_rows, chosen, strict=True):
-                drawn[row] = result
-                _steer(sequences[row], result)
+        if random:
+            drawing = [sequences[at] for at in random]
+            chosen = draw_tokens(edited, drawing, [rows[at] for at in random], scratch=self._scratch)
+            for at, result in zip(random, chosen, strict=True):
+                drawn[at] = result
+                _steer(sequences[at], result)
         return drawn
 
-    def _report(self, span: Span, rows: Tensor, drawn: dict[int, Drawn | None]) -> SampledSpan:
+    def _report(self, span: Span, rows: Tensor, drawn: dict[int, Drawn | Exhausted | None]) -> SampledSpan:
         """Put together what the span's rows say; rows: scored positions first, then the sampled one."""
         sequence = span.sequence
         wanted = sequence.request.logprobs
@@ -105,12 +142,26 @@ class Sampler:
         token = drawn[id(sequence)]
         if token is None:
             return SampledSpan(is_finite=False, prompt=prompt)
+        if isinstance(token, Exhausted):
+            return SampledSpan(is_exhausted=True, prompt=prompt)
         scored = None
         if wanted is not None and wanted.post_sampling:
             scored = Scored(token.token_id, log(token.probability), token.top)
         elif wanted is not None:
             scored = score(rows[span.scores : span.scores + 1], [token.token_id], wanted.top, self._scratch)[0]
         return SampledSpan(token_id=token.token_id, scored=scored, prompt=prompt)
+
+
+def _bound_rows(likeliest: Tensor, sequences: Items[Sequence], masks: StepMasks) -> list[int]:
+    """Rows that are drawn from less than their logits say; a greedy one only where its likeliest token is forbidden."""
+    masks.wait()
+    found = []
+    for row, (token_id, sequence) in enumerate(zip(likeliest.tolist(), sequences, strict=True)):
+        place = masks.rows.get(id(sequence))
+        if place is None or (sequence.request.sampling.is_greedy and is_allowed(masks.bits[place], token_id)):
+            continue
+        found.append(row)
+    return found
 
 
 def _certain(token_id: int, sequence: Sequence) -> Drawn:

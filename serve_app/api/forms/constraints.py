@@ -1,0 +1,250 @@
+"""Values that say what a text has to be: grammars, schemas, regular expressions, and a response format.
+
+Here only their form is read. What they say is judged by the model's replica, where it is compiled. None is neutral.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from serve_app.api.forms.form import Schema, Terms, Value
+from serve_app.api.shown import shown
+from serve_app.core.constraint import Constraint, ConstraintKind
+from serve_app.core.errors import InvalidRequest
+
+ANY_OBJECT: Mapping[str, object] = MappingProxyType({"type": "object"})
+NULL: Schema = {"type": "null"}
+JSON_TEXT = "an object, or JSON of one in a string"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One text in one language; the empty one is neutral."""
+
+    kind: ConstraintKind
+    what: str
+
+    def words(self, terms: Terms) -> str:
+        return f"{self.what} of at most {terms.limits.max_constraint_chars} characters"
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"type": "string", "maxLength": terms.limits.max_constraint_chars}
+
+    def read(self, value: Value) -> Constraint | None:
+        if not isinstance(value.sent, str):
+            raise value.refused(self.words(value.terms))
+        return _constraint(self.kind, value.sent, value) if value.sent else None
+
+
+REGEX = Source(kind="regex", what="a regular expression")
+EBNF = Source(kind="gbnf", what="a grammar in EBNF, as GBNF")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """A JSON schema, as it is or written in a string; an empty string is neutral, an empty object is any JSON."""
+
+    def words(self, terms: Terms) -> str:
+        return f"a JSON schema, which is {JSON_TEXT}, of at most {terms.limits.max_constraint_chars} characters"
+
+    def schema(self, terms: Terms) -> Schema:
+        return _json_of(terms)
+
+    def read(self, value: Value) -> Constraint | None:
+        return None if value.sent == "" else _schema_constraint(value.sent, value, self.words(value.terms))
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A grammar in GBNF, or an object that says what it is written in (mistral.rs); an empty string is neutral."""
+
+    def words(self, terms: Terms) -> str:
+        kinds = ", ".join(TAGGED)
+        limit = terms.limits.max_constraint_chars
+        return f'a grammar in GBNF of at most {limit} characters, or an object of a "type" ({kinds}) and a "value"'
+
+    def schema(self, terms: Terms) -> Schema:
+        text = _text_of(terms)
+        values = {"regex": text, "lark": text, "json_schema": _json_of(terms), "llguidance": _json_of(terms)}
+        return {"anyOf": [text, *(_typed(name, {"value": values[name]}, ["value"]) for name in TAGGED)]}
+
+    def read(self, value: Value) -> Constraint | None:
+        if isinstance(value.sent, str):
+            return _constraint("gbnf", value.sent, value) if value.sent else None
+        kind = value.sent.get("type") if isinstance(value.sent, dict) else None
+        read = TAGGED.get(kind) if isinstance(kind, str) else None
+        if read is None or not isinstance(value.sent, dict):
+            raise value.refused(self.words(value.terms))
+        if value.sent.get("value") is None:
+            raise value.part_refused("value", 'what the "type" says', None)
+        return read(value.sent["value"], value)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """What all systems call the response's format; text is neutral."""
+
+    def words(self, terms: Terms) -> str:
+        return f'an object whose "type" is {_one_of(FORMATS)}, with what belongs to it'
+
+    def schema(self, terms: Terms) -> Schema:
+        source = _json_of(terms)
+        named: Schema = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
+        wrapper = _with({"schema": source}, ["schema"])
+        bare = {"anyOf": [_text_of(terms), {"type": "object", "not": {"anyOf": [{"required": ["schema"]}, named]}}]}
+        empty = {"anyOf": [NULL, _with({"schema": NULL}, ["schema"]), {**named, "not": {"required": ["schema"]}}]}
+        return {
+            "anyOf": [
+                _typed("text"),
+                _typed("json_object", {"schema": {"anyOf": [*source["anyOf"], NULL]}}),
+                _typed("json_schema", {"json_schema": wrapper}, ["json_schema"]),
+                _typed("json_schema", {"json_schema": bare}, ["json_schema"]),
+                _typed("json_schema", {"json_schema": empty, "schema": source}, ["schema"]),
+                _typed("grammar", {"grammar": {**_text_of(terms), "minLength": 1}}, ["grammar"]),
+                _typed("structural_tag"),
+            ]
+        }
+
+    def read(self, value: Value) -> Constraint | None:
+        kind = value.sent.get("type") if isinstance(value.sent, dict) else None
+        read = FORMATS.get(kind) if isinstance(kind, str) else None
+        if read is None or not isinstance(value.sent, dict):
+            raise value.refused(self.words(value.terms))
+        return read(value.sent, value)
+
+
+def _tagged_text(kind: ConstraintKind) -> Callable[[object, Value], Constraint]:
+    def read(text: object, value: Value) -> Constraint:
+        if not isinstance(text, str):
+            raise value.part_refused("value", "a string", text)
+        return _constraint(kind, text, value)
+
+    return read
+
+
+def _tagged_llguidance(sent: object, value: Value) -> Constraint:
+    parsed = _parsed(sent, value)
+    if not isinstance(parsed, dict):
+        raise value.part_refused("value", JSON_TEXT, sent)
+    return _constraint("llguidance", _written(parsed), value)
+
+
+def _tagged_schema(sent: object, value: Value) -> Constraint:
+    return _schema_constraint(sent, value, f'an object whose "value" is {JSON_TEXT}')
+
+
+TAGGED: Mapping[str, Callable[[object, Value], Constraint]] = MappingProxyType(
+    {
+        "regex": _tagged_text("regex"),
+        "json_schema": _tagged_schema,
+        "lark": _tagged_text("lark"),
+        "llguidance": _tagged_llguidance,
+    }
+)
+"""What the `value` of a grammar means, by its `type`."""
+
+
+def _format_json_object(sent: Mapping[str, object], value: Value) -> Constraint:
+    schema = sent.get("schema")
+    return _schema_constraint(ANY_OBJECT if schema is None else schema, value, f'one whose "schema" is {JSON_TEXT}')
+
+
+def _format_json_schema(sent: Mapping[str, object], value: Value) -> Constraint:
+    """The schema in the wrapper of OpenAI, bare in its place, or beside the type."""
+    wrapped = sent.get("json_schema")
+    if isinstance(wrapped, dict) and ("schema" in wrapped or isinstance(wrapped.get("name"), str)):
+        wrapped = wrapped.get("schema")
+    schema = sent.get("schema") if wrapped is None else wrapped
+    if schema is None:
+        raise InvalidRequest.refusing(value.name, must='have a schema where its "type" is "json_schema"', found="none")
+    return _schema_constraint(schema, value, f"one whose schema is {JSON_TEXT}")
+
+
+def _format_grammar(sent: Mapping[str, object], value: Value) -> Constraint:
+    grammar = sent.get("grammar")
+    if not isinstance(grammar, str) or not grammar:
+        raise value.part_refused("grammar", "a grammar in GBNF", grammar)
+    return _constraint("gbnf", grammar, value)
+
+
+def _format_structural_tag(sent: Mapping[str, object], value: Value) -> Constraint:
+    return _constraint("structural_tag", _written(sent), value)
+
+
+FORMATS: Mapping[str, Callable[[Mapping[str, object], Value], Constraint | None]] = MappingProxyType(
+    {
+        "text": lambda sent, value: None,
+        "json_object": _format_json_object,
+        "json_schema": _format_json_schema,
+        "grammar": _format_grammar,
+        "structural_tag": _format_structural_tag,
+    }
+)
+"""What a response format asks for, by its `type`."""
+
+
+def _schema_constraint(sent: object, value: Value, allowed: str) -> Constraint:
+    parsed = _parsed(sent, value)
+    if not isinstance(parsed, Mapping | bool):
+        raise value.refused(allowed)
+    return _constraint("json_schema", _written(parsed), value)
+
+
+def _parsed(sent: object, value: Value) -> object:
+    """What a string of JSON holds; what is no string is meant itself."""
+    if not isinstance(sent, str):
+        return None if isinstance(sent, bool) else sent
+    _check_length(sent, value)
+    try:
+        return json.loads(sent, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        found = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidRequest.refusing(value.name, must="be valid JSON", found=f"this: {found[:100]}") from None
+
+
+def _constraint(kind: ConstraintKind, source: str, value: Value) -> Constraint:
+    _check_length(source, value)
+    return Constraint(kind=kind, source=source, name=value.name)
+
+
+def _check_length(source: str, value: Value) -> None:
+    limit = value.terms.limits.max_constraint_chars
+    if len(source) > limit:
+        raise InvalidRequest.refusing(value.name, must=f"have at most {limit} characters", found=str(len(source)))
+
+
+def _written(value: Any) -> str:
+    """As short JSON, in the order that was sent, which is the order of the properties in the text."""
+    return json.dumps(dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _refuse_constant(literal: str) -> NoReturn:
+    raise ValueError(f"found {literal}")
+
+
+def _text_of(terms: Terms) -> Schema:
+    return {"type": "string", "maxLength": terms.limits.max_constraint_chars}
+
+
+def _json_of(terms: Terms) -> Schema:
+    """Of an object, or of JSON of one in a string."""
+    return {"anyOf": [{"type": "object"}, {**_text_of(terms), "contentMediaType": "application/json"}]}
+
+
+def _with(members: Mapping[str, Schema], required: list[str]) -> Schema:
+    """Of an object of these members, and whatever others."""
+    return {"type": "object", "required": required, "properties": dict(members)}
+
+
+def _typed(kind: str, members: Mapping[str, Schema] = MappingProxyType({}), required: Sequence[str] = ()) -> Schema:
+    """Of an object of this type."""
+    return _with({"type": {"const": kind}, **members}, ["type", *required])
+
+
+def _one_of(options: Mapping[str, object]) -> str:
+    """The words of a choice."""
+    return " or ".join(shown(option) for option in options)

@@ -1,0 +1,107 @@
+"""Turns a constraint into the one form that everything behind it knows: a grammar of the library.
+
+Runs in a trial, a process that may be ended at any moment: see `trial_process`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from serve_app.constraints.gbnf import read_gbnf
+from serve_app.constraints.json_schema import PreparedSchema, prepare_schema
+from serve_app.constraints.lark import to_lark
+from serve_app.constraints.limits import parser_limits
+from serve_app.constraints.refusal import Refusal
+from serve_app.constraints.structural_tag import structural_tag_to_lark
+from serve_app.core.constraint import ConstraintKind
+
+MAX_REASON_CHARS = 300
+NOTHING_FITS = "no text satisfies it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """text:    as the library reads it
+    formats: that a schema asks for and nobody enforces
+    """
+
+    text: str
+    formats: tuple[str, ...] = ()
+
+
+def compile_source(kind: ConstraintKind, source: str, tokenizer: LLTokenizer) -> Grammar:
+    """The grammar, tried: it was built, and begins with some token. Raises Refusal."""
+    try:
+        grammar = _grammar(kind, source)
+    except RecursionError:
+        raise Refusal("it is nested too deeply") from None
+    try:
+        _try(grammar.text, tokenizer)
+    except Refusal:
+        if kind == "json_schema":
+            _find_culprit(prepare_schema(source))
+        raise
+    return grammar
+
+
+def build_matcher(text: str, tokenizer: LLTokenizer) -> LLMatcher:
+    """Of a grammar that was tried. Other threads run meanwhile."""
+    return LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
+
+
+def _grammar(kind: ConstraintKind, source: str) -> Grammar:
+    match kind:
+        case "json_schema":
+            prepared = prepare_schema(source)
+            return Grammar(text=_of_schema(prepared.schema), formats=prepared.formats)
+        case "gbnf":
+            symbol, lines = to_lark(read_gbnf(source))
+            return Grammar(text="\n".join((f"start: {symbol}", *lines)))
+        case "structural_tag":
+            text, formats = structural_tag_to_lark(source)
+            return Grammar(text=text, formats=formats)
+        case "regex":
+            return Grammar(text=LLMatcher.grammar_from_regex(source))
+        case "lark":
+            return Grammar(text=LLMatcher.grammar_from_lark(source))
+        case "llguidance":
+            return Grammar(text=source)
+
+
+def _of_schema(schema: Mapping[str, Any]) -> str:
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema))
+
+
+def _try(text: str, tokenizer: LLTokenizer) -> None:
+    matcher = build_matcher(text, tokenizer)
+    if matcher.is_error():
+        raise Refusal(_reason(matcher.get_error()))
+    mask = matcher.compute_bitmask()
+    if matcher.is_error():
+        raise Refusal(_reason(matcher.get_error()))
+    if not any(mask):
+        raise Refusal(NOTHING_FITS)
+
+
+def _find_culprit(prepared: PreparedSchema) -> None:
+    """Raise Refusal for the first part that fails by itself: the library says what it lacks, but not where."""
+    parts: list[tuple[str, str, dict[str, Any]]] = []
+    parts += [(path, "pattern", {"type": "string", "pattern": pattern}) for path, pattern in prepared.patterns.items()]
+    parts += [(path, "oneOf", one_of) for path, one_of in prepared.one_ofs.items()]
+    for path, name, schema in parts:
+        failure = LLMatcher.validate_grammar(_of_schema(schema), limits=parser_limits())
+        if failure and not failure.startswith("WARNING"):
+            raise Refusal(f'"{name}" cannot be enforced: {_reason(failure)}', path)
+
+
+def _reason(error: str) -> str:
+    """The library's words on one line, without what it quotes of the grammar."""
+    if "NoExtension" in error:
+        return NOTHING_FITS
+    lines = [line.strip() for line in error.splitlines() if line.strip() and " | " not in line]
+    return " ".join(lines)[:MAX_REASON_CHARS].rstrip(". ") or "the library does not take it"

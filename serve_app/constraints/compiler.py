@@ -1,0 +1,138 @@
+"""Compiles constraints beside everything else, each once, and keeps what was asked for last."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+
+from llguidance import LLMatcher, LLTokenizer
+
+from serve_app.constraints.compilation import build_matcher
+from serve_app.constraints.limits import DEFAULT_LIMITS, ConstraintLimits
+from serve_app.constraints.matcher import Matcher
+from serve_app.constraints.refusal import Refusal
+from serve_app.constraints.trials import OutOfTime, Trials
+from serve_app.constraints.vocabulary import Encode, Vocabulary
+from serve_app.core.constraint import Constraint
+from serve_app.core.errors import EngineFailed, Overloaded
+
+
+class Compiled:
+    """A constraint in the vocabulary of one model; texts begin from copies of it."""
+
+    def __init__(self, matcher: LLMatcher, *, num_words: int, formats: tuple[str, ...]) -> None:
+        self._matcher = matcher
+        self._num_words = num_words
+        self._formats = formats
+
+    def matcher(self) -> Matcher:
+        """At the beginning of a text; some microseconds."""
+        return Matcher(self._matcher.deep_copy(), num_words=self._num_words, formats=self._formats)
+
+
+class Compiler:
+    """Lives on one event loop, with threads of its own.
+
+    Each constraint is first tried in a process that may be ended; what passed is built here, which takes as long with
+    Python's lock released. Equal ones are compiled once and shared, refused ones are refused again from memory.
+
+    make_vocabulary: called once, in a thread, when it is first needed
+    encode:          cuts text into tokens, where the library cannot do that by itself; called from any thread
+    """
+
+    def __init__(
+        self,
+        make_vocabulary: Callable[[], Vocabulary],
+        *,
+        encode: Encode | None = None,
+        limits: ConstraintLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self._make_vocabulary = make_vocabulary
+        self._encode = encode
+        self._limits = limits
+        self._pool = ThreadPoolExecutor(limits.max_trials, thread_name_prefix="constraints")
+        self._first = ThreadPoolExecutor(1, thread_name_prefix="constraints-first")
+        self._kept: OrderedDict[bytes, tuple[int, asyncio.Future[Compiled]]] = OrderedDict()
+        self._num_chars = 0
+        self._num_waiting = 0
+        self.num_compiled = 0
+
+    async def compile(self, constraint: Constraint) -> Compiled:
+        """Raises InvalidRequest where it is not taken, Overloaded where too many wait."""
+        digest = constraint.digest
+        if digest in self._kept:
+            self._kept.move_to_end(digest)
+        else:
+            self._begin(digest, constraint)
+        try:
+            return await asyncio.shield(self._kept[digest][1])
+        except Refusal as refusal:
+            raise refusal.of(constraint) from refusal
+
+    def close(self) -> None:
+        """End the threads and the process of trials."""
+        for _, task in self._kept.values():
+            task.cancel()
+        if "_trials" in self.__dict__:
+            self._trials.close()
+        for pool in (self._first, self._pool):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self, digest: bytes, constraint: Constraint) -> None:
+        if self._num_waiting >= self._limits.max_waiting:
+            raise Overloaded(
+                f"More than {self._limits.max_waiting} constraints wait to be compiled.", None, {"retry_after_s": 1}
+            )
+        self._num_waiting += 1
+        task = asyncio.get_running_loop().create_task(self._compiled(constraint))
+        self._kept[digest] = len(constraint.source), task
+        self._num_chars += len(constraint.source)
+        task.add_done_callback(lambda done: self._note_end(digest, done))
+        self._forget_oldest()
+
+    def _note_end(self, digest: bytes, done: asyncio.Future[Compiled]) -> None:
+        """Keep what is certain; what failed for want of time may be asked for again."""
+        self._num_waiting -= 1
+        if done.cancelled() or isinstance(done.exception(), OutOfTime | EngineFailed):
+            self._forget(digest)
+
+    def _forget_oldest(self) -> None:
+        limits = self._limits
+        for digest, (_, task) in list(self._kept.items()):
+            if len(self._kept) <= limits.max_cached and self._num_chars <= limits.max_cached_chars:
+                return
+            if task.done():
+                self._forget(digest)
+
+    def _forget(self, digest: bytes) -> None:
+        num_chars, _ = self._kept.pop(digest, (0, None))
+        self._num_chars -= num_chars
+
+    async def _compiled(self, constraint: Constraint) -> Compiled:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._first, lambda: (self._trials, self._tokenizer))
+        self.num_compiled += 1
+        return await loop.run_in_executor(self._pool, self._compile, constraint)
+
+    def _compile(self, constraint: Constraint) -> Compiled:
+        """Runs in a thread."""
+        grammar = self._trials.run(constraint)
+        matcher = build_matcher(grammar.text, self._tokenizer)
+        if matcher.is_error():
+            raise Refusal("it cannot be compiled a second time")
+        return Compiled(matcher, num_words=self._vocabulary.num_words, formats=grammar.formats)
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return self._make_vocabulary()
+
+    @cached_property
+    def _trials(self) -> Trials:
+        return Trials(self._vocabulary, self._limits)
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        return self._vocabulary.tokenizer(self._encode)

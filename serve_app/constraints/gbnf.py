@@ -1,0 +1,246 @@
+"""Reads GBNF, the grammars of llama.cpp; xgrammar's EBNF is the same but for details.
+
+root  ::= item ("," item)*      # rules by name, `root` first in meaning
+item  ::= [0-9]{1,3} | 'none'   # literals in either quotes, classes, groups, repetitions
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NoReturn
+
+from serve_app.constraints.refusal import Refusal
+
+MAX_NESTING = 100
+MAX_COUNT_DIGITS = 9
+ROOT = "root"
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+TOKEN = re.compile(
+    r"""(?P<blank>\s+|\#[^\n]*)
+    |(?P<defines>::=)
+    |(?P<name>[A-Za-z_][\w-]*)
+    |(?P<literal>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+    |(?P<class>\[(?:[^\]\\]|\\.)*\])
+    |(?P<counts>\{\s*\d*\s*(?:,\s*\d*\s*)?\})
+    |(?P<sign>[()|*+?.])""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """One character: of the ranges, both ends included, or of none of them."""
+
+    ranges: tuple[tuple[int, int], ...]
+    is_negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """One after the other; none is the empty text."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    options: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`high` None is without end."""
+
+    part: Node
+    low: int
+    high: int | None
+
+
+Node = Literal | Class | Reference | Items | Choice | Repeat
+COUNTS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+ANY_CHARACTER = Class((), is_negated=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    kind: str
+    text: str
+    line: int
+
+
+def read_gbnf(text: str) -> dict[str, Node]:
+    """The rules by name, in their order. Raises Refusal, which names the line."""
+    rules = _Reader(_tokens(text)).rules()
+    if ROOT not in rules:
+        raise Refusal(f'the grammar has no rule "{ROOT} ::= …", where a text begins')
+    return rules
+
+
+def _tokens(text: str) -> list[Token]:
+    tokens, place, line = [], 0, 1
+    while place < len(text):
+        found = TOKEN.match(text, place)
+        if found is None:
+            raise Refusal(f"line {line}: {text[place : place + 20]!r} is not part of a grammar in GBNF")
+        if found.lastgroup != "blank":
+            assert found.lastgroup is not None
+            tokens.append(Token(found.lastgroup, found.group(), line))
+        line += found.group().count("\n")
+        place = found.end()
+    return tokens
+
+
+class _Reader:
+    """Descends along the tokens. A rule ends where the next begins, so that lines may be broken anywhere."""
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self._tokens = tokens
+        self._place = 0
+        self._nesting = 0
+
+    def rules(self) -> dict[str, Node]:
+        rules: dict[str, Node] = {}
+        while self._place < len(self._tokens):
+            if not self._begins_rule():
+                self._refuse('expected a rule "name ::= …"')
+            name = self._tokens[self._place].text
+            if name in rules:
+                self._refuse(f'the rule "{name}" stands there twice')
+            self._place += 2
+            rules[name] = self._choice()
+        return rules
+
+    def _choice(self) -> Node:
+        options = [self._items()]
+        while self._takes("|"):
+            options.append(self._items())
+        return options[0] if len(options) == 1 else Choice(tuple(options))
+
+    def _items(self) -> Node:
+        parts: list[Node] = []
+        while (part := self._part()) is not None:
+            while (counts := self._counts()) is not None:
+                part = Repeat(part, *counts)
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else Items(tuple(parts))
+
+    def _part(self) -> Node | None:
+        """The next literal, class, name or group; None where none follows."""
+        token = self._peek()
+        if token is None or self._begins_rule():
+            return None
+        match token.kind:
+            case "literal":
+                part: Node = Literal("".join(map(chr, self._characters(token))))
+            case "class":
+                part = self._class(token)
+            case "name":
+                part = Reference(token.text)
+            case "sign" if token.text == ".":
+                part = ANY_CHARACTER
+            case "sign" if token.text == "(":
+                return self._group()
+            case _:
+                return None
+        self._place += 1
+        return part
+
+    def _group(self) -> Node:
+        self._place += 1
+        self._nesting += 1
+        if self._nesting > MAX_NESTING:
+            self._refuse(f"groups are nested more than {MAX_NESTING} deep")
+        inside = self._choice()
+        self._nesting -= 1
+        if not self._takes(")"):
+            self._refuse('expected ")"')
+        return inside
+
+    def _counts(self) -> tuple[int, int | None] | None:
+        token = self._peek()
+        if token is None:
+            return None
+        if token.kind == "sign" and token.text in COUNTS:
+            self._place += 1
+            return COUNTS[token.text]
+        if token.kind != "counts":
+            return None
+        low, comma, high = token.text[1:-1].replace(" ", "").partition(",")
+        if max(len(low), len(high)) > MAX_COUNT_DIGITS or not (low or high):
+            self._refuse(f"{token.text[:40]} is no number of repetitions")
+        counts = int(low or 0), (int(high) if high else None) if comma else int(low)
+        if counts[1] is not None and counts[1] < counts[0]:
+            self._refuse(f"{token.text} ends below its beginning")
+        self._place += 1
+        return counts
+
+    def _class(self, token: Token) -> Class:
+        is_negated = token.text.startswith("[^")
+        codes = self._characters(token, first=2 if is_negated else 1, marks_escapes=True)
+        ranges, place = [], 0
+        while place < len(codes):
+            low = high = abs(codes[place])
+            if codes[place + 1 : place + 2] == [ord("-")] and place + 2 < len(codes):
+                high = abs(codes[place + 2])
+                place += 2
+            if high < low:
+                self._refuse(f"the class {token.text[:40]} has a range that ends before it begins")
+            ranges.append((low, high))
+            place += 1
+        if not ranges and not is_negated:
+            self._refuse("the class [] has no character")
+        return Class(tuple(ranges), is_negated=is_negated)
+
+    def _characters(self, token: Token, *, first: int = 1, marks_escapes: bool = False) -> list[int]:
+        """Code points between the quotes or brackets; escaped ones negative where they are marked."""
+        codes, place, end = [], first, len(token.text) - 1
+        while place < end:
+            if token.text[place] != "\\":
+                codes.append(ord(token.text[place]))
+                place += 1
+                continue
+            kind = token.text[place + 1]
+            digits = token.text[place + 2 : min(end, place + 2 + HEX_DIGITS.get(kind, 0))]
+            codes.append(self._escaped(kind, digits) * (-1 if marks_escapes else 1))
+            place += 2 + len(digits)
+        return codes
+
+    def _escaped(self, kind: str, digits: str) -> int:
+        if kind not in HEX_DIGITS:
+            return ord(ESCAPES.get(kind, kind))
+        is_number = len(digits) == HEX_DIGITS[kind] and all(digit in "0123456789abcdefABCDEF" for digit in digits)
+        code = int(digits, 16) if is_number else -1
+        if not 0 <= code <= 0x10FFFF or 0xD800 <= code <= 0xDFFF:
+            self._refuse(f"\\{kind}{digits} is no character")
+        return code
+
+    def _peek(self) -> Token | None:
+        return self._tokens[self._place] if self._place < len(self._tokens) else None
+
+    def _takes(self, sign: str) -> bool:
+        token = self._peek()
+        if token is None or token.kind != "sign" or token.text != sign:
+            return False
+        self._place += 1
+        return True
+
+    def _begins_rule(self) -> bool:
+        following = self._tokens[self._place : self._place + 2]
+        return [token.kind for token in following] == ["name", "defines"]
+
+    def _refuse(self, message: str) -> NoReturn:
+        token = self._peek()
+        where = f"line {token.line}, at {token.text[:20]!r}" if token is not None else "at the end"
+        raise Refusal(f"{where}: {message}")

@@ -1,0 +1,235 @@
+"""Prepares a JSON schema for the library: refuses what cannot be enforced, by keyword and path, and drops what says
+nothing.
+
+What comes out has the same meaning, or is stricter, and no other keyword than the library enforces.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.constraints.disjoint import are_disjoint, tag_of
+from serve_app.constraints.keywords import (
+    FORMATS,
+    SCHEMA_LISTS,
+    SCHEMA_MAPS,
+    SHAPES,
+    check_enforced,
+    check_shape,
+    unenforced,
+)
+from serve_app.constraints.patterns import KNOWN
+from serve_app.constraints.pointers import ROOT, References, child
+from serve_app.constraints.refusal import Refusal
+
+WHITESPACE = r"( |\r?\n[ \t]{0,20})"
+"""Between two parts of JSON: a space, or a new line and its indent. A model that is unsure cannot write it for ever."""
+
+SAYING_NOTHING = frozenset(("type", "title", "description", "default", "examples", "$comment", "deprecated"))
+"""Of a name, which is a string in any case."""
+
+Schema = Any  # a JSON object, or a boolean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedSchema:
+    """formats: those that the schema asks for and nobody enforces
+    patterns, one_ofs: what is left in it of these, by path; the library may refuse them without saying where
+    """
+
+    schema: dict[str, Any]
+    formats: tuple[str, ...]
+    patterns: dict[str, str]
+    one_ofs: dict[str, dict[str, Any]]
+
+
+def prepare_schema(source: str) -> PreparedSchema:
+    """Raises Refusal, which says where."""
+    try:
+        return _Preparation(json.loads(source)).prepared()
+    except RecursionError:
+        raise Refusal("the schema is nested too deeply") from None
+
+
+class _Preparation:
+    """Walks all that the root leads to. What is referred to moves to `$defs`, under a name of our own."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._references = References(root)
+        self._defined: dict[str, str] = {ROOT: ROOT}
+        self._formats: dict[str, None] = {}
+        self._patterns: dict[str, str] = {}
+        self._one_ofs: dict[str, dict[str, Any]] = {}
+
+    def prepared(self) -> PreparedSchema:
+        root = self._schema(self._root, ROOT)
+        if root is False:
+            raise Refusal("the schema is false, which nothing satisfies")
+        schema = {} if root is True else root
+        definitions: dict[str, Schema] = {}
+        while len(definitions) + 1 < len(self._defined):
+            target, name = list(self._defined.items())[len(definitions) + 1]
+            definitions[name.rpartition("/")[2]] = self._schema(self._references.at(target, target), target)
+        if definitions:
+            schema = {**schema, "$defs": definitions}
+        options = {"whitespace_pattern": WHITESPACE}
+        return PreparedSchema(
+            schema={**schema, "x-guidance": options},
+            formats=tuple(self._formats),
+            patterns=self._patterns,
+            one_ofs={path: {**one_of, "$defs": definitions} for path, one_of in self._one_ofs.items()},
+        )
+
+    def _schema(self, schema: Schema, path: str) -> Schema:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise Refusal("a schema must be an object or a boolean", path)
+        check_enforced(schema, path)
+        if "not" in schema:
+            if schema["not"] in (True, {}):
+                return False
+            if schema["not"] is not False:
+                raise unenforced("not", path)
+        found = self._plain(schema, path)
+        self._add_reference(schema, path, found)
+        for name in SCHEMA_MAPS:
+            if name in schema:
+                found[name] = self._map(schema[name], path, name)
+        for name in SCHEMA_LISTS:
+            if name in schema:
+                found[name] = self._list(schema[name], path, name)
+        self._add_items(schema, path, found)
+        self._add_properties(schema, path, found)
+        self._settle_one_of(path, found)
+        return found
+
+    def _plain(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
+        """The keywords that hold no schemas."""
+        found: dict[str, Any] = {}
+        for name, value in _without_old_bounds(schema).items():
+            if name in SHAPES:
+                check_shape(name, value, path)
+                found[name] = value
+        if found.get("format") is not None and found["format"] not in FORMATS:
+            self._formats[found.pop("format")] = None
+        if "pattern" in found:
+            found["pattern"] = self._patterns[path] = KNOWN.get(found["pattern"], found["pattern"])
+        if schema.get("uniqueItems") is True and found.get("maxItems", 2) > 1:
+            raise unenforced("uniqueItems", path)
+        least = found.get("minProperties", 0)
+        if least <= len(set(found.get("required", ()))):
+            found.pop("minProperties", None)
+        elif least > 1:  # the library counts a name that comes twice as two
+            raise unenforced("minProperties", path, ' above 1 and above the number of "required" names')
+        return found
+
+    def _add_reference(self, schema: dict[str, Any], path: str, found: dict[str, Any]) -> None:
+        reference = schema.get("$ref", schema.get("$recursiveRef"))
+        if reference is None:
+            return
+        target = self._references.path_of(reference, path)
+        self._references.at(target, path)
+        found["$ref"] = self._defined.setdefault(target, f"#/$defs/serve_app.{len(self._defined)}")
+
+    def _map(self, value: Any, path: str, name: str) -> dict[str, Schema]:
+        if not isinstance(value, dict):
+            raise Refusal(f'"{name}" must be an object of schemas', path)
+        if name == "patternProperties":
+            self._patterns.update({child(path, name, pattern): pattern for pattern in value})
+        return {key: self._schema(each, child(path, name, key)) for key, each in value.items()}
+
+    def _list(self, value: Any, path: str, name: str) -> list[Schema]:
+        if not isinstance(value, list) or (not value and name != "prefixItems"):
+            raise Refusal(f'"{name}" must be a list of schemas', path)
+        return [self._schema(each, child(path, name, at)) for at, each in enumerate(value)]
+
+    def _add_items(self, schema: dict[str, Any], path: str, found: dict[str, Any]) -> None:
+        """Older drafts call `prefixItems` `items`, and what follows them `additionalItems`."""
+        items = schema.get("items")
+        if isinstance(items, list):
+            found["prefixItems"] = self._list(items, path, "items") if items else []
+            items, name = schema.get("additionalItems"), "additionalItems"
+        else:
+            name = "items"
+        if items is not None:
+            found["items"] = self._schema(items, child(path, name))
+
+    def _add_properties(self, schema: dict[str, Any], path: str, found: dict[str, Any]) -> None:
+        """What other names than those listed may have, and which names they may be."""
+        others = schema.get("additionalProperties")
+        if others is not None:
+            found["additionalProperties"] = self._schema(others, child(path, "additionalProperties"))
+        unevaluated = schema.get("unevaluatedProperties", True)
+        if unevaluated is not True and unevaluated != {}:
+            if unevaluated is not False or others is not None or found.keys() & {"$ref", "allOf", "anyOf", "oneOf"}:
+                raise unenforced("unevaluatedProperties", path)
+            found["additionalProperties"] = False
+        names = schema.get("propertyNames", True)
+        if names is not True and not (isinstance(names, dict) and names.keys() <= SAYING_NOTHING):
+            self._restrict_names(names, path, found)
+
+    def _restrict_names(self, names: Any, path: str, found: dict[str, Any]) -> None:
+        """Names of a few, or of a pattern, where nothing else says which there are."""
+        others = found.pop("additionalProperties", True)
+        names = self._resolved(names)
+        saying = (
+            {key: value for key, value in names.items() if key not in SAYING_NOTHING} if isinstance(names, dict) else {}
+        )
+        match saying:
+            case _ if found.keys() & {"properties", "patternProperties"}:
+                raise unenforced("propertyNames", path, ' beside "properties"')
+            case {"enum": [*allowed]} if len(saying) == 1 and all(isinstance(each, str) for each in allowed):
+                found["properties"] = dict.fromkeys(allowed, others)
+            case {"const": str(allowed)} if len(saying) == 1:
+                found["properties"] = {allowed: others}
+            case {"pattern": str(pattern)} if len(saying) == 1:
+                pattern = self._patterns[child(path, "propertyNames")] = KNOWN.get(pattern, pattern)
+                found["patternProperties"] = {pattern: others}
+            case _:
+                raise unenforced("propertyNames", path)
+        found["additionalProperties"] = False
+
+    def _settle_one_of(self, path: str, found: dict[str, Any]) -> None:
+        """Of options that exclude each other one fits exactly where any does; so do those that a tag tells apart, once
+        it must be there."""
+        options = found.get("oneOf")
+        if options is None:
+            return
+        pairs = ((left, right) for at, left in enumerate(options) for right in options[:at])
+        if not all(are_disjoint(left, right, self._resolved) for left, right in pairs):
+            tag = tag_of(options, self._resolved)
+            if tag is None:
+                self._one_ofs[path] = {"oneOf": options}
+                return
+            options = [{"allOf": [option, {"type": "object", "required": [tag]}]} for option in options]
+        del found["oneOf"]
+        if "anyOf" in found:
+            found["allOf"] = [*found.get("allOf", ()), {"anyOf": options}]
+        else:
+            found["anyOf"] = options
+
+    def _resolved(self, schema: Schema) -> Schema:
+        """What the names of our own lead to, as it was sent."""
+        for _ in range(8):
+            if not (isinstance(schema, dict) and "$ref" in schema):
+                return schema
+            targets = {name: target for target, name in self._defined.items()}
+            target = targets.get(schema["$ref"]) or self._references.path_of(schema["$ref"], ROOT)
+            schema = self._references.at(target, ROOT)
+        return schema
+
+
+def _without_old_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    """With exclusive bounds as numbers; draft 4 has booleans that say so of the others."""
+    found = dict(schema)
+    for exclusive, inclusive in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        is_exclusive = found.get(exclusive)
+        if isinstance(is_exclusive, bool):
+            del found[exclusive]
+            if is_exclusive and inclusive in found:
+                found[exclusive] = found.pop(inclusive)
+    return found

@@ -1,0 +1,105 @@
+"""The keywords of JSON Schema: what each must hold, and which of them cannot be enforced token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from serve_app.constraints.refusal import Refusal
+
+FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
+"""Enforced; others are annotations, as the standard has it."""
+
+Check = Callable[[Any], bool]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and value >= 0 and value == int(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+TYPE_NAMES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
+
+SHAPES: Mapping[str, tuple[Check, str]] = MappingProxyType(
+    {
+        "type": (
+            lambda value: bool(value) and set(value if isinstance(value, list) else [str(value)]) <= TYPE_NAMES,
+            f"one of {', '.join(sorted(TYPE_NAMES))}, or a list of them",
+        ),
+        "enum": (lambda value: isinstance(value, list) and bool(value), "a list of values"),
+        "const": (lambda value: True, "a value"),
+        "required": (_are_texts, "a list of names"),
+        "pattern": (_is_text, "a string"),
+        "format": (_is_text, "a string"),
+        "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+        **dict.fromkeys(("minimum", "maximum"), (_is_number, "a number")),
+        **dict.fromkeys(
+            ("exclusiveMinimum", "exclusiveMaximum"), (lambda value: _is_number(value), "a number, or a boolean")
+        ),
+        **dict.fromkeys(
+            ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+            (_is_count, "a whole number of at least 0"),
+        ),
+    }
+)
+"""Keywords that hold no schemas, by what they must hold."""
+
+SCHEMA_LISTS = ("prefixItems", "allOf", "anyOf", "oneOf")
+SCHEMA_MAPS = ("properties", "patternProperties")
+
+
+def _is_nothing(value: Any) -> bool:
+    return not value
+
+
+def _is_anything(value: Any) -> bool:
+    return value is True or value == {}
+
+
+UNENFORCED: Mapping[str, Check] = MappingProxyType(
+    {
+        "contains": lambda value: False,
+        "if": lambda value: True,  # counts for nothing without the two that follow
+        "then": _is_anything,
+        "else": _is_anything,
+        "dependentRequired": _is_nothing,
+        "dependentSchemas": _is_nothing,
+        "dependencies": _is_nothing,
+        "unevaluatedItems": _is_anything,
+        "$dynamicRef": lambda value: False,
+        "x-guidance": lambda value: False,  # would change the rules of the library itself
+    }
+)
+"""Keywords that cannot be enforced, by which of their values change nothing."""
+
+
+def check_shape(name: str, value: Any, path: str) -> None:
+    """Raises Refusal where a keyword does not hold what it must."""
+    is_right, words = SHAPES[name]
+    if not is_right(value):
+        raise Refusal(f'"{name}" must be {words}', path)
+
+
+def check_enforced(schema: Mapping[str, Any], path: str) -> None:
+    """Raises Refusal where a keyword would have to be enforced and cannot be."""
+    for name, changes_nothing in UNENFORCED.items():
+        if name in schema and not changes_nothing(schema[name]):
+            if name == "contains" and schema.get("minContains") == 0 and "maxContains" not in schema:
+                continue
+            raise unenforced(name, path)
+
+
+def unenforced(name: str, path: str, when: str = "") -> Refusal:
+    return Refusal(f'"{name}"{when} cannot be enforced', path)

@@ -1,0 +1,38 @@
+"""Why a constraint is not taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from serve_app.core.constraint import Constraint, ConstraintKind
+from serve_app.core.errors import InvalidRequest
+
+LANGUAGES: Mapping[ConstraintKind, str] = MappingProxyType(
+    {
+        "json_schema": "a JSON schema",
+        "gbnf": "a grammar in GBNF",
+        "regex": "a regular expression",
+        "lark": "a grammar in Lark",
+        "llguidance": "a grammar of llguidance",
+        "structural_tag": "a structural tag",
+    }
+)
+
+
+class Refusal(Exception):
+    """What is wrong with a source, in a clause that stands behind a colon.
+
+    path: where in a schema, as a JSON pointer; "" is nowhere in particular
+    """
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message, path)
+        self.message = message
+        self.path = path
+
+    def of(self, constraint: Constraint) -> InvalidRequest:
+        """The same for the client that sent this constraint."""
+        where = f" at {self.path}" if self.path else ""
+        must = f"hold {LANGUAGES[constraint.kind]} that can be followed"
+        return InvalidRequest.refusing(constraint.name, must=must, found=f"this{where}: {self.message}")

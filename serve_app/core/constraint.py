@@ -1,0 +1,28 @@
+"""What a completion's text has to be, as a client wrote it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Literal
+
+ConstraintKind = Literal["json_schema", "regex", "gbnf", "lark", "llguidance", "structural_tag"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """One language that the text is to be of; nothing of it was checked but its form.
+
+    kind:   what the source is written in; json_schema, llguidance and structural_tag are JSON
+    source: text that the whole completion has to follow
+    name:   the parameter it came in, as the client spelled it, for refusals
+    """
+
+    kind: ConstraintKind
+    source: str
+    name: str
+
+    @property
+    def digest(self) -> bytes:
+        """The same for what means the same, whatever it was called."""
+        return sha256(f"{self.kind}\0{self.source}".encode()).digest()

@@ -1,0 +1,170 @@
+"""Compiling beside everything else: bounded, shared, remembered, and tried where it may be ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from serve_app.constraints.compilation import build_matcher, compile_source
+from serve_app.constraints.compiler import Compiler
+from serve_app.constraints.limits import ConstraintLimits
+from serve_app.constraints.refusal import Refusal
+from serve_app.constraints.trials import Trials
+from serve_app.core.constraint import Constraint
+from serve_app.core.errors import InvalidRequest, Overloaded
+from tests.constraints.vocabularies import BYTES, tokenizer
+
+ENDLESS = "(ab|c)*" * 30_000
+"""Takes many times what any trial may."""
+
+
+def regex(source: str, name: str = "regex") -> Constraint:
+    return Constraint(kind="regex", source=source, name=name)
+
+
+@asynccontextmanager
+async def compiler(**limits: float) -> AsyncIterator[Compiler]:
+    made = Compiler(lambda: BYTES, limits=ConstraintLimits(**limits))  # type: ignore[arg-type]
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+async def test_equal_constraints_are_compiled_once_and_each_text_begins_anew() -> None:
+    async with compiler() as shared:
+        first, second = await asyncio.gather(shared.compile(regex("ab")), shared.compile(regex("ab", "grammar")))
+        assert first is second
+        assert await shared.compile(regex("ab")) is first
+        assert shared.num_compiled == 1
+        one, other = first.matcher(), first.matcher()
+        one.advance(ord("a"))
+        one.advance(ord("b"))
+        assert (one.is_complete, one.may_end, one.failure) == (True, True, None)
+        assert (other.is_complete, other.may_end) == (False, False)
+        other.advance(ord("x"))
+        assert other.failure is not None
+        assert not other.is_complete
+
+
+async def test_a_refusal_names_the_parameter_of_each_and_is_remembered() -> None:
+    async with compiler() as shared:
+        for name in ("regex", "grammar"):
+            with pytest.raises(InvalidRequest) as caught:
+                await shared.compile(regex("(", name))
+            assert caught.value.param == name
+            assert caught.value.message.startswith(
+                f'"{name}" must hold a regular expression that can be followed; found this: '
+            )
+        assert shared.num_compiled == 1
+
+
+async def test_what_is_kept_is_bounded_and_what_was_asked_for_last_stays() -> None:
+    async with compiler(max_cached=3, max_cached_chars=50) as shared:
+        for source in ("a", "b", "c", "a", "d"):
+            await shared.compile(regex(source))
+        assert shared.num_compiled == 4
+        await shared.compile(regex("a"))
+        assert shared.num_compiled == 4
+        await shared.compile(regex("b"))
+        assert shared.num_compiled == 5
+        await shared.compile(regex("x" * 49))
+        await shared.compile(regex("a"))
+        assert shared.num_compiled == 7
+
+
+async def test_more_than_may_wait_are_told_to_come_again() -> None:
+    async with compiler(max_waiting=2) as shared:
+        asked = [asyncio.ensure_future(shared.compile(regex("a" * count))) for count in range(1, 4)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(answer).__name__ for answer in answers] == ["Compiled", "Compiled", "Overloaded"]
+        assert isinstance(answers[2], Overloaded)
+        await shared.compile(regex("aaa"))
+
+
+async def test_a_client_that_leaves_takes_nothing_from_who_asked_for_the_same() -> None:
+    async with compiler() as shared:
+        leaving = asyncio.ensure_future(shared.compile(regex("[a-f]+")))
+        staying = asyncio.ensure_future(shared.compile(regex("[a-f]+")))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        assert (await staying).matcher().failure is None
+
+
+def ended(trials: Trials, source: str) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        trials.run(regex(source))
+    return caught.value
+
+
+def test_a_trial_that_takes_too_long_is_ended_and_the_next_one_is_not() -> None:
+    trials = Trials(BYTES, ConstraintLimits(max_cpu_s=0.2, max_wall_s=0.5))
+    try:
+        assert "takes too" in ended(trials, ENDLESS).message
+        assert trials.run(regex("a+")).text
+    finally:
+        trials.close()
+
+
+def test_a_trial_that_takes_too_much_memory_is_ended() -> None:
+    """Without any bound on time it would go on: what ends it is the memory that it asks for."""
+    trials = Trials(BYTES, ConstraintLimits(max_cpu_s=60, max_wall_s=60, max_trial_bytes=8 << 20))
+    schema = json.dumps({"enum": [f"{number:x}" * 9 for number in range(20_000)]})
+    try:
+        with pytest.raises(Refusal, match="time or memory"):
+            trials.run(Constraint(kind="json_schema", source=schema, name="json_schema"))
+        assert trials.run(regex("a+")).text
+    finally:
+        trials.close()
+
+
+def test_a_process_that_was_lost_is_begun_again() -> None:
+    trials = Trials(BYTES, ConstraintLimits())
+    try:
+        trials.run(regex("a"))
+        process = trials._process
+        assert process is not None
+        process.kill()
+        process.wait()
+        assert trials.run(regex("b")).text
+        assert trials._process is not process
+    finally:
+        trials.close()
+    assert trials._process is None
+
+
+def test_building_leaves_python_to_other_threads() -> None:
+    """Of turns that another thread takes while a large schema is built: with Python's lock held it would have none."""
+    schema = {
+        "type": "object",
+        "properties": {f"p{at}": {"enum": [f"{at}-{n}" for n in range(60)]} for at in range(60)},
+    }
+    text = compile_source("json_schema", json.dumps(schema), tokenizer()).text
+    assert num_turns_beside(lambda: build_matcher(text, tokenizer())) > 3
+
+
+def num_turns_beside(work: Callable[[], object]) -> int:
+    """How often a thread that sleeps a fraction of a millisecond gets its turn while the work is done."""
+    has_ended, turns = threading.Event(), 0
+
+    def count() -> None:
+        nonlocal turns
+        while not has_ended.is_set():
+            time.sleep(0.0002)
+            turns += 1
+
+    counting = threading.Thread(target=count)
+    counting.start()
+    before = turns
+    for _ in range(5):
+        work()
+    found = turns - before
+    has_ended.set()
+    counting.join()
+    return found

@@ -1,0 +1,45 @@
+"""The engine's laws for constrained texts: nothing else that is computed changes them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.flow.stack import Stack, running_stack
+
+LONG = "The quick brown fox jumps over the lazy dog. " * 6
+REQUESTS: tuple[dict[str, Any], ...] = (
+    {"prompt": LONG, "regex": "[a-z ]{20,60}", "temperature": 0},
+    {"prompt": "Once", "json_schema": {"type": "array", "items": {"type": "integer"}, "minItems": 6, "maxItems": 9}},
+    {"prompt": "A cat", "grammar": "root ::= ('the ' [a-z]+ ' ')* '.'", "seed": 4, "top_p": 0.9},
+    {"prompt": LONG, "temperature": 0},
+    {"prompt": ["x", LONG], "regex": "(yes|no|maybe)( and (yes|no))*!", "n": 2, "seed": 9},
+    {"prompt": "Once", "temperature": 1, "seed": 2, "min_p": 0.1},
+    {"prompt": LONG, "regex": "[0-9]{30,40}", "temperature": 1, "seed": 8, "ignore_eos": True},
+    {"prompt": "Tell", "ebnf": "root ::= s | s root\ns ::= [A-Z] [a-z]+ '.'", "temperature": 0.7, "seed": 1},
+)
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+
+
+async def texts_of(stack: Stack, body: dict[str, Any]) -> list[tuple[str, str]]:
+    response = await stack.post({"model": "demo", "max_tokens": 32, "seed": 1, **body})
+    assert response.status_code == 200, response.text
+    return [(choice["text"], choice["finish_reason"]) for choice in response.json()["choices"]]
+
+
+async def test_constrained_texts_are_the_same_in_company_in_chunks_and_after_preemption() -> None:
+    async with running_stack(num_replicas=1) as stack:
+        alone = [await texts_of(stack, body) for body in REQUESTS]
+    # a budget that a few of them fill, and prompts cut into pieces of a few tokens
+    async with running_stack(
+        num_replicas=1, max_batch_tokens=16, kv_cache_bytes=500_000, max_num_sequences=12, prefix_cache=False
+    ) as stack:
+        for body in REQUESTS:
+            await texts_of(stack, {**body, "max_tokens": 1})  # what is compiled now is not waited for below
+        together = await asyncio.gather(*(texts_of(stack, body) for body in REQUESTS))
+        assert stack.services[0].engine.num_preemptions > 0
+        assert list(together) == alone
+        await stack.settled()
