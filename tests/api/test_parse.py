@@ -478,6 +478,7 @@ MEMBERS = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(MEMBERS)
 def test_whatever_the_values_are_a_request_is_read_or_refused_with_400(members):

@@ -244,6 +244,7 @@ def test_a_record_crosses_processes(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(record.card())) == record.card()
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=UNCHECKED)
 @given(place=st.integers(0, 400), byte=st.integers(0, 255), num_kept=st.none() | st.integers(0, 400))
 def test_no_damage_to_the_weights_raises(place: int, byte: int, num_kept: int | None, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from serve_app.engine.loading import load_model
 from tests.families import storing
 from tests.families.making import save_model
 
+pytestmark = pytest.mark.slow
+
 GIB = 1 << 30
 
 

@@ -20,6 +20,8 @@ from serve_app.core.constraint import Constraint
 from serve_app.core.errors import InvalidRequest, Overloaded
 from tests.constraints.vocabularies import BYTES, tokenizer
 
+pytestmark = pytest.mark.slow
+
 ENDLESS = "(ab|c)*" * 30_000
 """Takes many times what any trial may."""
 

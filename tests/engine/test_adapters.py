@@ -15,6 +15,8 @@ from tests.engine.adapter_files import load_adapter, save_adapter
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import complete, config, make_engine, reference_greedy, request
 
+pytestmark = pytest.mark.slow
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"r": 4, "lora_alpha": 16},
     "rslora": {"r": 6, "lora_alpha": 8, "use_rslora": True},
@@ -168,7 +170,6 @@ def test_an_adapter_of_another_shape_is_refused(random_models: Path, adapter_fol
         load_adapter(adapter_folders["plain"], version="a", model=other)
 
 
-@pytest.mark.slow
 def test_64_mixed_requests_of_the_demo_equal_their_solo_results() -> None:
     folders = {folder.name: folder for folder in sorted(DEMO_ADAPTERS.glob("*/")) if list(folder.glob("*.safetensors"))}
     if len(folders) < 3:

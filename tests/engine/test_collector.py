@@ -16,6 +16,7 @@ def thawed() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_a_full_collection_looks_at_nothing_that_was_loaded_before() -> None:
     num_loaded = len(gc.get_objects())
     exempt_what_is_loaded()

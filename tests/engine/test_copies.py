@@ -12,6 +12,8 @@ from serve_app.engine.engine import Engine
 from tests.engine.conftest import DEMO
 from tests.engine.harness import Outcome, collect, complete, config, make_engine, request, sequences
 
+pytestmark = pytest.mark.slow
+
 PROMPT_TOKENS = 100
 MAX_BEGINNING = 2
 """40 tokens a step allow 160 to be copied: a second copy of 99 may still begin, a third may not."""

@@ -19,6 +19,8 @@ from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.conftest import DEMO
 from tests.engine.harness import request
 
+pytestmark = pytest.mark.slow
+
 DONE = Finish(reason=FinishReason.STOP, matched_stop=None, num_tokens=1)
 
 

@@ -19,6 +19,8 @@ from serve_app.engine.runner import Runner
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import Outcome, collect, complete, config, drain, make_engine, request, sequences
 
+pytestmark = pytest.mark.slow
+
 
 @cache
 def adapter_names() -> tuple[str | None, ...]:
@@ -64,7 +66,6 @@ def random_request(generator: random.Random, name: str) -> tuple[GenerationReque
     return asked, prompt
 
 
-@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -113,6 +113,7 @@ def test_random_use_conserves_blocks(seed: int) -> None:
         assert ledger.num_free + ledger.num_held + ledger.num_cached == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "exponent"), [(1, 1.0), (2, 1.0), (3, 0.8), (4, 1.2)])
 def test_under_pressure_most_of_the_hits_of_an_oracle_are_kept(seed: int, exponent: float) -> None:
     """A working set of twice the budget, asked for in Zipf order; an oracle evicts what is wanted last (Belady)."""

@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 from tests.engine.conftest import ARCHITECTURES, DEMO
 from tests.engine.harness import complete, config, make_engine, reference_greedy, request
 
+pytestmark = pytest.mark.slow
+
 MAX_TOKENS = 14
 
 
@@ -48,7 +50,6 @@ def check_parity(folder: Path, **limits: object) -> object:
     return engine
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_greedy_equals_generate_under_preemption(architecture: str, random_models: Path) -> None:
     from serve_app.engine.loading import load_model

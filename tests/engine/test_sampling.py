@@ -27,6 +27,8 @@ from tests.engine.conftest import DEMO
 from tests.engine.harness import complete, config, make_engine, request
 from tests.engine.sampling_reference import distribution, row
 
+pytestmark = pytest.mark.slow
+
 
 def mixed_params(index: int) -> SamplingParams:
     """Another mix of options for every index."""
@@ -74,7 +76,6 @@ def test_mixed_rows_of_one_seed_draw_the_same_tokens_again() -> None:
     assert Sampler().choose(logits, mixed_rows(40)) == Sampler().choose(logits, mixed_rows(40))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -139,7 +140,6 @@ def test_noise_is_the_same_wherever_a_token_stands_and_follows_gumbels_law() -> 
         assert ((share - expected).abs() < 0.015).all()
 
 
-@pytest.mark.slow
 def test_draws_survive_the_rounding_noise_that_company_brings() -> None:
     """Of 4000 draws over 2048 tokens, none changes when every logit moves by up to a millionth."""
     generator = torch.Generator().manual_seed(5)
@@ -221,7 +221,6 @@ def test_post_sampling_logprobs_are_of_what_the_chain_left() -> None:
     assert all(entry.logprob == 0.0 and len(entry.top) == 1 for entry in greedy)
 
 
-@pytest.mark.slow
 def test_mixed_requests_say_the_same_alone_and_in_a_crowd_that_is_preempted() -> None:
     asked = [(request(f"r{i}", sampling=mixed_params(i), max_tokens=40), list(range(40, 56 + i))) for i in range(8)]
     tight = make_engine(config(DEMO, kv_cache_bytes=14 * 6 * 2 * (32 + 32) * 4 * 16))

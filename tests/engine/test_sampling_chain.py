@@ -26,6 +26,8 @@ from serve_app.engine.sampling.stages import Stage
 from serve_app.engine.sampling.whole import weights_without
 from tests.engine.sampling_reference import distribution, row
 
+pytestmark = pytest.mark.slow
+
 DISPENSABLE = tuple(name for name in TEMPERATURE_FIRST if name in STAGES)
 
 
@@ -103,7 +105,6 @@ def random_params(generator: random.Random) -> SamplingParams:
     )
 
 
-@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(
     seed=st.integers(0, 2**31),

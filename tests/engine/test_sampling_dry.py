@@ -12,6 +12,8 @@ from serve_app.core.request import DryParams
 from serve_app.engine.sampling.repeats import Repeats, z_function
 from tests.engine.sampling_reference import dry_penalties
 
+pytestmark = pytest.mark.slow
+
 A, B, C, X = range(4)
 
 

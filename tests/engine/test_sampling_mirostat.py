@@ -16,6 +16,8 @@ from tests.engine.conftest import DEMO
 from tests.engine.harness import complete, config, make_engine, request, sequences
 from tests.engine.sampling_reference import distribution, row
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_bound_begins_at_twice_the_target_and_moves_against_the_error() -> None:
     sequence = row(SamplingParams(mirostat=2, mirostat_tau=3.0, mirostat_eta=0.5))
@@ -64,7 +66,6 @@ def test_at_temperature_zero_it_is_greedy_and_the_bound_rests() -> None:
     assert sequence.sampling_state.mu == 10.0
 
 
-@pytest.mark.slow
 def test_preemption_does_not_move_the_bound() -> None:
     def asked(name: int) -> tuple[object, list[int]]:
         sampling = SamplingParams(mirostat=1 + name % 2, mirostat_tau=2.0, seed=name)

@@ -18,6 +18,8 @@ from serve_app.engine.sampling.edits import edit_logits
 from serve_app.engine.sampling.sampler import Sampler
 from tests.engine.sampling_reference import edited, row
 
+pytestmark = pytest.mark.slow
+
 NO_EOS = frozenset[int]()
 LOGITS = [2.0, -2.0, 0.0, 1.0, 3.0, -1.0]
 

@@ -12,6 +12,8 @@ from serve_app.engine.engine import Engine
 from tests.engine.conftest import DEMO
 from tests.engine.harness import Outcome, complete, config, make_engine, request
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:

@@ -17,6 +17,8 @@ from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sampling.selection import keep_until
 from tests.engine.sampling_reference import row
 
+pytestmark = pytest.mark.slow
+
 VOCAB = 150_000
 SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
     "peaked": lambda noise: noise * 3.0,

@@ -15,6 +15,8 @@ from serve_app.engine.pace import Pace
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import collect, complete, config, drain, make_engine, request, sequences
 
+pytestmark = pytest.mark.slow
+
 BLOCK_BYTES = 6 * 2 * (32 + 32) * 4 * 16
 
 
@@ -134,7 +136,6 @@ def test_an_adapter_that_waited_long_enough_gets_the_next_slot(impatient: Engine
     drain(impatient, max_steps=20000)
 
 
-@pytest.mark.slow
 def test_a_request_that_waits_for_blocks_holds_up_no_smaller_one_and_is_served(impatient: Engine) -> None:
     impatient.add(sequences(impatient, request("first", max_tokens=40), prompt(1600)))
     impatient.step()

@@ -21,6 +21,8 @@ from serve_app.engine.tokenizer_lanes import LANES, TokenizerLanes
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, request
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def service() -> AsyncIterator[ModelService]:

@@ -16,6 +16,8 @@ from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.kv.storage import Holding, Storage
 from serve_app.engine.kv.store import KeyValueStore
 
+pytestmark = pytest.mark.slow
+
 SHAPE = KeyValueShape.uniform(layers=2, heads=1, key_dim=2, value_dim=3)
 BLOCK_SIZE = 4
 

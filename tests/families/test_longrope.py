@@ -14,6 +14,8 @@ from tests.families.families import LONGROPE, STRETCHED, Family, family
 from tests.families.making import NUM_BYTES
 from tests.families.test_parity import MAX_TOKENS, generate
 
+pytestmark = pytest.mark.slow
+
 PHI = family("phi3", "rope longrope beyond", rope_parameters=LONGROPE, **STRETCHED)
 ORIGINAL = STRETCHED["original_max_position_embeddings"]
 

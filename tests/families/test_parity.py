@@ -16,6 +16,8 @@ from tests.engine.harness import complete, config, make_engine, request
 from tests.families.families import SERVED, Family
 from tests.families.making import NUM_BYTES, auto_class
 
+pytestmark = pytest.mark.slow
+
 MAX_TOKENS = 6
 MIN_GAP = 1e-4  # between the two likeliest logits: many times what two orders of the same sums differ by
 NUM_SAMPLES = {1: 2, 4: 2}  # by prompt; 1 where it is not named

@@ -20,6 +20,8 @@ from tests.families.families import Family, family
 from tests.families.making import save_config
 from tests.families.test_parity import MAX_TOKENS, generate, make_prompts, whole_model
 
+pytestmark = pytest.mark.slow
+
 LLAMA = family("llama")
 EXPERTS = family("qwen3_moe")
 GPT_OSS = family("gpt_oss", "blocks of 32", hidden_size=32, intermediate_size=32)

@@ -17,6 +17,8 @@ from tests.engine.harness import config
 from tests.families.families import REFUSED, Family, Refusal
 from tests.families.making import save_config
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("refusal", REFUSED, ids=lambda refusal: refusal.family.label)
 def test_what_is_not_served_is_refused_with_its_reason(

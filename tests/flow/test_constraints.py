@@ -32,7 +32,7 @@ async def stack() -> AsyncIterator[Stack]:
         yield running
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 async def choice_of(stack: Stack, dialect: str = "union", **body: Any) -> dict[str, Any]:
@@ -272,7 +272,6 @@ HOSTILE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 async def test_hostile_constraints_cost_their_sender_an_error_and_nobody_else_anything(stack: Stack) -> None:
     """Each is refused; equal ones are looked at once; what others asked for meanwhile is as ever."""
     plain = await choice_of(stack, regex="[0-9]{5}", max_tokens=9)

@@ -25,6 +25,8 @@ from tests.fakes import VOCAB_SIZE
 from tests.flow.maker import Maker
 from tests.flow.prose import Served, obey
 
+pytestmark = pytest.mark.slow
+
 NUM_CASES = int(os.environ.get("OPENAPI_CASES", "100"))
 ONE_FORM = re.compile(r'^"(?P<param>.*?)" must .+; found .+\.( .+[.?])?$', re.DOTALL)
 

@@ -21,7 +21,7 @@ async def stack() -> AsyncIterator[Stack]:
         yield made
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 def texts(body: dict[str, Any]) -> list[str]:
@@ -74,7 +74,6 @@ async def test_a_stream_adds_up_to_the_response(stack: Stack) -> None:
     assert len({event["id"] for event in events}) == 1
 
 
-@pytest.mark.slow
 async def test_64_concurrent_mixed_requests_each_equal_their_solo_result(stack: Stack) -> None:
     names = ["demo", "demo:pirate", "demo:shout", "demo:json"]
     asked = [{"model": names[i % 4], "prompt": f"{PROMPTS[i % 8]} number {i}.", "max_tokens": 24} for i in range(64)]

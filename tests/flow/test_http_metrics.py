@@ -90,6 +90,7 @@ async def test_names_that_clients_invent_make_no_series(client):
     ]
 
 
+@pytest.mark.slow
 async def test_more_adapters_than_the_cap_share_one_series(client):
     for number in range(NUM_ADAPTERS):
         await client.post("/v1/completions", json={"model": f"tiny:a{number}", "prompt": "a", "max_tokens": 1})

@@ -80,6 +80,7 @@ async def one_request(client: httpx.AsyncClient, document: dict, draw: random.Ra
         jsonschema.validate(response.json(), {**answered[kind]["schema"], "components": document["components"]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
 async def test_no_request_made_from_the_description_fails_or_hangs_the_server(client, seed):
     document = (await client.get("/openapi.json")).json()

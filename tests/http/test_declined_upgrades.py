@@ -14,6 +14,8 @@ from starlette.websockets import WebSocket
 from serve_app.http.declined_upgrades import OfferParser
 from tests.http.test_header_limits import Patient, answer, connection
 
+pytestmark = pytest.mark.slow
+
 OFFER = (
     b"POST / HTTP/%s\r\nHost: x\r\n"
     b"Connection: Upgrade, HTTP2-Settings%s\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n%s\r\n"

@@ -72,6 +72,7 @@ def test_of_1800_clients_that_keep_their_appointments_few_are_refused_and_no_pla
     assert len(late) < 2 * len(service.done)
 
 
+@pytest.mark.slow
 def test_appointments_are_seconds_at_first_and_never_more_than_half_a_minute() -> None:
     service = Service()
     service.run(1800, until=0.01)

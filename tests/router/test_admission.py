@@ -87,6 +87,7 @@ def overload(service: Service, rate: float, *, until: float) -> None:
         service.come()
 
 
+@pytest.mark.slow
 def test_under_ten_times_the_load_goodput_stays_and_no_wait_grows_beyond_the_bound() -> None:
     service = Service()
     overload(service, 10 * CAPACITY, until=120)
@@ -114,6 +115,7 @@ def test_the_measured_pace_bounds_the_wait_of_slow_requests_long_before_the_plac
     assert service.goodput(100, 400) >= 0.95 * CAPACITY / 20
 
 
+@pytest.mark.slow
 def test_after_an_overload_newcomers_are_let_in_as_soon_as_the_queue_is_served() -> None:
     service = Service()
     overload(service, 10 * CAPACITY, until=60)
@@ -144,6 +146,7 @@ def test_before_anything_is_measured_all_places_are_given_away() -> None:
     assert all(answers[PLACES:])
 
 
+@pytest.mark.slow
 def test_clients_that_keep_their_appointments_are_seldom_refused_twice() -> None:
     service = Service()
     waiting: list[float] = [0.0] * 6000

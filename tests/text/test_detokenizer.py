@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.request import Prompt
 from serve_app.text.tokenizer import TextTokenizer
+
+pytestmark = pytest.mark.slow
 
 ANY_IDS = st.lists(st.integers(min_value=0, max_value=2100), max_size=24)
 LOW_IDS = st.lists(st.integers(min_value=0, max_value=261), max_size=24)  # where byte tokens are

@@ -14,6 +14,8 @@ import serve_app.demo
 from serve_app.core.tokenization import TokenizeRequest
 from serve_app.text.tokenizer import TextTokenizer
 
+pytestmark = pytest.mark.slow
+
 DEMO = Path(serve_app.demo.__file__).parent / "model" / "tokenizer.json"
 CORPUS = ["Once upon a time there was a fox.", "naïve 東京 🦊 café", "   spaces\n\n\tand tabs    ", "a" * 60, "=" * 40]
 ALPHABET = "abc xyzé\n\t=東🦊ǖ…  ﬁ\u0301\u200b" + "aaaa    "

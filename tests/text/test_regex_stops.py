@@ -14,6 +14,8 @@ from serve_app.text.regex_program import program_of
 from serve_app.text.regex_stops import RegexStopMatcher, check_regexes
 from serve_app.text.regex_syntax import BadRegex
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Cut:

@@ -44,6 +44,7 @@ def test_exactly_what_every_continuation_would_show_is_shown_at_once(stops: tupl
         assert shown == certain[: len(taken)]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(stops=STOPS, pieces=PIECES)
 def test_a_match_is_reported_as_soon_as_no_continuation_can_change_it(
