@@ -1,5 +1,5 @@
 # Adds up pytest's summary lines: `3 failed, 40 passed, 1 skipped in 12.34s (0:00:12)`.
-/(^|[= ])[0-9]+ (passed|failed|errors?)[, ].* in [0-9.]+s/ {
+/(^|[= ])[0-9]+ (passed|failed|errors?)(,.*)? in [0-9.]+s/ {
   gsub(/[=,]/, " ")
   for (field = 1; field < NF; field++) {
     word = $(field + 1)
