@@ -181,10 +181,10 @@ async def phase(service: ModelService, engine: WatchedEngine, options: argparse.
         task.cancel()
     await asyncio.gather(*tasks, *own, return_exceptions=True)
     if case is not None:
-        service._detach(case.router_name)
-    service._detach(router.name)
+        service._delivery.detach(case.router_name)
+    service._delivery.detach(router.name)
     steps = list(engine.steps)
-    while engine.has_work or service._live:  # noqa: ASYNC110, the engine runs in another thread
+    while engine.has_work or service.num_open:  # noqa: ASYNC110, the engine runs in another thread
         await asyncio.sleep(0.05)
     return Phase(
         at_s=[[at for at in router.at_s[id_] if at >= began] for id_ in ids],
