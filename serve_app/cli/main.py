@@ -41,13 +41,13 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--fast", action="store_true", help="throughput mode: HAProxy in front, gRPC inside")
 
     down = commands.add_parser("down", help="end the cluster that an earlier `up` of that file left behind")
-    down.add_argument("file", nargs="?", default="cluster.yaml", help="what to serve; default: %(default)s")
+    down.add_argument("file", nargs="?", default="cluster.yaml", help="what was served; default: %(default)s")
 
     env = commands.add_parser("env", help="print the environment that a cluster of your own wants, as shell lines")
     env.add_argument("--fast", action="store_true", help="with throughput mode")
 
     check = commands.add_parser("check", help="validate a cluster file; starts nothing")
-    check.add_argument("file", nargs="?", default="cluster.yaml", help="what to serve; default: %(default)s")
+    check.add_argument("file", nargs="?", default="cluster.yaml", help="what to validate; default: %(default)s")
 
     models = commands.add_parser("models", help="list what a running service answers to")
     models.add_argument("--url", default=DEFAULT_URL, help="of the service; default: %(default)s")

@@ -45,9 +45,7 @@ SHAPES: Mapping[str, tuple[Check, str]] = MappingProxyType(
         "format": (_is_text, "a string"),
         "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
         **dict.fromkeys(("minimum", "maximum"), (_is_number, "a number")),
-        **dict.fromkeys(
-            ("exclusiveMinimum", "exclusiveMaximum"), (lambda value: _is_number(value), "a number, or a boolean")
-        ),
+        **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), (_is_number, "a number, or a boolean")),
         **dict.fromkeys(
             ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
             (_is_count, "a whole number of at least 0"),

@@ -78,9 +78,14 @@ class Trials:
         raise EngineFailed("The process that tries constraints cannot be started.")
 
     def _ask(self, connection: socket.socket, constraint: Constraint) -> dict[str, Any]:
-        """Raises EOFError where the child was ended, TimeoutError (an OSError) where even that does not come."""
+        """Raises EngineFailed where no child began, EOFError where it was ended, TimeoutError (an OSError) where even
+        that does not come.
+        """
         connection.settimeout(None)
-        process_id = int(receive(connection))  # after the process has begun
+        try:
+            process_id = int(receive(connection))  # after the process has begun
+        except (EOFError, OSError) as error:  # nothing of the constraint was looked at
+            raise EngineFailed("The process that tries constraints ended before it began with this one.") from error
         connection.settimeout(self._limits.max_wall_s + GRACE_S)
         send(connection, json.dumps({"kind": constraint.kind, "source": constraint.source}).encode())
         if not select.select([connection], [], [], self._limits.courtesy_s)[0]:

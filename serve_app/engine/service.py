@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from collections.abc import Sequence as Items
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -17,6 +17,7 @@ import torch
 from serve_app.constraints.compiler import Compiled, Compiler
 from serve_app.core.adapters import AdapterRecord
 from serve_app.core.cards import ModelCard, ReplicaCard
+from serve_app.core.constraint import Constraint
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound
 from serve_app.core.request import GenerationRequest
@@ -190,7 +191,7 @@ class ModelService:
         self._delivery.expect(router_id)
         self._open.add(router_id, requests)
         try:
-            compiled = [await self._compiled(request) for request in requests]
+            compiled = await self._compiled(requests)
             prepared = await self._lanes.run(requests, lambda: self._prepare(requests, compiled))
         except BaseException:
             self._open.drop(request.request_id for request in requests)
@@ -223,18 +224,23 @@ class ModelService:
                 logger.warning("router %s was not heard of for %.0f s", router_id, self._leases.lease_s)
                 self._delivery.detach(router_id)
 
-    async def _compiled(self, request: GenerationRequest) -> Compiled | None:
-        """Raises InvalidRequest where the constraint is not taken."""
-        return None if request.constraint is None else await self._compiler.compile(request.constraint)
+    async def _compiled(self, requests: Items[GenerationRequest]) -> Mapping[Constraint | None, Compiled]:
+        """Each constraint once, however many prompts have it. Raises InvalidRequest where one is not taken."""
+        wanted = dict.fromkeys(each.constraint for each in requests if each.constraint is not None)
+        return {constraint: await self._compiler.compile(constraint) for constraint in wanted}
 
-    def _prepare(self, requests: Items[GenerationRequest], compiled: Items[Compiled | None]) -> list[list[Sequence]]:
+    def _prepare(
+        self, requests: Items[GenerationRequest], compiled: Mapping[Constraint | None, Compiled]
+    ) -> list[list[Sequence]]:
         """Tokenise, but nothing that was aborted while it waited; runs in a worker thread.
 
         Raises InvalidRequest, ContextOverflow.
         """
         return [
-            self._preparation.sequences(request, own) if request.request_id in self._open else []
-            for request, own in zip(requests, compiled, strict=True)
+            self._preparation.sequences(request, compiled.get(request.constraint))
+            if request.request_id in self._open
+            else []
+            for request in requests
         ]
 
     def _begin(self, prepared: Items[list[Sequence]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +18,7 @@ from serve_app.constraints.limits import ConstraintLimits
 from serve_app.constraints.refusal import Refusal
 from serve_app.constraints.trials import Trials
 from serve_app.core.constraint import Constraint
-from serve_app.core.errors import InvalidRequest, Overloaded
+from serve_app.core.errors import EngineFailed, InvalidRequest, Overloaded
 from tests.constraints.vocabularies import BYTES, tokenizer
 
 pytestmark = pytest.mark.slow
@@ -124,6 +125,20 @@ def test_a_trial_that_takes_too_much_memory_is_ended() -> None:
         assert trials.run(regex("a+")).text
     finally:
         trials.close()
+
+
+class Losing(Trials):
+    """Whose process ends before a child of it has begun."""
+
+    def _open(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        return ours
+
+
+def test_a_process_that_ends_before_it_looked_at_a_constraint_refuses_none() -> None:
+    with pytest.raises(EngineFailed):
+        Losing(BYTES, ConstraintLimits()).run(regex("a"))
 
 
 def test_a_process_that_was_lost_is_begun_again() -> None:

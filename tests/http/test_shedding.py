@@ -86,6 +86,12 @@ class Echo:
         await send({"type": "http.response.body", "body": body})
 
 
+async def closing(line: Line) -> None:
+    async with asyncio.timeout(10):
+        while not line.wire.is_closing():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
 class Line:
     """A connection to a proxy, and what came back over it."""
 
@@ -275,16 +281,15 @@ async def test_of_a_body_without_end_no_more_is_read_than_the_bound(headers: byt
     assert line.wire.written == written
     assert line.protocol.cycle is None, "no task was made, and nothing keeps the body"
     assert line.protocol._num_dropped <= MAX_DROPPED_BYTES + len(piece)
-    while not line.wire.is_closing():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await closing(line)
 
 
 async def test_a_body_that_does_not_come_closes_its_connection() -> None:
     turnstile = Busy()
     line = Line(turnstile, Echo(), hasty(turnstile))
-    await line.send_all(post()[:-1])
-    while not line.wire.is_closing():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    written = await line.send_all(post()[:-1])
+    await closing(line)
+    assert line.wire.written == written
 
 
 async def test_nonsense_behind_a_refusal_is_not_answered_again() -> None:

@@ -32,7 +32,7 @@ class Source:
         return f"{self.what} of at most {terms.limits.max_constraint_chars} characters"
 
     def schema(self, terms: Terms) -> Schema:
-        return {"type": "string", "maxLength": terms.limits.max_constraint_chars}
+        return _text_of(terms)
 
     def read(self, value: Value) -> Constraint | None:
         if not isinstance(value.sent, str):

@@ -86,7 +86,7 @@ class Sampler:
         edited = edit_logits(logits, sequences, self._eos_token_ids)
         likeliest = torch.argmax(edited, dim=-1)  # of what is no number, if anything is
         bound = [] if masks is None else _bound_rows(likeliest, sequences, masks)
-        free = [row for row in range(len(sequences)) if row not in bound]
+        free = sorted(set(range(len(sequences))).difference(bound))
         drawn: dict[int, Drawn | Exhausted | None] = {}
         drawn |= zip(free, self._choose(edited, [sequences[row] for row in free], free, likeliest), strict=True)
         if masks is not None and bound:
