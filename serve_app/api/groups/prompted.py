@@ -1,0 +1,20 @@
+"""What is completed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, InstanceOf
+
+from serve_app.api.forms.form import Parameter
+from serve_app.api.forms.prompts import Prompts
+from serve_app.core.request import Prompt
+
+
+class Prompted(BaseModel):
+    """Prompts, each completed by itself."""
+
+    prompts: Annotated[
+        tuple[InstanceOf[Prompt], ...],
+        Parameter(Prompts(), "What is completed; every prompt of a list by itself.", "prompt"),
+    ]
