@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from serve_app.core.delta import Load
 
@@ -47,6 +48,9 @@ class ModelCard:
     max_num_sequences, max_waiting: how many sequences one replica computes together, and how many more it queues
     kv_cache_bytes: what one replica may hold in keys and values
     chat_template: of the model's folder, as it is written there; "" is none
+    hidden_size: numbers of a hidden state, and so of an embedding
+    embedding_sizes: to which the model was trained to have its embeddings cut; 0 among them stands for any
+    returns_hidden_states, returns_routed_experts, pooling: of its configuration; pooling is None without embeddings
     tokenizer: its class and the special tokens that it has a name for
     """
 
@@ -61,6 +65,11 @@ class ModelCard:
     max_waiting: int = 0
     kv_cache_bytes: int = 0
     chat_template: str = ""
+    hidden_size: int = 0
+    embedding_sizes: tuple[int, ...] = ()
+    returns_hidden_states: bool = False
+    returns_routed_experts: bool = False
+    pooling: Literal["mean", "last"] | None = None
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
 
     @property

@@ -7,6 +7,7 @@ from typing import Literal
 
 from serve_app.core.constraint import Constraint
 from serve_app.core.names import ModelRef
+from serve_app.core.recording import RecordParams
 
 SamplerName = Literal[
     "penalties", "dry", "temperature", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"
@@ -209,6 +210,7 @@ class GenerationRequest:
     uses_cache:   prefixes computed before may be used
     skips_special_tokens: tokens like the end of text are not shown
     constraint:   what each completion has to be; None is any text
+    record:       what of the computation is wanted besides; None is nothing
     """
 
     request_id: str
@@ -225,5 +227,6 @@ class GenerationRequest:
     uses_cache: bool = True
     skips_special_tokens: bool = True
     constraint: Constraint | None = None
+    record: RecordParams | None = None
     context: ContextParams = field(default_factory=ContextParams)
     unencoded: UnencodedParams = field(default_factory=UnencodedParams)

@@ -56,6 +56,10 @@ class ModelArgs(BaseModel):
     max_tokenized_chars: PositiveInt | None = None
     max_outbox_deltas: PositiveInt = 4096
     max_outbox_bytes: PositiveInt = 64 << 20
+    return_hidden_states: bool = False
+    return_routed_experts: bool = False
+    max_recorded_bytes: PositiveInt = 4 << 20
+    pooling: Literal["mean", "last"] | None = "mean"
 
 
 class RouterArgs(BaseModel):

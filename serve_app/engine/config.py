@@ -35,6 +35,11 @@ class EngineConfig:
                        the context, a million at least
     max_outbox_deltas: pending for a router that reads slowly; beyond it those of one sequence are joined
     max_outbox_bytes:  pending for a router that does not read; beyond it its requests end with an error
+    return_hidden_states: whether clients may ask for hidden states
+    return_routed_experts: whether clients may ask which experts were chosen
+    max_recorded_bytes: of hidden states and chosen experts that one prompt with its completions may ask for; a step in
+                       which many such completions end may be that many times as much for `max_outbox_bytes`
+    pooling:           what of a prompt's hidden states is its embedding, their "mean" or the "last"; None gives none
     """
 
     name: str
@@ -58,3 +63,7 @@ class EngineConfig:
     max_tokenized_chars: int | None = None
     max_outbox_deltas: int = 4096
     max_outbox_bytes: int = 64 << 20
+    return_hidden_states: bool = False
+    return_routed_experts: bool = False
+    max_recorded_bytes: int = 4 << 20
+    pooling: Literal["mean", "last"] | None = "mean"

@@ -8,6 +8,8 @@ from serve_app.constraints.compiler import Compiled
 from serve_app.core.errors import ContextOverflow, InvalidRequest
 from serve_app.core.request import GenerationRequest, Prompt, SamplingParams
 from serve_app.engine.prompt_bounds import PromptBounds, context_overflow
+from serve_app.engine.record import Record
+from serve_app.engine.record_bounds import RecordBounds
 from serve_app.engine.sequence import Sequence
 from serve_app.text.regex_stops import check_regexes
 from serve_app.text.tokenizer import TextTokenizer
@@ -17,12 +19,20 @@ class Preparation:
     """The facts of one model that decide what a request becomes. Threads may share it.
 
     max_chars: of texts whose length the vocabulary does not bound; None is a bound by the context
+    records:   what may be kept of a computation; None keeps nothing
     """
 
     def __init__(
-        self, tokenizer: TextTokenizer, *, model_name: str, max_model_len: int, max_chars: int | None = None
+        self,
+        tokenizer: TextTokenizer,
+        *,
+        model_name: str,
+        max_model_len: int,
+        max_chars: int | None = None,
+        records: RecordBounds | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._records = records
         self._bounds = PromptBounds(tokenizer, model_name=model_name, max_model_len=max_model_len, max_chars=max_chars)
         self._model_name = model_name
         self._max_model_len = max_model_len
@@ -59,6 +69,7 @@ class Preparation:
             request = replace(request, prompt=Prompt(parts=(tuple(kept),)))  # an echo shows what is left of it
         request = replace(request, sampling=self._encoded(request))
         max_tokens = self._max_tokens(request, len(kept))
+        records = self._empty_records(request, len(kept), max_tokens)
         detokenizers = self._tokenizer.detokenizers(kept, request.n, shows_special=not request.skips_special_tokens)
         return [
             Sequence(
@@ -69,9 +80,15 @@ class Preparation:
                 num_dropped_tokens=len(prompt_ids) - len(kept),
                 detokenizer=detokenizer,
                 matcher=None if compiled is None else compiled.matcher(),
+                record=records[sample],
             )
             for sample, detokenizer in enumerate(detokenizers)
         ]
+
+    def _empty_records(self, request: GenerationRequest, num_tokens: int, max_tokens: int) -> list[Record | None]:
+        if request.record is None or self._records is None:
+            return [None] * request.n
+        return self._records.records(request, num_tokens, max_tokens=max_tokens)
 
     def _kept(self, request: GenerationRequest, prompt_ids: list[int]) -> list[int]:
         """The prompt, without its beginning where that was asked for and it leaves no room.

@@ -9,6 +9,7 @@ from serve_app.constraints.matcher import Matcher
 from serve_app.core.delta import Finish, FinishReason, TokenLogprob
 from serve_app.core.request import GenerationRequest
 from serve_app.engine.kv.storage import Holding
+from serve_app.engine.record import Record
 from serve_app.engine.sampling.state import SamplingState
 from serve_app.text.detokenizer import Detokenizer
 from serve_app.text.ending import Ending
@@ -26,6 +27,7 @@ class Sequence:
     max_tokens: bound on generated tokens, the context's end considered
     num_dropped_tokens: of the prompt's beginning, which are not in `token_ids`
     matcher:    follows what was generated along the request's constraint, if any; preemption leaves it as it is
+    record:     what of its positions is kept for its client, if anything; preemption leaves it as it is
     sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
     is_prompt_published: whether others can find its prompt's blocks
     """
@@ -40,6 +42,7 @@ class Sequence:
         num_dropped_tokens: int = 0,
         detokenizer: Detokenizer,
         matcher: Matcher | None = None,
+        record: Record | None = None,
     ) -> None:
         self.request = request
         self.sample = sample
@@ -49,6 +52,7 @@ class Sequence:
         self.num_dropped_tokens = num_dropped_tokens
         self.detokenizer = detokenizer
         self.matcher = matcher
+        self.record = record
         self.stop_matcher = Ending(request.stop)
         self.sampling_state = SamplingState(request.sampling, len(prompt_ids))
         self.arrived_at = time.monotonic()
@@ -111,6 +115,12 @@ class Sequence:
         """Whether its keys and values are known to be numbers: logits that followed from them were."""
         has_failed = self.finish is not None and self.finish.reason is FinishReason.ERROR
         return self.is_prompt_computed and not has_failed
+
+    @property
+    def may_skip_computed(self) -> bool:
+        """Whether positions that were computed before need not be computed for it: nothing is wanted of them."""
+        record = self.record
+        return not self.scores_prompt and (record is None or record.next >= self.num_tokens - 1)
 
     @property
     def scores_prompt(self) -> bool:
