@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import secrets
 from collections.abc import Mapping
 
+from serve_app.api.fragments import Fragment
 from serve_app.api.responses import OBJECT, Choice, ResponseHead
 from serve_app.api.sse import event
 
@@ -35,8 +38,20 @@ def error_event(body: dict[str, object]) -> bytes:
 
 
 def dump(value: object) -> str:
-    """Compact JSON in ASCII, which no text can break."""
-    return json.dumps(value, separators=SEPARATORS, allow_nan=False)
+    """Compact JSON in ASCII, which no text can break; a fragment stands where it is met, as it is."""
+    fragments: list[str] = []
+    mark = ""
+
+    def hold_place(fragment: object) -> str:
+        nonlocal mark
+        if not isinstance(fragment, Fragment):
+            raise TypeError(f"{type(fragment).__name__} is no JSON")
+        mark = mark or secrets.token_hex(16)  # in nobody's text
+        fragments.append(fragment.text)
+        return f"{mark}{len(fragments) - 1}"
+
+    text = json.dumps(value, separators=SEPARATORS, allow_nan=False, default=hold_place)
+    return re.sub(f'"{mark}([0-9]+)"', lambda place: fragments[int(place[1])], text) if fragments else text
 
 
 def _choice(choice: Choice) -> str:

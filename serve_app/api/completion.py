@@ -9,9 +9,11 @@ from pydantic import ConfigDict, Field, InstanceOf
 
 from serve_app.api.dialects.dialect import BestOf, Dialect
 from serve_app.api.dialects.tables import UNION
+from serve_app.api.embedded import Embedded
 from serve_app.api.groups.amount import Amount
 from serve_app.api.groups.held import Held
 from serve_app.api.groups.prompted import Prompted
+from serve_app.api.groups.recorded import Recorded
 from serve_app.api.groups.sampling import Sampling
 from serve_app.api.groups.shown import Shown
 from serve_app.api.groups.stopping import Stopping
@@ -23,12 +25,13 @@ SEED_BITS = 53
 """Of a seed that is drawn: as many as every JSON reader keeps."""
 
 
-class CompletionRequest(Shown, Held, Stopping, Sampling, Amount, Target, Prompted):
+class CompletionRequest(Shown, Recorded, Held, Stopping, Sampling, Amount, Target, Prompted):
     """What a client asked for, with the defaults of its dialect filled in; those here are of `union`.
 
     max_tokens_name:    as the client spelled it
     ignored_parameters: names that were sent and are nobody's
     max_total_tokens:   what all completions together may come to
+    embedded:           the prompts are not completed but embedded
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
@@ -36,6 +39,7 @@ class CompletionRequest(Shown, Held, Stopping, Sampling, Amount, Target, Prompte
     max_tokens_name: Annotated[str, Field(exclude=True, repr=False)] = "max_tokens"
     ignored_parameters: Annotated[tuple[str, ...], Field(exclude=True, repr=False)] = ()
     max_total_tokens: Annotated[int, Field(exclude=True, repr=False)] = DEFAULT_LIMITS.max_total_tokens
+    embedded: Annotated[InstanceOf[Embedded] | None, Field(exclude=True, repr=False)] = None
     dialect: Annotated[InstanceOf[Dialect], Field(default_factory=lambda: UNION, exclude=True, repr=False)]
 
     @property
@@ -56,6 +60,11 @@ class CompletionRequest(Shown, Held, Stopping, Sampling, Amount, Target, Prompte
     def is_ranked(self) -> bool:
         """Whether completions are compared before they are returned; one alone is not."""
         return self.best_of is not None and self.num_candidates > 1
+
+    @property
+    def shows_last_state(self) -> bool:
+        """Whether of hidden states the last alone is returned, and stands by itself."""
+        return self.return_hidden_states == "last" or self.dialect.returns_last_state
 
     @property
     def num_choices(self) -> int:

@@ -16,6 +16,7 @@ class WireLimits:
     max_depth:         nesting of the JSON body
     max_model_chars:   characters of `model`
     max_prompts:       elements of a list of prompts
+    max_inputs:        elements of a list of inputs that are embedded
     max_prompt_chars:  characters of one prompt's text parts together
     max_prompt_ids:    token ids in one prompt
     max_n:             `n` and `best_of`
@@ -30,6 +31,7 @@ class WireLimits:
     max_depth: int = 64
     max_model_chars: int = 512
     max_prompts: int = 256
+    max_inputs: int = 1024
     max_prompt_chars: int = 4_000_000
     max_prompt_ids: int = 1_000_000
     max_n: int = 128

@@ -8,6 +8,7 @@ from typing import Any
 
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import DIALECTS, HEADER, LLAMA_CPP
+from serve_app.api.embeddings import EMBEDDINGS
 from serve_app.api.forms.form import Parameter, Schema, Terms
 from serve_app.api.limits import WireLimits
 from serve_app.api.openapi_parameters import completion_schema, native_schema
@@ -62,6 +63,7 @@ def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
                 **SCHEMAS,
                 "CompletionRequest": completion_schema(terms),
                 "NativeRequest": native_schema(Terms(limits=limits, dialect=LLAMA_CPP)),
+                "EmbeddingsRequest": _object(EMBEDDINGS, terms, asked="input"),
                 "TokenizeRequest": _tokenize(terms),
                 "DetokenizeRequest": _object(DETOKENIZE, terms, asked="tokens"),
             }
@@ -73,6 +75,7 @@ def _operations() -> dict[Path, dict[str, Any]]:
     native = _completions("NativeRequest", "NativeCompletion", "NativeResult", has_end=False)
     return {
         Path.COMPLETIONS: _completions("CompletionRequest", "Completion", "CompletionChunk", has_end=True),
+        Path.EMBEDDINGS: _embeddings(),
         Path.NATIVE_COMPLETION: native,
         Path.NATIVE_COMPLETIONS: native,
         Path.TOKENIZE: _operation("Cut a text into tokens", "Tokens", body="TokenizeRequest"),
@@ -95,6 +98,13 @@ def _completions(body: str, answer: str, chunk: str, *, has_end: bool) -> dict[s
     operation = _operation("Complete prompts", answer, body=body, parameters=[DIALECT_HEADER])
     operation["responses"]["200"]["headers"] = TOLD_HEADERS
     operation["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": _event(chunk, has_end=has_end)}
+    return operation
+
+
+def _embeddings() -> dict[str, Any]:
+    operation = _operation("Embed texts", "Embeddings", body="EmbeddingsRequest", parameters=[DIALECT_HEADER])
+    told = (HEADER, "X-Truncated-Prompt-Tokens")
+    operation["responses"]["200"]["headers"] = {name: TOLD_HEADERS[name] for name in told}
     return operation
 
 

@@ -50,7 +50,12 @@ CHOICE = record(
         "finish_reason": nullable({"enum": [reason.value for reason in FinishReason]}),
         "matched_stop": {"anyOf": [STRING, INTEGER, {"type": "null"}]},
     },
-    optional={"token_ids": array(COUNT), "prompt_token_ids": array(COUNT)},
+    optional={
+        "token_ids": array(COUNT),
+        "prompt_token_ids": array(COUNT),
+        "hidden_states": {"anyOf": [array(array(NUMBER)), array(NUMBER)]},
+        "sglext": record({"routed_experts": STRING, "routed_experts_shape": array(COUNT)}),
+    },
 )
 USAGE = record(
     {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
@@ -59,7 +64,13 @@ USAGE = record(
 HEAD: dict[str, Schema] = {"id": STRING, "object": {"const": "text_completion"}, "created": COUNT, "model": STRING}
 EXTRAS: dict[str, Schema] = {
     "timings": {"type": "object", "additionalProperties": NUMBER},
-    "sglext": {"type": "object"},
+    "sglext": record(
+        {},
+        optional={
+            "cached_tokens_details": {"type": "object", "additionalProperties": COUNT},
+            "routed_experts": STRING,
+        },
+    ),
 }
 MODEL = record(
     {
@@ -119,6 +130,25 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     "Choice": CHOICE,
     "Usage": USAGE,
+    "Embeddings": record(
+        {
+            "object": {"const": "list"},
+            "data": array(
+                record(
+                    {
+                        "object": {"const": "embedding"},
+                        "index": COUNT,
+                        "embedding": {"anyOf": [array(NUMBER), STRING]},
+                    }
+                )
+            ),
+            "model": STRING,
+            "usage": record(
+                {"prompt_tokens": COUNT, "total_tokens": COUNT},
+                optional={"prompt_tokens_details": record({"truncated_tokens": COUNT})},
+            ),
+        }
+    ),
     "NativeCompletion": {"anyOf": [reference("NativeResult"), array(reference("NativeResult"))]},
     "NativeResult": NATIVE,
     "Error": ERROR,

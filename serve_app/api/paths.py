@@ -9,6 +9,7 @@ class Path(StrEnum):
     """One route; what is in braces is the client's."""
 
     COMPLETIONS = "/v1/completions"
+    EMBEDDINGS = "/v1/embeddings"
     NATIVE_COMPLETION = "/completion"
     NATIVE_COMPLETIONS = "/completions"
     TOKENIZE = "/tokenize"
@@ -30,4 +31,13 @@ class Path(StrEnum):
         return "POST" if self in POSTED else "GET"
 
 
-POSTED = frozenset({Path.COMPLETIONS, Path.NATIVE_COMPLETION, Path.NATIVE_COMPLETIONS, Path.TOKENIZE, Path.DETOKENIZE})
+POSTED = frozenset(
+    {
+        Path.COMPLETIONS,
+        Path.EMBEDDINGS,
+        Path.NATIVE_COMPLETION,
+        Path.NATIVE_COMPLETIONS,
+        Path.TOKENIZE,
+        Path.DETOKENIZE,
+    }
+)

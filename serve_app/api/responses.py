@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from serve_app.api.logprobs import LegacyLogprobs
+from serve_app.api.recordings import ShownRecording, experts_text
 from serve_app.core.delta import FinishReason, Usage
+from serve_app.core.recording import Recording
 
 OBJECT = "text_completion"
 
@@ -38,11 +40,13 @@ class Choice:
     matched_stop: str | int | None = None
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    recording: ShownRecording | None = None
 
     @property
     def is_silent(self) -> bool:
         """Whether it shows nothing that a client waits for."""
-        return not (self.text or self.token_ids or self.logprobs or self.finish_reason or self.prompt_token_ids)
+        shown = self.text or self.token_ids or self.logprobs or self.finish_reason or self.prompt_token_ids
+        return not shown and self.recording is None
 
     def body(self) -> dict[str, object]:
         return {
@@ -57,7 +61,8 @@ class Choice:
     def optional(self) -> dict[str, object]:
         """The members that are there only where they were asked for."""
         asked = {"token_ids": self.token_ids, "prompt_token_ids": self.prompt_token_ids}
-        return {name: list(ids) for name, ids in asked.items() if ids is not None}
+        ids_of = {name: list(ids) for name, ids in asked.items() if ids is not None}
+        return {**ids_of, **({} if self.recording is None else self.recording.members())}
 
 
 def completion_body(
@@ -88,9 +93,18 @@ def token_counts(prompt_tokens: int, completion_tokens: int) -> dict[str, object
     }
 
 
-def sglext_body(usage: Usage) -> dict[str, object]:
-    """SGLang's extension: where cached tokens came from. Here they are all on the device."""
-    return {"cached_tokens_details": {"device": usage.cached_tokens, "host": 0}}
+def sglext_members(usage: Usage | None, recording: Recording | None) -> dict[str, object]:
+    """SGLang's extension of a response, or nothing where nothing of it was asked for.
+
+    usage:     where cached tokens are to be told; here they are all on the device
+    recording: of the first choice, whose experts stand there
+    """
+    members: dict[str, object] = {}
+    if recording is not None and recording.experts:
+        members["routed_experts"] = experts_text(recording)
+    if usage is not None:
+        members["cached_tokens_details"] = {"device": usage.cached_tokens, "host": 0}
+    return {"sglext": members} if members else {}
 
 
 def _head_body(head: ResponseHead) -> dict[str, object]:

@@ -39,6 +39,22 @@ class TokenizerCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordCard:
+    """What of a model's computations is given away, as its operator configured it.
+
+    pooling:         what of a prompt's hidden states is its embedding; None gives none
+    hidden_size:     numbers of a hidden state, and so of an embedding
+    embedding_sizes: to which the model was trained to have its embeddings cut; 0 among them stands for any
+    """
+
+    returns_hidden_states: bool = False
+    returns_routed_experts: bool = False
+    pooling: Literal["mean", "last"] | None = None
+    hidden_size: int = 0
+    embedding_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     """A base model as it is served.
 
@@ -48,9 +64,7 @@ class ModelCard:
     max_num_sequences, max_waiting: how many sequences one replica computes together, and how many more it queues
     kv_cache_bytes: what one replica may hold in keys and values
     chat_template: of the model's folder, as it is written there; "" is none
-    hidden_size: numbers of a hidden state, and so of an embedding
-    embedding_sizes: to which the model was trained to have its embeddings cut; 0 among them stands for any
-    returns_hidden_states, returns_routed_experts, pooling: of its configuration; pooling is None without embeddings
+    records: what of its computations it gives away
     tokenizer: its class and the special tokens that it has a name for
     """
 
@@ -65,11 +79,7 @@ class ModelCard:
     max_waiting: int = 0
     kv_cache_bytes: int = 0
     chat_template: str = ""
-    hidden_size: int = 0
-    embedding_sizes: tuple[int, ...] = ()
-    returns_hidden_states: bool = False
-    returns_routed_experts: bool = False
-    pooling: Literal["mean", "last"] | None = None
+    records: RecordCard = field(default_factory=RecordCard)
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
 
     @property

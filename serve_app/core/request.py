@@ -178,12 +178,13 @@ class ContextParams:
     truncates_prompt:     a prompt that leaves no room loses its beginning, to half of the context at most where the
                           completion may be shortened; otherwise it is refused
     shortens_completion:  fewer tokens are generated; otherwise the request is refused
-    max_tokens_name:      what the client called its limit, for the refusal
+    max_tokens_name, prompt_name: what the client called its limit and its prompt, for the refusal
     """
 
     truncates_prompt: bool = False
     shortens_completion: bool = True
     max_tokens_name: str = "max_tokens"
+    prompt_name: str = "prompt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

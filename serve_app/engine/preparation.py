@@ -93,14 +93,15 @@ class Preparation:
     def _kept(self, request: GenerationRequest, prompt_ids: list[int]) -> list[int]:
         """The prompt, without its beginning where that was asked for and it leaves no room.
 
-        As mistral.rs does, the last `context - min(max_tokens or 1, context)` tokens stay. Where the completion may be
-        shortened, at least half of the context stays the prompt's; otherwise at least one token.
+        As mistral.rs does, the last `context - min(max_tokens, context)` tokens stay; without a limit it counts as 1.
+        Where the completion may be shortened, at least half of the context stays the prompt's; otherwise at least one
+        token.
         """
         context, wanted = self._max_model_len, request.stop.max_tokens
         if not request.context.truncates_prompt or not self._leaves_no_room(request, len(prompt_ids)):
             return prompt_ids
         least = context // 2 if request.context.shortens_completion else 1
-        num_kept = max(1, least, context - min(wanted or 1, context))
+        num_kept = max(1, least, context - min(1 if wanted is None else wanted, context))
         return prompt_ids[-num_kept:]
 
     def _leaves_no_room(self, request: GenerationRequest, num_prompt_tokens: int) -> bool:

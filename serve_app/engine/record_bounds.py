@@ -7,9 +7,11 @@ from typing import Any, Self
 
 from transformers import PreTrainedModel
 
+from serve_app.core.cards import RecordCard
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.recording import RecordParams
 from serve_app.core.request import GenerationRequest
+from serve_app.engine.config import EngineConfig
 from serve_app.engine.experts import expert_layers
 from serve_app.engine.record import Record, most_bytes
 from serve_app.engine.text_part import text_config
@@ -77,6 +79,17 @@ class RecordBounds:
         if params is None or not params.experts or self.num_chosen:
             return params
         return None if params.hidden_states is None else replace(params, experts=False)
+
+
+def record_card(config: EngineConfig, module: PreTrainedModel) -> RecordCard:
+    """What routers are told of it."""
+    return RecordCard(
+        returns_hidden_states=config.return_hidden_states,
+        returns_routed_experts=config.return_routed_experts,
+        pooling=config.pooling,
+        hidden_size=hidden_size_of(module),
+        embedding_sizes=embedding_sizes_of(module),
+    )
 
 
 def hidden_size_of(module: PreTrainedModel) -> int:

@@ -34,7 +34,7 @@ from serve_app.engine.masks import vocabulary_of
 from serve_app.engine.open_requests import OpenRequests
 from serve_app.engine.outbox import Outbox
 from serve_app.engine.preparation import Preparation
-from serve_app.engine.record_bounds import RecordBounds, embedding_sizes_of, hidden_size_of
+from serve_app.engine.record_bounds import RecordBounds, record_card
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.tokenization import Tokenizations
 from serve_app.engine.tokenizer_lanes import TokenizerLanes
@@ -131,11 +131,7 @@ class ModelService:
             max_waiting=config.max_waiting,
             kv_cache_bytes=model.kv_cache_bytes,
             chat_template=chat_template,
-            hidden_size=hidden_size_of(model.module),
-            embedding_sizes=embedding_sizes_of(model.module),
-            returns_hidden_states=config.return_hidden_states,
-            returns_routed_experts=config.return_routed_experts,
-            pooling=config.pooling,
+            records=record_card(config, model.module),
             tokenizer=tokenizer.card,
         )
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)

@@ -11,6 +11,7 @@ from serve_app.core.cards import ModelCard
 from serve_app.core.errors import AdapterNotFound, InvalidRequest
 from serve_app.core.names import ModelRef
 from serve_app.core.request import ContextParams, GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
+from serve_app.router.recording import record_wanted
 from serve_app.router.sampling import lower_sampling, unencoded
 
 Resolve = Callable[[str, str | None], ModelRef]
@@ -74,6 +75,7 @@ def _lowered(
             uses_cache=request.cache_prompt,
             skips_special_tokens=request.skip_special_tokens,
             constraint=request.constraint,
+            record=record_wanted(request, targets[request.lora_path_of(index)].card),
             context=context,
             unencoded=texts,
         )
@@ -122,6 +124,7 @@ def _context(request: CompletionRequest) -> ContextParams:
         truncates_prompt=request.truncate_sequence,
         shortens_completion=request.context_length_exceeded_behavior == "truncate",
         max_tokens_name=request.max_tokens_name,
+        prompt_name=_prompt_name(request),
     )
 
 
@@ -139,7 +142,8 @@ def _logprobs(request: CompletionRequest) -> LogprobParams | None:
 def _check_prompt_ids(prompt: Prompt, index: int, *, request: CompletionRequest, vocab_size: int) -> None:
     highest = max((max(part) for part in prompt.parts if isinstance(part, tuple)), default=-1)
     if highest >= vocab_size:
-        path = "prompt" if len(request.prompts) == 1 else f"prompt[{index}]"
+        name = _prompt_name(request)
+        path = name if len(request.prompts) == 1 else f"{name}[{index}]"
         raise InvalidRequest.refusing(path, must=_hold_ids(vocab_size), found=str(highest))
 
 
@@ -147,6 +151,10 @@ def _check_stop_ids(request: CompletionRequest, vocab_size: int) -> None:
     highest = max(request.stop_token_ids, default=-1)
     if highest >= vocab_size:
         raise InvalidRequest.refusing("stop_token_ids", must=_hold_ids(vocab_size), found=str(highest))
+
+
+def _prompt_name(request: CompletionRequest) -> str:
+    return "prompt" if request.embedded is None else "input"
 
 
 def _hold_ids(vocab_size: int) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
 
 from serve_app.api.chunks import ChunkWriter
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.logprobs import LegacyLogprobs
-from serve_app.api.responses import Choice, ResponseHead, completion_body, sglext_body, token_counts, usage_body
+from serve_app.api.responses import Choice, ResponseHead, completion_body, sglext_members, token_counts, usage_body
 from serve_app.api.sse import DONE
+from serve_app.core.recording import Recording
 from serve_app.router.compose import Composer, Part
 from serve_app.router.event import Event
 from serve_app.router.ranking import Score, best_choices
@@ -29,9 +33,11 @@ class StreamRenderer:
         self._tally = tally
         self._num_finished = 0
         self._last: Part | None = None  # kept for the usage of the whole response, which it carries
+        self._first_recording: Recording | None = None
 
     def chunks(self, event: Event) -> bytes:
-        """The chunks that this event allows; nothing where it shows nothing."""
+        """The chunks that this event allows; nothing where it shows nothing. What was recorded of a choice comes in a
+        chunk of its own."""
         return b"".join(self._chunk(part) for part in self._composer.add(event) if not part.choice.is_silent)
 
     def tail(self) -> bytes:
@@ -40,13 +46,19 @@ class StreamRenderer:
         if self._last is not None:
             extras = {"usage": usage_body(usage), **self._extras(self._last)}
             chunks += self._writer.choice(self._last.choice, extras)
-        if self._request.return_cached_tokens_details:
-            chunks += self._writer.bare({"sglext": sglext_body(usage)})
+        details = usage if self._request.return_cached_tokens_details else None
+        if extension := sglext_members(details, self._first_recording):
+            chunks += self._writer.bare(extension)
         if self._request.stream_options.include_usage:
             chunks += self._writer.bare({"usage": usage_body(usage)})
         return chunks + DONE
 
     def _chunk(self, part: Part) -> bytes:
+        if (shown := part.choice.recording) is not None:
+            if part.choice.index == 0:
+                self._first_recording = shown.recording
+            bare = replace(part, choice=replace(part.choice, recording=None))
+            return self._chunk(bare) + self._writer.choice(Choice(index=part.choice.index, text="", recording=shown))
         self._num_finished += part.choice.finish_reason is not None
         if self._request.finish_chunk_has_usage and self._num_finished == self._request.num_choices:
             self._last = part
@@ -66,11 +78,13 @@ async def collect(run: Run, request: CompletionRequest, *, head: ResponseHead) -
     """Read a run to its end and build the whole body."""
     choices = await _choices(run, request)
     extras: dict[str, object] = {}
-    if request.return_cached_tokens_details:
-        extras["sglext"] = sglext_body(run.tally.usage)
+    first = choices[0].recording
+    details = run.tally.usage if request.return_cached_tokens_details else None
+    extras |= sglext_members(details, None if first is None else first.recording)
     if request.has_timings:
         extras["timings"] = run.tally.timings.body()
-    return completion_body(head, choices, usage=run.tally.usage, extras=extras)
+    write = partial(completion_body, head, choices, usage=run.tally.usage, extras=extras)
+    return write() if first is None else await asyncio.to_thread(write)
 
 
 async def _choices(events: AsyncIterator[Event], request: CompletionRequest) -> list[Choice]:
@@ -104,4 +118,5 @@ def _joined(parts: list[Part], request: CompletionRequest) -> Choice:
         matched_stop=last.matched_stop,
         token_ids=token_ids,
         prompt_token_ids=parts[0].choice.prompt_token_ids,
+        recording=last.recording,
     )

@@ -39,7 +39,7 @@ class Story:
         """One flat object of what is known. time: now, in UTC"""
         facts: dict[str, object] = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "event": "completion",
+            "event": "embedding" if self.request is not None and self.request.embedded else "completion",
             "request_id": self.request_id,
             "status": status,
             "duration_s": round(time.monotonic() - self.started_at, 6),

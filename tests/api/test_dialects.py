@@ -52,6 +52,7 @@ MEANINGS = {
     "finish_chunk_has_usage": (False, {"llama.cpp": True, "fireworks": True}),
     "has_timings": (False, {"llama.cpp": True}),
     "ignores_unknown_bias": (False, {"llama.cpp": True}),
+    "returns_last_state": (False, {"sglang": True}),
     "keeps_regex_match": (False, {"sglang": True}),
     "refuses_unknown": (False, {"openai": True, "fireworks": True}),
     "takes_any_model": (False, {"llama.cpp": True}),
@@ -146,7 +147,7 @@ VALUES = {  # a value of each carried parameter that is not its default in any d
     "logprobs": 2, "top_logprobs": 2, "post_sampling_probs": True, "skip_special_tokens": False,
     "return_token_ids": True, "return_cached_tokens_details": True, "timings_per_token": True,
     "response_format": {"type": "json_object"}, "grammar": "root ::= 'a'", "json_schema": {}, "regex": "a+",
-    "ebnf": "root ::= 'a'",
+    "ebnf": "root ::= 'a'", "return_hidden_states": "last", "return_routed_experts": True,
 }  # fmt: skip
 COMPANIONS = {
     "stream_options": {"stream": True},
