@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
+from serve_app.api.chunks import dump
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.embeddings import embeddings_body
+from serve_app.api.fragments import Fragment
 from serve_app.core.recording import Recording
 from serve_app.router.run import Run
 
 
-async def collect_embeddings(run: Run, request: CompletionRequest) -> dict[str, object]:
-    """The whole body, its vectors in the order of the inputs."""
+async def collect_embeddings(run: Run, request: CompletionRequest) -> Fragment:
+    """The whole body, written already, its vectors in the order of the inputs."""
     found: dict[int, Recording] = {}
     async for event in run:
         if event.delta.recording is not None:
             found[event.index] = event.delta.recording
     recordings = [found[index] for index in range(len(request.prompts))]
-    return await asyncio.to_thread(partial(embeddings_body, request, recordings, usage=run.tally.usage))
+    usage = run.tally.usage
+    return await asyncio.to_thread(lambda: Fragment(dump(embeddings_body(request, recordings, usage=usage))))

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 
-from serve_app.api.chunks import ChunkWriter
+from serve_app.api.chunks import ChunkWriter, dump
 from serve_app.api.completion import CompletionRequest
+from serve_app.api.fragments import Fragment
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.api.responses import Choice, ResponseHead, completion_body, sglext_members, token_counts, usage_body
 from serve_app.api.sse import DONE
@@ -74,8 +75,8 @@ class StreamRenderer:
         return {"timings": self._tally.timings.body()} if self._request.has_timings and is_timed else {}
 
 
-async def collect(run: Run, request: CompletionRequest, *, head: ResponseHead) -> dict[str, object]:
-    """Read a run to its end and build the whole body."""
+async def collect(run: Run, request: CompletionRequest, *, head: ResponseHead) -> dict[str, object] | Fragment:
+    """Read a run to its end and build the whole body; one of many numbers is written already."""
     choices = await _choices(run, request)
     extras: dict[str, object] = {}
     first = choices[0].recording
@@ -83,8 +84,8 @@ async def collect(run: Run, request: CompletionRequest, *, head: ResponseHead) -
     extras |= sglext_members(details, None if first is None else first.recording)
     if request.has_timings:
         extras["timings"] = run.tally.timings.body()
-    write = partial(completion_body, head, choices, usage=run.tally.usage, extras=extras)
-    return write() if first is None else await asyncio.to_thread(write)
+    make = partial(completion_body, head, choices, usage=run.tally.usage, extras=extras)
+    return make() if first is None else await asyncio.to_thread(lambda: Fragment(dump(make())))
 
 
 async def _choices(events: AsyncIterator[Event], request: CompletionRequest) -> list[Choice]:
