@@ -10,7 +10,7 @@ from itertools import combinations
 
 from serve_app.api.contradictions import CONSTRAINTS
 from serve_app.api.dialects.dialect import BestOf
-from serve_app.api.dispositions import Renamed
+from serve_app.api.dispositions import Disposition, Renamed
 from serve_app.api.forms.form import Schema, Terms
 from serve_app.api.forms.shared import FLAG
 from serve_app.api.openapi_schemas import NOTHING
@@ -22,8 +22,12 @@ WITHOUT_LOGPROBS: Mapping[str, Schema] = {"logprobs": {"enum": [None, False]}, "
 SWITCHED_ON: Schema = {"type": "array", "contains": {"properties": {"scale": {"const": 1}}, "required": ["scale"]}}
 
 
-def excluded(terms: Terms) -> list[Schema]:
-    """What no body may match, each with a sentence that says why."""
+def excluded(terms: Terms, table: Mapping[str, Disposition] = PARAMETERS) -> list[Schema]:
+    """What no body of these parameters may match, each with a sentence that says why."""
+    return [each for each in _excluded(terms, table) if table.keys() >= set(each["required"])]
+
+
+def _excluded(terms: Terms, table: Mapping[str, Disposition]) -> list[Schema]:
     found = [
         _together("`echo_last` is a part of `echo`.", {"echo": TRUE, "echo_last": {"type": "integer", "minimum": 1}}),
         _together("`top_logprobs` counts `logprobs`.", {"top_logprobs": {"type": "integer"}}, WITHOUT_LOGPROBS),
@@ -40,7 +44,8 @@ def excluded(terms: Terms) -> list[Schema]:
         ),
         *_ranked_streams(terms),
         *_constraints(terms),
-        *_flags_that_differ(),
+        *_flags_that_differ(table),
+        _together("One of them ends the prompt.", {"continue_final_message": TRUE, "add_generation_prompt": TRUE}),
     ]
     if terms.dialect.stream_options_need_stream:
         without_stream: Schema = {"stream": {"enum": [None, False]}}
@@ -82,10 +87,10 @@ def _free(name: str) -> Schema:
     return {"anyOf": [NOTHING, {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}}]}
 
 
-def _flags_that_differ() -> list[Schema]:
+def _flags_that_differ(table: Mapping[str, Disposition]) -> list[Schema]:
     """Two names of one flag, of which one is true and the other false."""
     pairs = [
-        (name, each.to) for name, each in PARAMETERS.items() if isinstance(each, Renamed) and form_of(name) is FLAG
+        (name, each.to) for name, each in table.items() if isinstance(each, Renamed) and form_of(name, table) is FLAG
     ]
     return [
         _together("Both are names of one parameter.", {one: TRUE, other: {"const": False}})

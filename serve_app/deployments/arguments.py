@@ -74,6 +74,7 @@ class LimitSettings(BaseModel):
     max_prompts: PositiveInt = 256
     max_prompt_chars: PositiveInt = 4_000_000
     max_prompt_ids: PositiveInt = 1_000_000
+    max_messages: PositiveInt = 4096
     max_n: PositiveInt = 128
     max_choices: PositiveInt = 2048
     max_total_tokens: PositiveInt = 16_777_216

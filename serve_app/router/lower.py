@@ -17,8 +17,8 @@ Resolve = Callable[[str, str | None], ModelRef]
 CardOf = Callable[[ModelRef], ModelCard]
 
 
-def new_response_id() -> str:
-    return f"cmpl-{secrets.token_hex(16)}"
+def new_response_id(prefix: str = "cmpl") -> str:
+    return f"{prefix}-{secrets.token_hex(16)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,7 @@ def _lowered(
 ) -> tuple[GenerationRequest, ...]:
     """What is the same for every prompt is made once."""
     stop, logprobs, context, texts = _stop(request), _logprobs(request), _context(request), unencoded(request)
+    template = targets[request.lora_path_of(0)].card.chat_template
     return tuple(
         GenerationRequest(
             request_id=f"{response_id}/{index}",
@@ -74,6 +75,8 @@ def _lowered(
             uses_cache=request.cache_prompt,
             skips_special_tokens=request.skip_special_tokens,
             constraint=request.constraint,
+            conversation=request.conversation(template),
+            reports_tail=request.splits_reasoning(template),
             context=context,
             unencoded=texts,
         )
@@ -121,6 +124,7 @@ def _context(request: CompletionRequest) -> ContextParams:
     return ContextParams(
         truncates_prompt=request.truncate_sequence,
         shortens_completion=request.context_length_exceeded_behavior == "truncate",
+        prompt_name=request.prompt_name,
         max_tokens_name=request.max_tokens_name,
     )
 

@@ -60,7 +60,7 @@ class Router:
 
         Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
         """
-        response_id = new_response_id()
+        response_id = new_response_id(request.id_prefix)
         takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
         resolve = partial(self._resolve, takes_any=takes_any)
         requests = lower(request, response_id, resolve=resolve, card_of=self._card_of)
