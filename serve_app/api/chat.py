@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, InstanceOf
 
 from serve_app.api.completion import CompletionRequest
+from serve_app.api.dialects.dialect import UNLIMITED
 from serve_app.api.dispositions import Carried, Disposition, NotYet
 from serve_app.api.forms.form import Parameter
 from serve_app.api.forms.numbers import Integer
@@ -37,10 +38,12 @@ class ChatRequest(Conversed, CompletionRequest):
         return self.separate_reasoning and THINK in template
 
 
+CHAT_DEFAULTS: Mapping[str, object] = MappingProxyType({"max_tokens": UNLIMITED})
+"""Where the dialect says nothing of them. 16 tokens are of no use in a chat, in no system."""
 NOT_OF_CHATS: Mapping[str, NotYet] = MappingProxyType(
     {
         "prompt": NotYet(),
-        "best_of": NotYet(1),
+        "best_of": NotYet(),
         "echo": NotYet(False),
         "echo_last": NotYet(0),
         "suffix": NotYet(""),

@@ -18,7 +18,7 @@ from serve_app.api.parameters import PARAMETERS, form_of
 
 TRUE: Schema = {"const": True}
 SEVERAL: Schema = {"type": "integer", "minimum": 2}
-WITHOUT_LOGPROBS: Mapping[str, Schema] = {"logprobs": {"enum": [None, False]}, "n_probs": {"enum": [None, 0]}}
+WITHOUT_LOGPROBS: Mapping[str, Schema] = {"logprobs": {"enum": [None, False]}, "n_probs": {"enum": [None, 0, False]}}
 SWITCHED_ON: Schema = {"type": "array", "contains": {"properties": {"scale": {"const": 1}}, "required": ["scale"]}}
 
 
@@ -45,12 +45,17 @@ def _excluded(terms: Terms, table: Mapping[str, Disposition]) -> list[Schema]:
         *_ranked_streams(terms),
         *_constraints(terms),
         *_flags_that_differ(table),
-        _together("One of them ends the prompt.", {"continue_final_message": TRUE, "add_generation_prompt": TRUE}),
+        *continued(),
     ]
     if terms.dialect.stream_options_need_stream:
         without_stream: Schema = {"stream": {"enum": [None, False]}}
         found.append(_together("They are of streams.", {"stream_options": {"type": "object"}}, without_stream))
     return found
+
+
+def continued() -> list[Schema]:
+    """Two that say how the prompt of a chat ends."""
+    return [_together("One of them ends the prompt.", {"continue_final_message": TRUE, "add_generation_prompt": TRUE})]
 
 
 def _together(why: str, sent: Mapping[str, Schema], besides: Mapping[str, Schema] | None = None) -> Schema:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from serve_app.api.chat import CHAT_PARAMETERS, ChatRequest
+from serve_app.api.chat import CHAT_DEFAULTS, CHAT_PARAMETERS, ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.contradictions import Sent, check_contradictions
-from serve_app.api.dialects.dialect import UNLIMITED, Dialect
+from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import UNION
 from serve_app.api.dispositions import Disposition
 from serve_app.api.fields import Fields, is_same, read_fields
@@ -43,7 +43,7 @@ CHAT = Body(
     request=ChatRequest,
     table=CHAT_PARAMETERS,
     required=("model", "messages"),
-    defaults={"max_tokens": UNLIMITED},  # in every system; 16 tokens are of no use in a chat
+    defaults=CHAT_DEFAULTS,
 )
 
 

@@ -9,10 +9,13 @@ from types import MappingProxyType
 from typing import Any
 
 from serve_app.api.forms.form import Schema, Terms, Value
+from serve_app.api.json_body import check_depth
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 
 Message = dict[str, Any]
+MAX_DEPTH = 64
+"""Of arguments that come as text."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 NULL: Schema = {"type": "null"}
 TEXT: Schema = {"type": "string"}
@@ -95,7 +98,7 @@ class TemplateVariables:
         return f"an object of variables for the chat template, none of them {', '.join(sorted(self.taken))}"
 
     def schema(self, terms: Terms) -> Schema:
-        return {"type": "object", "properties": dict.fromkeys(sorted(self.taken), False)}
+        return {"type": "object", "properties": {name: {"not": {}} for name in sorted(self.taken)}}
 
     def read(self, value: Value) -> dict[str, object]:
         if not isinstance(value.sent, dict) or self.taken & value.sent.keys():
@@ -203,7 +206,8 @@ def _arguments(sent: object, path: str) -> dict[str, object]:
     if isinstance(found, str):
         try:
             found = json.loads(found)
-        except (ValueError, RecursionError):
+            check_depth(found, MAX_DEPTH)
+        except (ValueError, RecursionError, InvalidRequest):
             found = None
     if not isinstance(found, dict):
         raise _refused(path, "an object, or JSON of one in a string", sent)
