@@ -453,6 +453,7 @@ async def test_a_client_that_does_not_read_is_not_read() -> None:
 
 def test_servers_that_a_proxy_starts_later_speak_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(HTTP_PROTOCOLS, "auto", HTTP_PROTOCOLS["auto"])  # given back afterwards
+    monkeypatch.setattr(uvicorn.Server, "startup", uvicorn.Server.startup)  # so is this
     monkeypatch.setenv("SERVE_APP_PROXY_MAX_REQUESTS", "7")
     assert protect() == []
     config = uvicorn.Config(Echo(), log_config=None)
