@@ -1,7 +1,8 @@
 """Has Serve's proxies accept clients as they come and speak HTTP as we want it spoken.
 
-That is: bounded headers, declined upgrades, refusals that cost little. Serve has no setting for any of it. What it does offer is to call a function in every process that serves HTTP, before
-its server starts (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH): `protect`.
+That is: bounded headers, declined upgrades, refusals that cost little. Serve has no setting for any of it. What it
+does offer is to call a function in every process that serves HTTP, before its server starts
+(RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH): `protect`.
 """
 
 from __future__ import annotations
