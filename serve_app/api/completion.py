@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, InstanceOf
 from serve_app.api.dialects.dialect import BestOf, Dialect
 from serve_app.api.dialects.tables import UNION
 from serve_app.api.groups.amount import Amount
+from serve_app.api.groups.calling import Calling
 from serve_app.api.groups.held import Held
 from serve_app.api.groups.prompted import Prompted
 from serve_app.api.groups.sampling import Sampling
@@ -24,7 +25,7 @@ SEED_BITS = 53
 """Of a seed that is drawn: as many as every JSON reader keeps."""
 
 
-class CompletionRequest(Shown, Held, Stopping, Sampling, Amount, Target, Prompted):
+class CompletionRequest(Shown, Calling, Held, Stopping, Sampling, Amount, Target, Prompted):
     """What a client asked for, with the defaults of its dialect filled in; those here are of `union`.
 
     max_tokens_name:    as the client spelled it

@@ -110,6 +110,26 @@ def _check_constraints(sent: Sent) -> None:
         raise sent.refused(found[1], alone, sent.values[found[1]])
 
 
+def _check_tools(sent: Sent) -> None:
+    """A call can be demanded only of tools that there are, and of a text that has to be nothing else."""
+    request, choice = sent.request, sent.request.tool_choice
+    if choice is None or choice.mode == "none":
+        return
+    found = sent.values["tool_choice"]
+    if choice.names is None and choice.mode == "auto":
+        return
+    if not request.tools:
+        raise sent.refused("tool_choice", 'be "none" or "auto" without "tools"', found)
+    names = {tool.name for tool in request.tools}
+    for name in choice.names or ():
+        if name not in names:
+            raise sent.refused("tool_choice", 'name functions of "tools"', name)
+    constraint = request.constraint
+    if choice.mode == "required" and constraint is not None:
+        alone = f'be "none" or "auto" beside "{constraint.name}", as a call is nothing else'
+        raise sent.refused("tool_choice", alone, found)
+
+
 def _check_mirostat(sent: Sent) -> None:
     """Fireworks' name of the target switches Mirostat on, which `mirostat: 0` contradicts."""
     if "mirostat_target" in sent.fields.names and sent.values.get("mirostat") == 0:
@@ -162,6 +182,7 @@ CHECKS: tuple[Callable[[Sent], None], ...] = (
     _check_adapter_of_each_prompt,
     _check_post_sampling,
     _check_constraints,
+    _check_tools,
     _check_mirostat,
     _check_stream_options,
     _check_continuation,

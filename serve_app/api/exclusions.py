@@ -19,6 +19,19 @@ from serve_app.api.parameters import PARAMETERS, form_of
 TRUE: Schema = {"const": True}
 SEVERAL: Schema = {"type": "integer", "minimum": 2}
 WITHOUT_LOGPROBS: Mapping[str, Schema] = {"logprobs": {"enum": [None, False]}, "n_probs": {"enum": [None, 0, False]}}
+NO_TOOLS: Schema = {"type": "array", "maxItems": 0}
+OF_TOOLS: Schema = {"anyOf": [{"const": "required"}, {"type": "object"}]}
+"""Choices that need something to choose from."""
+
+DEMANDED: Schema = {
+    "anyOf": [
+        {"const": "required"},
+        {"type": "object", "properties": {"type": {"const": "function"}}},
+        {"type": "object", "properties": {"allowed_tools": {"properties": {"mode": {"const": "required"}}}}},
+    ]
+}
+"""Of choices that make a text a call."""
+
 SWITCHED_ON: Schema = {"type": "array", "contains": {"properties": {"scale": {"const": 1}}, "required": ["scale"]}}
 
 
@@ -37,11 +50,8 @@ def _excluded(terms: Terms, table: Mapping[str, Disposition]) -> list[Schema]:
             "The target switches Mirostat on.",
             {"mirostat_target": {"type": "number", "exclusiveMinimum": 0}, "mirostat": {"const": 0}},
         ),
-        _together(
-            "Tools are not carried out.",
-            {"tools": {"type": "array", "minItems": 1}},
-            {"tool_choice": {"not": {"const": "none"}}},
-        ),
+        _together("There is nothing to call.", {"tool_choice": OF_TOOLS}, {"tools": {"anyOf": [NOTHING, NO_TOOLS]}}),
+        *_demanded_calls(),
         *_ranked_streams(terms),
         *_constraints(terms),
         *_flags_that_differ(table),
@@ -83,6 +93,11 @@ def _constraints(terms: Terms) -> list[Schema]:
         for pair in combinations(CONSTRAINTS, 2)
         if pair not in overruled and pair[::-1] not in overruled
     ]
+
+
+def _demanded_calls() -> list[Schema]:
+    why = "A text that has to be a call is nothing else."
+    return [_together(why, {"tool_choice": DEMANDED, name: {"not": _free(name)}}) for name in CONSTRAINTS]
 
 
 def _free(name: str) -> Schema:

@@ -13,7 +13,6 @@ from serve_app.api.openapi_schemas import NOTHING, nullable
 from serve_app.api.parameters import STREAM_OPTIONS, form_of
 from serve_app.api.parse import CHAT, COMPLETION, Body
 from serve_app.api.stream_options import StreamOptions
-from serve_app.api.tools import TOOLS
 
 NOT_CARRIED_OUT = "Not carried out by this server."
 UNKNOWN_NAMES = (
@@ -36,7 +35,6 @@ def _body_schema(kind: Body[Any], terms: Terms) -> Schema:
     has_default_model = terms.dialect.default_model is not None
     properties = {name: _property(name, kind, terms) for name in kind.table}
     properties["stream_options"]["anyOf"] = [_options(terms), {"type": "null"}]
-    properties["tools"]["anyOf"] = [{"enum": properties["tools"].pop("enum")}, TOOLS]
     schema = {
         "type": "object",
         "required": list(kind.required),

@@ -18,7 +18,6 @@ from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parameters import PARAMETERS, STREAM_OPTIONS, form_of
 from serve_app.api.stream_options import StreamOptions
-from serve_app.api.tools import without_unused_tools
 from serve_app.core.errors import InvalidRequest
 
 Request = TypeVar("Request", bound=CompletionRequest)
@@ -76,7 +75,7 @@ def read_request(
     """As `read_completion`, of any kind of body."""
     terms = Terms(limits=limits, dialect=dialect)
     members, overruled = _without_overruled(members, dialect)
-    fields = read_fields(without_unused_tools(members), kind.table, refuses_unknown=dialect.refuses_unknown)
+    fields = read_fields(members, kind.table, refuses_unknown=dialect.refuses_unknown)
     if dialect.default_model is not None:
         fields.values.setdefault("model", dialect.default_model)
     for name in kind.required:
