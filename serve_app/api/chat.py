@@ -30,9 +30,11 @@ class ChatRequest(Conversed, CompletionRequest):
 
     id_prefix: ClassVar[str] = "chatcmpl"
     prompt_name: ClassVar[str] = "messages"
+    calls_in_parallel: ClassVar[bool] = True
 
     def conversation(self, template: str) -> Conversation:
-        return conversation_of(self, template)
+        tools = () if self.tool_use.choice.mode == "none" else self.tool_use.sent
+        return conversation_of(self, template, tools=tools)
 
     def splits_reasoning(self, template: str) -> bool:
         return self.separate_reasoning and THINK in template

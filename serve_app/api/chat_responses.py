@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serve_app.api.logprobs import finite
 from serve_app.core.delta import FinishReason, TokenLogprob
+from serve_app.core.tools import ToolCall, ToolCallDelta
 
 CHAT_OBJECT, CHAT_CHUNK_OBJECT = "chat.completion", "chat.completion.chunk"
 ASSISTANT = "assistant"
@@ -31,6 +32,7 @@ class ChatChoice:
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
+    tool_calls: tuple[ToolCallDelta, ...] = ()
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
 
@@ -38,13 +40,16 @@ class ChatChoice:
     def is_silent(self) -> bool:
         """Whether it shows nothing that a client waits for."""
         shown = (self.role, self.content, self.reasoning, self.logprobs, self.finish_reason, self.token_ids)
-        return not any((*shown, self.prompt_token_ids))
+        return not any((*shown, self.prompt_token_ids, self.tool_calls))
 
     def body(self) -> dict[str, object]:
         """As a choice of a whole response."""
         message: dict[str, object] = {"role": ASSISTANT, "content": self.content, "refusal": None}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["content"] = self.content or None
+            message["tool_calls"] = [call.body() for call in joined_calls(self.tool_calls)]
         logprobs = None if self.logprobs is None else chat_logprobs(self.logprobs)
         return {"index": self.index, "message": message, "logprobs": logprobs, **self._besides()}
 
@@ -55,6 +60,8 @@ class ChatChoice:
             delta["reasoning_content"] = self.reasoning
         if self.content:
             delta["content"] = self.content
+        if self.tool_calls:
+            delta["tool_calls"] = [call.body() for call in self.tool_calls]
         logprobs = chat_logprobs(self.logprobs) if self.logprobs else None
         return {"index": self.index, "delta": delta, "logprobs": logprobs, **self._besides()}
 
@@ -65,6 +72,17 @@ class ChatChoice:
             "matched_stop": self.matched_stop,
             **{name: list(ids) for name, ids in asked.items() if ids is not None},
         }
+
+
+def joined_calls(deltas: Sequence[ToolCallDelta]) -> list[ToolCall]:
+    """The calls that these deltas make, in their order."""
+    calls: list[ToolCall] = []
+    for delta in deltas:
+        if delta.name is not None:
+            calls.append(ToolCall(id=delta.id or "", name=delta.name, arguments=delta.arguments))
+        else:
+            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + delta.arguments)
+    return calls
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, object]:

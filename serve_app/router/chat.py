@@ -11,7 +11,7 @@ from serve_app.api.chunks import ChunkWriter, written_message
 from serve_app.api.responses import ResponseHead, completion_body
 from serve_app.core.delta import PromptReport
 from serve_app.router.event import Event
-from serve_app.router.reasoning import ReasoningSplitter, Split, is_thinking
+from serve_app.router.message import MessageReader, message_reader
 from serve_app.router.render import StreamRenderer, whole_extras
 from serve_app.router.run import Run
 
@@ -26,18 +26,19 @@ class ChatPart:
 
 
 class ChatComposer:
-    """Makes messages of texts: the role first, thoughts apart.
+    """Makes messages of texts: the role first, thoughts and calls of tools apart.
 
-    splits_reasoning: whether there can be thoughts; whether the prompt ended in one says its report, which is awaited
+    template: the model's. Where it has thoughts, the report of the prompt is awaited, which says whether it ends in one
     """
 
-    def __init__(self, request: ChatRequest, *, splits_reasoning: bool) -> None:
+    def __init__(self, request: ChatRequest, template: str) -> None:
         self._request = request
-        self._splits = splits_reasoning
-        self._needs_report = splits_reasoning or request.return_token_ids or request.has_continuous_usage
+        self._template = template
+        self._splits = request.splits_reasoning(template)
+        self._needs_report = self._splits or request.return_token_ids or request.has_continuous_usage
         self._report: PromptReport | None = None
         self._kept: list[Event] = []
-        self._splitters: dict[int, ReasoningSplitter | None] = {}
+        self._readers: dict[int, MessageReader] = {}
 
     def add(self, event: Event) -> list[ChatPart]:
         """The parts that can be shown now, in the order of each choice."""
@@ -55,7 +56,7 @@ class ChatComposer:
         return self._report.num_tokens
 
     def _parts(self, event: Event) -> list[ChatPart]:
-        choices = [self._choice(event)] if event.index in self._splitters else [self._begun(event), self._choice(event)]
+        choices = [self._choice(event)] if event.index in self._readers else [self._begun(event), self._choice(event)]
         return [
             ChatPart(choice=choice, prompt_index=event.prompt_index, completion_tokens=event.completion_tokens)
             for choice in choices
@@ -64,9 +65,8 @@ class ChatComposer:
     def _begun(self, event: Event) -> ChatChoice:
         """The beginning of a message, before there is anything in it."""
         report = self._report
-        self._splitters[event.index] = None
-        if self._splits and report is not None:
-            self._splitters[event.index] = ReasoningSplitter(is_thinking=is_thinking(self._before(report)))
+        before = self._before(report) if self._splits and report is not None else None
+        self._readers[event.index] = message_reader(self._request, self._template, before=before)
         prompt_ids = report.token_ids if report is not None and self._request.return_token_ids else None
         return ChatChoice(index=event.index, role=ASSISTANT, prompt_token_ids=prompt_ids)
 
@@ -77,31 +77,32 @@ class ChatComposer:
         return report.tail
 
     def _choice(self, event: Event) -> ChatChoice:
-        delta, splitter = event.delta, self._splitters[event.index]
-        split = Split(content=delta.text) if splitter is None else splitter.feed(delta.text)
-        if splitter is not None and delta.finish is not None:
-            split += splitter.flush()
+        delta = event.delta
+        gain = self._readers[event.index].read(delta.text, delta.finish)
         return ChatChoice(
             index=event.index,
-            content=split.content,
-            reasoning=split.reasoning,
+            content=gain.content,
+            reasoning=gain.reasoning,
+            tool_calls=gain.calls,
             logprobs=None if self._request.logprobs is None else delta.logprobs,
-            finish_reason=None if delta.finish is None else delta.finish.reason,
+            finish_reason=gain.finish_reason,
             matched_stop=None if delta.finish is None else delta.finish.matched_stop,
             token_ids=delta.token_ids if self._request.return_token_ids else None,
         )
 
 
-def chat_renderer(request: ChatRequest, head: ResponseHead, run: Run) -> StreamRenderer[ChatChoice]:
+def chat_renderer(
+    request: ChatRequest, head: ResponseHead, run: Run, *, template: str
+) -> StreamRenderer[ChatChoice]:
     """Of the chunks of POST /v1/chat/completions."""
     writer = ChunkWriter(head, written_message, kind=CHAT_CHUNK_OBJECT)
-    composer = ChatComposer(request, splits_reasoning=splits_reasoning(run))
+    composer = ChatComposer(request, template)
     return StreamRenderer(request, run.tally, composer=composer, writer=writer)
 
 
-async def collect_chat(run: Run, request: ChatRequest, *, head: ResponseHead) -> dict[str, object]:
+async def collect_chat(run: Run, request: ChatRequest, *, head: ResponseHead, template: str) -> dict[str, object]:
     """Read a run to its end and build the whole body."""
-    composer = ChatComposer(request, splits_reasoning=splits_reasoning(run))
+    composer = ChatComposer(request, template)
     parts: list[list[ChatChoice]] = [[] for _ in range(request.num_choices)]
     async for event in run:
         for part in composer.add(event):
@@ -111,11 +112,6 @@ async def collect_chat(run: Run, request: ChatRequest, *, head: ResponseHead) ->
     return completion_body(head, choices, usage=run.tally.usage, extras=extras, kind=CHAT_OBJECT)
 
 
-def splits_reasoning(run: Run) -> bool:
-    """Whether thoughts are told apart in this run, as was decided when its model was known."""
-    return any(each.reports_tail for each in run.requests)
-
-
 def _joined(parts: Sequence[ChatChoice]) -> ChatChoice:
     last = parts[-1]
     token_ids = [part.token_ids for part in parts if part.token_ids is not None]
@@ -123,6 +119,7 @@ def _joined(parts: Sequence[ChatChoice]) -> ChatChoice:
         index=last.index,
         content="".join(part.content for part in parts),
         reasoning="".join(part.reasoning for part in parts),
+        tool_calls=tuple(call for part in parts for call in part.tool_calls),
         logprobs=None if last.logprobs is None else tuple(each for part in parts for each in part.logprobs or ()),
         finish_reason=last.finish_reason,
         matched_stop=last.matched_stop,

@@ -73,7 +73,7 @@ def _lowered(
             echo_last=request.echo_last,
             reports_prompt_ids=request.return_token_ids,
             uses_cache=request.cache_prompt,
-            skips_special_tokens=request.skip_special_tokens,
+            skips_special_tokens=request.skip_special_tokens and not request.shows_marks(template),
             constraint=request.constraint,
             conversation=request.conversation(template),
             reports_tail=request.splits_reasoning(template),

@@ -80,6 +80,11 @@ class Router:
             ticket.ends_by(run.fail)
         return run
 
+    def template_of(self, run: Run) -> str:
+        """The chat template of the model that a run is on; "" where the model is gone."""
+        card = self.fleet.cards.get(run.requests[0].model.base)
+        return "" if card is None else card.chat_template
+
     @property
     def dialect(self) -> Dialect:
         """Of requests whose model is not known."""

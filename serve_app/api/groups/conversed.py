@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel
@@ -13,6 +13,7 @@ from serve_app.api.forms.messages import Messages, TemplateVariables
 from serve_app.api.forms.shared import FLAG
 from serve_app.core.conversation import Conversation
 from serve_app.core.errors import InvalidRequest
+from serve_app.core.tools import Tool
 
 DEVELOPER, SYSTEM = "developer", "system"
 OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
@@ -39,10 +40,11 @@ class Conversed(BaseModel):
     ] = True
 
 
-def conversation_of(conversed: Conversed, template: str) -> Conversation:
+def conversation_of(conversed: Conversed, template: str, *, tools: Sequence[Tool] = ()) -> Conversation:
     """Everything that this template of a model is given."""
     variables = {
         **conversed.chat_template_kwargs,
+        **({"tools": [tool.sent for tool in tools]} if tools else {}),
         "messages": [_as_known(message, template) for message in conversed.messages],
         "add_generation_prompt": conversed.add_generation_prompt and not conversed.continue_final_message,
     }
