@@ -111,6 +111,12 @@ class TextTokenizer:
         return tuple(self._pieces.middle(token_id) for token_id in range(self.vocab_size))
 
     @property
+    def special_names(self) -> tuple[tuple[str, int], ...]:
+        """Special tokens with their ids."""
+        named = ((self._pieces.name(token_id), token_id) for token_id in sorted(self.special_ids))
+        return tuple((name, token_id) for name, token_id in named if name is not None and token_id < self.vocab_size)
+
+    @property
     def definition(self) -> str:
         """The tokenizer in its library's own JSON."""
         written: str = self._tokenizer.to_str()
