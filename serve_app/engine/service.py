@@ -80,7 +80,7 @@ class ModelService:
         self._template = ChatTemplate(
             card.chat_template,
             model_name=card.name,
-            special_names=tokenizer.special_names,
+            special_names=tuple(name for name, _ in tokenizer.special_names),
             special_tokens=dict(card.tokenizer.special_tokens),
         )
         self._tokenizations = Tokenizations(

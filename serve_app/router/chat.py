@@ -91,9 +91,7 @@ class ChatComposer:
         )
 
 
-def chat_renderer(
-    request: ChatRequest, head: ResponseHead, run: Run, *, template: str
-) -> StreamRenderer[ChatChoice]:
+def chat_renderer(request: ChatRequest, head: ResponseHead, run: Run, *, template: str) -> StreamRenderer[ChatChoice]:
     """Of the chunks of POST /v1/chat/completions."""
     writer = ChunkWriter(head, written_message, kind=CHAT_CHUNK_OBJECT)
     composer = ChatComposer(request, template)

@@ -8,7 +8,7 @@ from serve_app.api.chat import ChatRequest
 from serve_app.core.delta import Finish, FinishReason
 from serve_app.core.tools import ToolCallDelta
 from serve_app.router.reasoning import ReasoningSplitter, Split, is_thinking
-from serve_app.tools.forms import JSON, form_for
+from serve_app.tools.forms import form_for
 from serve_app.tools.parsed import Parsed
 from serve_app.tools.parser import ToolCallParser
 
@@ -69,12 +69,11 @@ class MessageReader:
 def message_reader(request: ChatRequest, template: str, *, before: str | None) -> MessageReader:
     """Of one text of this request.
 
-    template: of its model, which says how calls are written; those that are demanded are held to plain JSON
+    template: of its model, which says how calls are written
     before:   what stands before the text; None where thoughts are not told apart
     """
     splitter = None if before is None else ReasoningSplitter(is_thinking=is_thinking(before))
     tools, parser = request.tool_use, None
     if tools.usable:
-        form = JSON if tools.choice.mode == "required" else form_for(template)
-        parser = ToolCallParser(form, tools.names, holds_calls=not request.stream)
+        parser = ToolCallParser(form_for(template), tools.names, holds_calls=not request.stream)
     return MessageReader(splitter, parser, is_parallel=tools.is_parallel)

@@ -115,9 +115,10 @@ class TextTokenizer:
         return tuple(self._pieces.middle(token_id) for token_id in range(self.vocab_size))
 
     @property
-    def special_names(self) -> tuple[str, ...]:
-        """How the special tokens are written."""
-        return tuple(self._pieces.name(token_id) or "" for token_id in sorted(self.special_ids))
+    def special_names(self) -> tuple[tuple[str, int], ...]:
+        """Special tokens with their ids."""
+        named = ((self._pieces.name(token_id), token_id) for token_id in sorted(self.special_ids))
+        return tuple((name, token_id) for name, token_id in named if name is not None and token_id < self.vocab_size)
 
     @property
     def definition(self) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-FormName = Literal["hermes", "llama3", "mistral", "json"]
+FormName = Literal["hermes", "llama3", "mistral", "mistral_named", "json"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +52,15 @@ MISTRAL = Form(
     takes_names=True,
     has_special_tokens=True,
 )
+MISTRAL_NAMED = replace(MISTRAL, name="mistral_named")
+"""The same to whoever reads; newer models write a name before its arguments, and no list."""
+
 JSON = Form(name="json", opener="", begins_bare=True, takes_list=True)
 """Without any template: what a prompt asked for, and what completions are held to."""
 
 FORMS: Mapping[str, Form] = MappingProxyType(
     {
-        **{form.name: form for form in (HERMES, LLAMA3, MISTRAL, JSON)},
+        **{form.name: form for form in (HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, JSON)},
         "qwen": HERMES,
         "llama3_json": LLAMA3,
     }
@@ -76,7 +79,7 @@ def form_for(template: str, tool_parser: str | None = None) -> Form:
     if tool_parser is not None:
         return FORMS[tool_parser]
     if MISTRAL.opener in template:
-        return MISTRAL
+        return MISTRAL_NAMED if "[ARGS]" in template else MISTRAL
     if HERMES.opener in template and not any(mark in template for mark in _MARKED_OTHERWISE):
         return HERMES
     if LLAMA3.opener in template or ("<|start_header_id|>" in template and '"parameters"' in template):

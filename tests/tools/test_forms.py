@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.tools.forms import HERMES, JSON, LLAMA3, MISTRAL, Form, form_for
+from serve_app.tools.forms import HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_NAMED, Form, form_for
 
 QWEN = """{%- if tools %}...return a json object with function name and arguments within <tool_call></tool_call> tags:
 <tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>{% endif %}"""
@@ -12,6 +12,7 @@ LLAMA_31 = """{{- "<|start_header_id|>user<|end_header_id|>" }}{{- 'Respond in t
 "parameters": dictionary of argument name and its value}.' }}{{- "<|python_tag|>" + tool_call.name }}"""
 LLAMA_32 = """<|start_header_id|>{{- 'Respond in the format {"name": function name, "parameters": dictionary' }}"""
 MISTRAL_V3 = """{{- "[AVAILABLE_TOOLS] [" }}{{- "[TOOL_CALLS] [" }}{%- for tool_call in message.tool_calls %}"""
+MISTRAL_V13 = """{{- "[TOOL_CALLS]" + tool.function.name + "[ARGS]" + arguments }}"""
 QWEN_CODER = """<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>"""
 CHATML = "{% for message in messages %}<|im_start|>{{ message.role }}{% endfor %}"
 
@@ -23,6 +24,7 @@ CHATML = "{% for message in messages %}<|im_start|>{{ message.role }}{% endfor %
         (LLAMA_31, LLAMA3),
         (LLAMA_32, LLAMA3),
         (MISTRAL_V3, MISTRAL),
+        (MISTRAL_V13, MISTRAL_NAMED),
         (QWEN_CODER, JSON),  # not JSON between the same marks
         (CHATML, JSON),
         ("", JSON),
