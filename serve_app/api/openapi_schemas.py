@@ -67,10 +67,24 @@ CHAT_ENDS: dict[str, Schema] = {
     "matched_stop": CHOICE["properties"]["matched_stop"],
 }
 CHAT_BESIDES: dict[str, Schema] = {"token_ids": array(COUNT), "prompt_token_ids": array(COUNT)}
-MESSAGE = record(
-    {"role": {"const": "assistant"}, "content": STRING, "refusal": NOTHING}, optional={"reasoning_content": STRING}
+CALL = record({"id": STRING, "type": {"const": "function"}, "function": record({"name": STRING, "arguments": STRING})})
+CALL_DELTA = record(
+    {"index": COUNT, "function": record({"arguments": STRING}, optional={"name": STRING})},
+    optional={"id": STRING, "type": {"const": "function"}},
 )
-MESSAGE_DELTA = record({}, optional={"role": {"const": "assistant"}, "content": STRING, "reasoning_content": STRING})
+MESSAGE = record(
+    {"role": {"const": "assistant"}, "content": nullable(STRING), "refusal": NOTHING},
+    optional={"reasoning_content": STRING, "tool_calls": array(CALL)},
+)
+MESSAGE_DELTA = record(
+    {},
+    optional={
+        "role": {"const": "assistant"},
+        "content": STRING,
+        "reasoning_content": STRING,
+        "tool_calls": array(CALL_DELTA),
+    },
+)
 USAGE = record(
     {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
     optional={"prompt_tokens_details": record({"cached_tokens": COUNT}, optional={"truncated_tokens": COUNT})},

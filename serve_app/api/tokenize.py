@@ -11,6 +11,7 @@ from serve_app.api.forms.form import Parameter
 from serve_app.api.forms.plain import Text
 from serve_app.api.forms.shared import FLAG
 from serve_app.api.forms.tokens import TokenText
+from serve_app.api.groups.calling import Calling
 from serve_app.api.groups.conversed import Conversed, check_continuation, conversation_of
 from serve_app.api.limits import WireLimits
 from serve_app.api.members import read_members
@@ -19,11 +20,15 @@ from serve_app.api.paths import Path
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.core.tools import Tool
 
 TEXT = Text(max_chars=lambda terms: terms.limits.max_prompt_chars)
 MODEL = Parameter(Text(), "A model or an adapter; the only one where one is served.")
 CONVERSED: Mapping[str, Parameter] = MappingProxyType(
-    {name: each for name, each in declared(Conversed).items() if name != "separate_reasoning"}
+    {
+        **{name: each for name, each in declared(Conversed).items() if name != "separate_reasoning"},
+        "tools": declared(Calling)["tools"],
+    }
 )
 ADD_SPECIAL = "Whether special tokens like the beginning of text are added."
 TOKENIZE: Mapping[str, Parameter] = MappingProxyType(
@@ -58,12 +63,13 @@ class TokenizeCall:
     has_pieces: bool
     returns_strings: bool
     conversed: Conversed | None = None
+    tools: tuple[Tool, ...] = ()
 
     def request_to(self, card: ModelCard) -> TokenizeRequest:
         """What this model is asked."""
         if self.conversed is None:
             return self.request
-        return replace(self.request, conversation=conversation_of(self.conversed, card.chat_template))
+        return replace(self.request, conversation=conversation_of(self.conversed, card.chat_template, tools=self.tools))
 
     def answer(self, found: Tokenization, *, max_model_len: int) -> dict[str, object]:
         """llama.cpp's `tokens` with vLLM's `count` and `max_model_len` beside them."""
@@ -115,6 +121,7 @@ def parse_tokenize(body: bytes, limits: WireLimits) -> TokenizeCall:
         has_pieces=has_pieces,
         returns_strings=returns_strings,
         conversed=conversed,
+        tools=values.get("tools", ()),
     )
 
 
@@ -122,9 +129,13 @@ def parse_apply_template(body: bytes, limits: WireLimits) -> TokenizeCall:
     """The chat whose text is asked for. Raises InvalidRequest."""
     values = read_members(body, APPLY_TEMPLATE, limits, path=Path.APPLY_TEMPLATE, required="messages")
     conversed = _conversed(values, beside="messages")
-    model = values.get("model")
     return TokenizeCall(
-        model=model, request=TokenizeRequest(), has_pieces=False, returns_strings=False, conversed=conversed
+        model=values.get("model"),
+        request=TokenizeRequest(),
+        has_pieces=False,
+        returns_strings=False,
+        conversed=conversed,
+        tools=values.get("tools", ()),
     )
 
 
@@ -133,7 +144,7 @@ def _conversed(values: Mapping[str, Any], *, beside: str) -> Conversed | None:
     members = {name: values[name] for name in CONVERSED if name in values}
     if beside == "messages":
         check_continuation(members)
-        return Conversed.model_validate(members)
+        return Conversed.model_validate({name: value for name, value in members.items() if name != "tools"})
     if members:
         name = next(iter(members))
         raise InvalidRequest.refusing(name, must=f'be absent beside "{beside}", as it is of chats', found="both")
