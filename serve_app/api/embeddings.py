@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.embedded import Embedded
 from serve_app.api.forms.form import Parameter, Terms
 from serve_app.api.forms.inputs import Inputs
 from serve_app.api.forms.numbers import Integer
@@ -47,28 +46,41 @@ EMBEDDINGS: Mapping[str, Parameter] = MappingProxyType(
 )
 
 
+class EmbeddingRequest(CompletionRequest):
+    """An embedding is a completion of no tokens, of whose prompt the hidden states are wanted.
+
+    dimensions: None is all that the model has;  is_base64: how vectors are written
+    """
+
+    dimensions: int | None = None
+    is_base64: bool = False
+
+    id_prefix: ClassVar[str] = "embd"
+    prompt_name: ClassVar[str] = "input"
+
+
 def parse_embeddings(body: bytes, limits: WireLimits) -> dict[str, Any]:
     """The members that were sent. Raises InvalidRequest."""
     return read_members(body, EMBEDDINGS, limits, path=Path.EMBEDDINGS, required="input")
 
 
-def as_completion(values: Mapping[str, Any], model: str, dialect: Dialect) -> CompletionRequest:
-    """An embedding is a completion of no tokens, of whose prompt the hidden states are wanted."""
-    return CompletionRequest(
+def embedding_request(values: Mapping[str, Any], model: str, dialect: Dialect) -> EmbeddingRequest:
+    """The request that these members make."""
+    return EmbeddingRequest(
         model=model,
         prompts=values["input"],
         user=values.get("user"),
         truncate_sequence=values.get("truncate_sequence", False),
         max_tokens=0,
         dialect=dialect,
-        embedded=Embedded(dimensions=values.get("dimensions"), is_base64=values.get("encoding_format") == "base64"),
+        dimensions=values.get("dimensions"),
+        is_base64=values.get("encoding_format") == "base64",
     )
 
 
-def embeddings_body(request: CompletionRequest, recordings: Sequence[Recording], *, usage: Usage) -> dict[str, object]:
+def embeddings_body(request: EmbeddingRequest, recordings: Sequence[Recording], *, usage: Usage) -> dict[str, object]:
     """To write vectors as numbers takes a while: not on an event loop."""
-    assert request.embedded is not None, "no embeddings were asked for"
-    show = _base64 if request.embedded.is_base64 else _numbers
+    show = _base64 if request.is_base64 else _numbers
     counts: dict[str, object] = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
     if usage.truncated_tokens:
         counts["prompt_tokens_details"] = {"truncated_tokens": usage.truncated_tokens}

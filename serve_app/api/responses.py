@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.api.recordings import ShownRecording, experts_text
@@ -48,6 +49,12 @@ class Choice:
         shown = self.text or self.token_ids or self.logprobs or self.finish_reason or self.prompt_token_ids
         return not shown and self.recording is None
 
+    def without_recording(self) -> Choice:
+        return self if self.recording is None else replace(self, recording=None)
+
+    def recording_alone(self) -> Choice:
+        return Choice(index=self.index, text="", recording=self.recording)
+
     def body(self) -> dict[str, object]:
         return {
             "index": self.index,
@@ -65,12 +72,23 @@ class Choice:
         return {**ids_of, **({} if self.recording is None else self.recording.members())}
 
 
+class Shown(Protocol):
+    """A choice of any kind of response."""
+
+    def body(self) -> dict[str, object]: ...
+
+
 def completion_body(
-    head: ResponseHead, choices: Sequence[Choice], *, usage: Usage, extras: Mapping[str, object] | None = None
+    head: ResponseHead,
+    choices: Sequence[Shown],
+    *,
+    usage: Usage,
+    extras: Mapping[str, object] | None = None,
+    kind: str = OBJECT,
 ) -> dict[str, object]:
     """A whole response. `extras` are the members that a client or its dialect asked for."""
     return {
-        **_head_body(head),
+        **_head_body(head, kind),
         "choices": [choice.body() for choice in choices],
         "usage": usage_body(usage),
         **(extras or {}),
@@ -107,5 +125,5 @@ def sglext_members(usage: Usage | None, recording: Recording | None) -> dict[str
     return {"sglext": members} if members else {}
 
 
-def _head_body(head: ResponseHead) -> dict[str, object]:
-    return {"id": head.id, "object": OBJECT, "created": head.created, "model": head.model}
+def _head_body(head: ResponseHead, kind: str) -> dict[str, object]:
+    return {"id": head.id, "object": kind, "created": head.created, "model": head.model}

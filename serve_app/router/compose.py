@@ -8,7 +8,7 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.api.recordings import ShownRecording
 from serve_app.api.responses import Choice
-from serve_app.core.delta import PromptReport
+from serve_app.core.delta import Delta, PromptReport
 from serve_app.router.event import Event
 
 
@@ -32,7 +32,7 @@ class Composer:
         self._echo = request.echo or request.echo_last > 0
         self._wants_logprobs = request.logprobs is not None
         self._wants_ids = request.return_token_ids
-        self._shows_last_state = request.shows_last_state
+        self._request = request
         self._needs_report = self._echo or self._wants_ids or request.has_continuous_usage
         self._reports: dict[int, PromptReport] = {}
         self._kept: dict[int, list[Event]] = {}
@@ -78,11 +78,16 @@ class Composer:
                 matched_stop=None if delta.finish is None else delta.finish.matched_stop,
                 token_ids=delta.token_ids if self._wants_ids else None,
                 prompt_token_ids=self._reports[event.prompt_index].token_ids if self._wants_ids and is_first else None,
-                recording=None
-                if delta.recording is None
-                else ShownRecording(recording=delta.recording, is_flat=self._shows_last_state),
+                recording=shown_recording(delta, self._request),
             ),
             prompt_index=event.prompt_index,
             completion_tokens=event.completion_tokens,
             is_context_end=delta.finish is not None and delta.finish.is_context_end,
         )
+
+
+def shown_recording(delta: Delta, request: CompletionRequest) -> ShownRecording | None:
+    """What was recorded of a choice, as this request wants to see it; None where nothing was."""
+    if delta.recording is None:
+        return None
+    return ShownRecording(recording=delta.recording, is_flat=request.shows_last_state)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from serve_app.api.chunks import dump
-from serve_app.api.completion import CompletionRequest
-from serve_app.api.embeddings import embeddings_body
+from serve_app.api.embeddings import EmbeddingRequest, embeddings_body
 from serve_app.api.fragments import Fragment
 from serve_app.core.recording import Recording
 from serve_app.router.run import Run
 
 
-async def collect_embeddings(run: Run, request: CompletionRequest) -> Fragment:
+async def collect_embeddings(run: Run, request: EmbeddingRequest) -> Fragment:
     """The whole body, written already, its vectors in the order of the inputs."""
     found: dict[int, Recording] = {}
     async for event in run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.embedded import Embedded
+from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.shown import shown
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
@@ -14,8 +14,8 @@ STATES, EXPERTS = "return_hidden_states", "return_routed_experts"
 
 def record_wanted(request: CompletionRequest, card: ModelCard) -> RecordParams | None:
     """None where nothing is wanted. Raises UnsupportedParameter for what is not allowed of this model."""
-    if request.embedded is not None:
-        return _embedding(request.embedded, card)
+    if isinstance(request, EmbeddingRequest):
+        return _embedding(request, card)
     states, experts = request.return_hidden_states, request.return_routed_experts
     if not states and not experts:
         return None
@@ -33,13 +33,13 @@ def record_wanted(request: CompletionRequest, card: ModelCard) -> RecordParams |
     )
 
 
-def _embedding(embedded: Embedded, card: ModelCard) -> RecordParams:
+def _embedding(request: EmbeddingRequest, card: ModelCard) -> RecordParams:
     if card.records.pooling is None:
         must, remedy = "name a model with embeddings", 'Its operator chooses what they are by "pooling" in its args.'
         raise UnsupportedParameter.refusing("model", must=must, found=f"{card.name}, which has none", remedy=remedy)
-    _check_dimensions(embedded.dimensions, card)
+    _check_dimensions(request.dimensions, card)
     return RecordParams(
-        hidden_states=card.records.pooling, name="input", dimensions=embedded.dimensions, normalizes=True
+        hidden_states=card.records.pooling, name=request.prompt_name, dimensions=request.dimensions, normalizes=True
     )
 
 

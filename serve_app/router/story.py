@@ -7,15 +7,17 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from serve_app.api.chat import CHAT_PARAMETERS
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.tables import HEADER
+from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.parameters import PARAMETERS
 from serve_app.core.errors import ServeError
 from serve_app.router.admission import Ticket
 from serve_app.router.run import Run
 
 NAME = re.compile(r"([A-Za-z_][\w-]*)(?:\[\d+\])*")
-KNOWN_NAMES = frozenset({*PARAMETERS, "content-type", "content-length", HEADER.lower()})
+KNOWN_NAMES = frozenset({*PARAMETERS, *CHAT_PARAMETERS, "content-type", "content-length", HEADER.lower()})
 UNKNOWN_NAME = "(unknown)"
 
 
@@ -39,7 +41,7 @@ class Story:
         """One flat object of what is known. time: now, in UTC"""
         facts: dict[str, object] = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "event": "embedding" if self.request is not None and self.request.embedded else "completion",
+            "event": "embedding" if isinstance(self.request, EmbeddingRequest) else "completion",
             "request_id": self.request_id,
             "status": status,
             "duration_s": round(time.monotonic() - self.started_at, 6),

@@ -148,6 +148,19 @@ async def test_a_model_that_is_not_configured_for_them_refuses_and_names_the_key
             assert (await stack.post({"model": "demo", "prompt": PROMPT, name: False})).status_code == 200
 
 
+async def test_chats_have_them_like_completions() -> None:
+    asked = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "temperature": 0}
+    async with running_stack(num_replicas=1, return_hidden_states=True) as stack:
+        path = "/v1/chat/completions"
+        whole = (await stack.post({**asked, "return_hidden_states": True, "return_token_ids": True}, path)).json()
+        (choice,) = whole["choices"]
+        assert len(choice["hidden_states"]) == len(choice["token_ids"])
+        last = (await stack.post({**asked, "return_hidden_states": "last", "stream": True}, path)).text
+        chunks = [json.loads(line[6:]) for line in last.split("\n\n")[:-2]]
+        (alone,) = [c for chunk in chunks for c in chunk["choices"] if "hidden_states" in c]
+        assert (alone["delta"], alone["hidden_states"]) == ({}, choice["hidden_states"][-1])
+
+
 async def test_a_dense_model_has_no_experts_to_tell_of() -> None:
     async with running_stack(num_replicas=1, return_routed_experts=True) as stack:
         answer = await stack.complete(prompt="Once", max_tokens=2, return_routed_experts=True)

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from serve_app.api.dialects.tables import SGLANG, UNION
-from serve_app.api.embedded import Embedded
+from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.parse import parse_completion
 from serve_app.core.cards import RecordCard
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.recording import RecordParams
+from serve_app.core.request import Prompt
 from serve_app.router.recording import record_wanted
 from tests.fakes import model_card
 
@@ -20,9 +21,14 @@ OPEN = RecordCard(returns_hidden_states=True, returns_routed_experts=True, pooli
 STATES, EXPERTS = "return_hidden_states", "return_routed_experts"
 
 
-def wanted(records: RecordCard = OPEN, *, dialect=UNION, embedded: Embedded | None = None, **members: object):
+def wanted(records: RecordCard = OPEN, *, dialect=UNION, **members: object):
     body = json.dumps({"model": "tiny", "prompt": "a", **members}).encode()
-    request = parse_completion(body, choose_dialect=lambda model: dialect).model_copy(update={"embedded": embedded})
+    request = parse_completion(body, choose_dialect=lambda model: dialect)
+    return record_wanted(request, replace(model_card(), records=records))
+
+
+def embedded(records: RecordCard, dimensions: int | None):
+    request = EmbeddingRequest(model="tiny", prompts=(Prompt(parts=("a",)),), dimensions=dimensions)
     return record_wanted(request, replace(model_card(), records=records))
 
 
@@ -73,9 +79,9 @@ def test_states_are_a_boolean_or_last(value):
 def test_an_embedding_is_cut_to_what_its_model_was_trained_for(sizes, dimensions, is_taken):
     records = replace(OPEN, embedding_sizes=sizes)
     if is_taken:
-        record = wanted(records, embedded=Embedded(dimensions=dimensions))
+        record = embedded(records, dimensions)
         assert record == RecordParams(hidden_states="last", name="input", dimensions=dimensions, normalizes=True)
         return
     with pytest.raises(InvalidRequest, match="was trained for no others") as caught:
-        wanted(records, embedded=Embedded(dimensions=dimensions))
+        embedded(records, dimensions)
     assert caught.value.param == "dimensions"
