@@ -8,6 +8,8 @@ from hashlib import sha256
 
 MAX_MIXED_ADAPTERS = 8
 """In one mix, however many fit at once."""
+MAX_SCALE = 100.0
+"""Of one part of a mix, either way."""
 NUM_VERSION_CHARS = 32
 
 
@@ -63,7 +65,7 @@ def mixed(base: str, parts: Iterable[Part]) -> ModelRef:
     summed: dict[str, Part] = {}
     for part in parts:
         known = summed.get(part.adapter)
-        summed[part.adapter] = part if known is None else replace(part, scale=part.scale + known.scale)
+        summed[part.adapter] = replace(part, scale=part.scale + (0.0 if known is None else known.scale))
     left = sorted((part for part in summed.values() if part.scale), key=lambda part: (part.version, part.adapter))
     if not left:
         return ModelRef(base=base)

@@ -53,7 +53,7 @@ class StreamRenderer:
             return b""
         extras: dict[str, object] = {}
         if self._request.has_continuous_usage:
-            extras["usage"] = token_counts(self._composer.prompt_tokens(part.prompt_index), part.completion_tokens)
+            extras["usage"] = token_counts(self._composer.prompt_tokens(part.part), part.completion_tokens)
         return self._writer.choice(part.choice, extras | self._extras(part))
 
     def _extras(self, part: Part) -> dict[str, object]:
@@ -104,4 +104,5 @@ def _joined(parts: list[Part], request: CompletionRequest) -> Choice:
         matched_stop=last.matched_stop,
         token_ids=token_ids,
         prompt_token_ids=parts[0].choice.prompt_token_ids,
+        model=last.model,
     )

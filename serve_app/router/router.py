@@ -18,9 +18,12 @@ from serve_app.core.errors import ServeError
 from serve_app.core.names import ModelRef
 from serve_app.router.admission import Admission, Ticket
 from serve_app.router.fleet import Fleet
-from serve_app.router.lower import lower, new_response_id
+from serve_app.router.lower import Wanted, lower, new_response_id
 from serve_app.router.placement import Placement
 from serve_app.router.run import Run, RunSettings
+
+MAX_ASKED = 64
+"""Of a list of models that was not checked yet, so many are asked for their dialect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +89,13 @@ class Router:
         return self._config.dialect
 
     def dialect_of(self, model: object) -> Dialect:
-        """Of requests to this model that name none; `model` is what was sent, whatever it is."""
+        """Of requests to this model that name none; `model` is what was sent, whatever it is.
+
+        Of a list the dialect of its models, where they agree.
+        """
+        if isinstance(model, list):
+            spoken = {self.dialect_of(each).name for each in model[:MAX_ASKED] if isinstance(each, str)}
+            return DIALECTS[spoken.pop()] if len(spoken) == 1 else self.dialect
         if isinstance(model, str):
             with suppress(ServeError):
                 name = self._card_of(self.fleet.resolve(model)).dialect
@@ -115,8 +124,14 @@ class Router:
                 targets[alias] = self.fleet.resolve(alias).name
         return targets
 
-    def _resolve(self, name: str, lora_path: str | None, *, takes_any: bool) -> ModelRef:
-        return self.fleet.resolve(name, lora_path=lora_path, takes_any=takes_any)
+    def _resolve(self, wanted: Wanted, *, takes_any: bool) -> ModelRef:
+        return self.fleet.resolve(
+            wanted.model,
+            lora_path=wanted.adapter,
+            takes_any=takes_any,
+            param=wanted.param,
+            lora_param=wanted.adapter_param,
+        )
 
     def _card_of(self, ref: ModelRef) -> ModelCard:
         return self.fleet.cards[ref.base]
