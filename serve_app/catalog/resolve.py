@@ -168,7 +168,7 @@ def _name_at(path: str, model: ModelCard, *, param: str) -> str:
     wanted = normpath(path)
     if wanted in places:
         return places[wanted]
-    if dirname(wanted) in {dirname(place) for place in places}:
+    if dirname(wanted) in {dirname(place) for place in places} and not is_mix(basename(wanted)):
         return basename(wanted)
     kind = Forbidden if PATH.search(path) else AdapterNotFound
     raise kind.refusing(param, must="be the name or the listed path of a served adapter", found=_quoted(path))

@@ -12,7 +12,7 @@ from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.listing import dialects_body
 from serve_app.api.dialects.tables import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
-from serve_app.api.model_list import ModelEntry, list_models
+from serve_app.api.model_list import ModelEntry, list_models, mix_entry
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ServeError
 from serve_app.core.names import ModelRef
@@ -114,14 +114,17 @@ class Router:
     def model(self, name: str) -> ModelEntry:
         """The entry of one name, also of a form of address that is not listed. Raises as `Fleet.resolve`."""
         entries = {entry.id: entry for entry in self.models()}
-        return entries[name] if name in entries else entries[self.fleet.resolve(name).name]
+        if name in entries:
+            return entries[name]
+        found = self.fleet.resolve(name)
+        return mix_entry(self._card_of(found), found) if found.mix else entries[found.name]
 
-    def _alias_targets(self) -> dict[str, str]:
-        """The address of each alias that leads anywhere now."""
+    def _alias_targets(self) -> dict[str, ModelRef]:
+        """What each alias that leads anywhere means now."""
         targets = {}
         for alias in self.fleet.aliases:
             with suppress(ServeError):
-                targets[alias] = self.fleet.resolve(alias).name
+                targets[alias] = self.fleet.resolve(alias)
         return targets
 
     def _resolve(self, wanted: Wanted, *, takes_any: bool) -> ModelRef:
