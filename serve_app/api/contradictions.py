@@ -91,7 +91,9 @@ def _check_post_sampling(sent: Sent) -> None:
 
 
 def _check_adapters(sent: Sent) -> None:
-    found = [name for name in ADAPTERS if getattr(sent.request, name)]
+    request = sent.request
+    named = (request.lora_path is not None, any(scale for _, scale in request.lora), request.adapter is not None)
+    found = [name for name, is_named in zip(ADAPTERS, named, strict=True) if is_named]
     if len(found) > 1:
         alone = f'be absent beside "{found[0]}", as both name adapters'
         raise sent.refused(found[1], alone, sent.values[found[1]])

@@ -19,7 +19,11 @@ from serve_app.api.parameters import PARAMETERS, form_of
 TRUE: Schema = {"const": True}
 SEVERAL: Schema = {"type": "integer", "minimum": 2}
 WITHOUT_LOGPROBS: Mapping[str, Schema] = {"logprobs": {"enum": [None, False]}, "n_probs": {"enum": [None, 0]}}
-SWITCHED_ON: Schema = {"type": "array", "contains": {"properties": {"scale": {"const": 1}}, "required": ["scale"]}}
+SWITCHED_ON: Schema = {
+    "type": "array",
+    "contains": {"properties": {"scale": {"not": {"const": 0}}}, "required": ["scale"]},
+}
+ADAPTERS: Mapping[str, Schema] = {"lora": SWITCHED_ON, "lora_path": {"not": NOTHING}, "adapter": {"not": NOTHING}}
 
 
 def excluded(terms: Terms) -> list[Schema]:
@@ -28,7 +32,7 @@ def excluded(terms: Terms) -> list[Schema]:
         _together("`echo_last` is a part of `echo`.", {"echo": TRUE, "echo_last": {"type": "integer", "minimum": 1}}),
         _together("`top_logprobs` counts `logprobs`.", {"top_logprobs": {"type": "integer"}}, WITHOUT_LOGPROBS),
         _together("These are probabilities of `logprobs`.", {"post_sampling_probs": TRUE}, WITHOUT_LOGPROBS),
-        _together("Both name adapters.", {"lora": SWITCHED_ON, "lora_path": {"not": NOTHING}}),
+        *(_together("Both name adapters.", dict(pair)) for pair in combinations(ADAPTERS.items(), 2)),
         _together(
             "The target switches Mirostat on.",
             {"mirostat_target": {"type": "number", "exclusiveMinimum": 0}, "mirostat": {"const": 0}},

@@ -48,9 +48,9 @@ def list_models(cards: Iterable[ModelCard], aliases: Mapping[str, ModelRef]) -> 
                 entry = _adapter_entry(card, f"{card.name}:{adapter.name}", adapter.root)
                 entries[entry.id] = entry
     for alias, target in aliases.items():
-        card = next((card for card in cards if card.name == target.base), None)
-        if card is not None and alias not in entries:
-            entries[alias] = _alias_entry(alias, entries.get(target.name) or mix_entry(card, target))
+        base = next((card for card in cards if card.name == target.base), None)
+        if base is not None and alias not in entries:
+            entries[alias] = _alias_entry(alias, entries.get(target.name) or mix_entry(base, target))
     return list(entries.values())
 
 

@@ -8,7 +8,7 @@ from hashlib import sha256
 
 MAX_MIXED_ADAPTERS = 8
 """In one mix, however many fit at once."""
-MAX_SCALE = 100.0
+MAX_SCALE = 100
 """Of one part of a mix, either way."""
 NUM_VERSION_CHARS = 32
 

@@ -117,7 +117,7 @@ def _model(
     """What the name at this place means beside what names adapters."""
     param = f"model[{at}]" if request.listed else "model"
     model = resolve(Wanted(model=request.models[at], param=param, adapter=lora_path))
-    if request.lora and model.adapter is None:
+    if request.scales and model.adapter is None:
         numbered = _numbered_adapters(request, card_of(model))
         return resolve(Wanted(model=model.base, param=param, adapter=numbered, adapter_param="lora"))
     if request.adapter is None:
@@ -132,11 +132,11 @@ def _model(
 def _numbered_adapters(request: CompletionRequest, card: ModelCard) -> str:
     """The mix of the adapters that `lora` gives a scale by their numbers."""
     adapters = card.usable_adapters
-    highest = max(number for number, _ in request.lora)
+    highest = max(request.scales)
     if highest >= len(adapters):
         must = f'name adapters of "{card.name}" by their number, below {len(adapters)}'
         raise AdapterNotFound.refusing("lora", must=must, found=str(highest))
-    return write_mix(tuple((adapters[number].name, scale) for number, scale in request.lora))
+    return write_mix(tuple((adapters[number].name, scale) for number, scale in request.scales.items()))
 
 
 def _stop(request: CompletionRequest) -> StopParams:

@@ -84,7 +84,7 @@ async def test_the_adapter_of_mistral_rs_may_not_contradict_the_model(stack: Sta
 @pytest.mark.parametrize(
     ("body", "status", "param", "message"),
     [
-        ({"lora": [{"id": 0, "scale": 1e9}]}, 400, "lora[0].scale", "from -100.0 to 100.0"),
+        ({"lora": [{"id": 0, "scale": 1e9}]}, 400, "lora[0].scale", "from -100 to 100"),
         ({"lora": [{"id": 99, "scale": 0.5}]}, 404, "lora", "by their number, below 3; found 99"),
         ({"model": "demo:pirate*"}, 400, "model", "mix adapters as name*scale+name*scale"),
         ({"model": "demo:pirate*0.5+nobody"}, 404, "model", 'found "nobody"'),

@@ -48,15 +48,16 @@ class AdapterName:
     """One name, or a mix of several."""
 
     def words(self, terms: Terms) -> str:
-        return "the name of an adapter, or a mix such as name*0.7+name*0.3"
+        most = terms.limits.max_model_chars
+        return f"the name of an adapter, or a mix such as name*0.7+name*0.3, of at most {most} characters"
 
     def schema(self, terms: Terms) -> Schema:
         return NAME.schema(terms)
 
     def read(self, value: Value) -> str:
-        if not (isinstance(value.sent, str) and value.sent.strip()):
+        if not (isinstance(value.sent, str) and 0 < len(value.sent) <= value.terms.limits.max_model_chars):
             raise value.refused(self.words(value.terms))
-        return NAME.read(value)
+        return value.sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +81,11 @@ class AdapterScales:
         return {"anyOf": [{"type": "array", "items": element, "maxItems": terms.limits.max_n}, none]}
 
     def read(self, value: Value) -> tuple[tuple[int, float], ...]:
-        """The adapters that are switched on; of a number that comes twice the last scale counts."""
+        """Pairs of a number and a scale, as they were sent."""
         if value.sent == {}:
             return ()
         elements = value.elements(value.terms.limits.max_n, self.words(value.terms))
-        scales = dict(_scale(value, at, element) for at, element in enumerate(elements))
-        return tuple((number, scale) for number, scale in scales.items() if scale)
+        return tuple(_scale(value, at, element) for at, element in enumerate(elements))
 
 
 def _scale(value: Value, at: int, element: object) -> tuple[int, float]:

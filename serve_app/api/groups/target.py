@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, model_validator
@@ -52,6 +53,11 @@ class Target(BaseModel):
         if isinstance(values, dict) and isinstance(values.get("model"), tuple):
             return {**values, "model": ",".join(values["model"]), "listed": values["model"]}
         return values
+
+    @property
+    def scales(self) -> Mapping[int, float]:
+        """What `lora` switches on, by number; of a number that comes twice the last scale counts."""
+        return {number: scale for number, scale in dict(self.lora).items() if scale}
 
     @property
     def models(self) -> tuple[str, ...]:
