@@ -42,6 +42,9 @@ LOGPROBS = record(
         "text_offset": array(COUNT),
     }
 )
+TOOL_CALL = record(
+    {"id": STRING, "type": {"const": "function"}, "function": record({"name": STRING, "arguments": STRING})}
+)
 CHOICE = record(
     {
         "index": COUNT,
@@ -50,7 +53,7 @@ CHOICE = record(
         "finish_reason": nullable({"enum": [reason.value for reason in FinishReason]}),
         "matched_stop": {"anyOf": [STRING, INTEGER, {"type": "null"}]},
     },
-    optional={"token_ids": array(COUNT), "prompt_token_ids": array(COUNT)},
+    optional={"token_ids": array(COUNT), "prompt_token_ids": array(COUNT), "tool_calls": array(TOOL_CALL)},
 )
 USAGE = record(
     {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},

@@ -11,6 +11,7 @@ from serve_app.core.cards import ModelCard
 from serve_app.core.errors import AdapterNotFound, InvalidRequest
 from serve_app.core.names import ModelRef
 from serve_app.core.request import ContextParams, GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
+from serve_app.router.calling import constraint_of
 from serve_app.router.sampling import lower_sampling, unencoded
 
 Resolve = Callable[[str, str | None], ModelRef]
@@ -58,6 +59,7 @@ def _lowered(
 ) -> tuple[GenerationRequest, ...]:
     """What is the same for every prompt is made once."""
     stop, logprobs, context, texts = _stop(request), _logprobs(request), _context(request), unencoded(request)
+    constraint = constraint_of(request)
     return tuple(
         GenerationRequest(
             request_id=f"{response_id}/{index}",
@@ -73,7 +75,7 @@ def _lowered(
             reports_prompt_ids=request.return_token_ids,
             uses_cache=request.cache_prompt,
             skips_special_tokens=request.skip_special_tokens,
-            constraint=request.constraint,
+            constraint=constraint,
             context=context,
             unencoded=texts,
         )
