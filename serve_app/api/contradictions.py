@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import BestOf
 from serve_app.api.fields import Fields
+from serve_app.api.groups.conversed import check_continuation
 from serve_app.api.limits import WireLimits
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest
@@ -156,6 +158,11 @@ def _check_stream_options(sent: Sent) -> None:
         raise sent.refused("stream_options", alone, sent.values["stream_options"])
 
 
+def _check_continuation(sent: Sent) -> None:
+    if isinstance(sent.request, ChatRequest):
+        check_continuation({**sent.values, "messages": sent.request.messages})
+
+
 def _check_prompts(sent: Sent) -> None:
     if sent.request.dialect.takes_mixed_prompts:
         return
@@ -193,6 +200,7 @@ CHECKS: tuple[Callable[[Sent], None], ...] = (
     _check_strict_tools,
     _check_mirostat,
     _check_stream_options,
+    _check_continuation,
     _check_prompts,
     _check_amount,
 )

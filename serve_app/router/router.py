@@ -60,7 +60,7 @@ class Router:
 
         Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
         """
-        response_id = new_response_id()
+        response_id = new_response_id(request.id_prefix)
         takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
         resolve = partial(self._resolve, takes_any=takes_any)
         requests = lower(request, response_id, resolve=resolve, card_of=self._card_of)
@@ -79,6 +79,11 @@ class Router:
             ticket.grow(sizes)
             ticket.ends_by(run.fail)
         return run
+
+    def template_of(self, run: Run) -> str:
+        """The chat template of the model that a run is on; "" where the model is gone."""
+        card = self.fleet.cards.get(run.requests[0].model.base)
+        return "" if card is None else card.chat_template
 
     @property
     def dialect(self) -> Dialect:
