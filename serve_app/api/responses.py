@@ -8,6 +8,7 @@ from typing import Protocol
 
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.core.delta import FinishReason, Usage
+from serve_app.core.tools import ToolCall
 
 OBJECT = "text_completion"
 
@@ -30,6 +31,7 @@ class Choice:
     """One choice of a body, or what one chunk adds to it; without a finish reason while it goes on.
 
     token_ids, prompt_token_ids: None where they were not asked for; a body leaves them out then
+    tool_calls: that the whole text is, beside its end; a body leaves them out where it is none
     """
 
     index: int
@@ -39,6 +41,7 @@ class Choice:
     matched_stop: str | int | None = None
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def is_silent(self) -> bool:
@@ -56,9 +59,12 @@ class Choice:
         }
 
     def optional(self) -> dict[str, object]:
-        """The members that are there only where they were asked for."""
+        """The members that are there only where they were asked for, or where there is something to tell."""
         asked = {"token_ids": self.token_ids, "prompt_token_ids": self.prompt_token_ids}
-        return {name: list(ids) for name, ids in asked.items() if ids is not None}
+        found: dict[str, object] = {name: list(ids) for name, ids in asked.items() if ids is not None}
+        if self.tool_calls:
+            found["tool_calls"] = [call.body() for call in self.tool_calls]
+        return found
 
 
 class Shown(Protocol):

@@ -154,4 +154,5 @@ def _joined(parts: list[Part], request: CompletionRequest) -> Choice:
         matched_stop=last.matched_stop,
         token_ids=token_ids,
         prompt_token_ids=parts[0].choice.prompt_token_ids,
+        tool_calls=last.tool_calls,
     )
