@@ -19,8 +19,6 @@ NOT_CARRIED_OUT: Mapping[str, NotYet] = MappingProxyType(
         "perf_metrics_in_response": NotYet(False),
         "raw_output": NotYet(False),
         "suffix": NotYet(""),
-        "tools": NotYet([]),
-        "tool_choice": NotYet("none", "auto"),
         "strict": NotYet(False),
         "images": NotYet([]),
         "reasoning_effort": NotYet(),

@@ -63,7 +63,7 @@ class Router:
 
         Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
         """
-        response_id = new_response_id()
+        response_id = new_response_id(request.id_prefix)
         takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
         resolve = partial(self._resolve, takes_any=takes_any)
         requests = lower(request, response_id, resolve=resolve, card_of=self._card_of)
@@ -82,6 +82,11 @@ class Router:
             ticket.grow(sizes)
             ticket.ends_by(run.fail)
         return run
+
+    def templates_of(self, run: Run) -> tuple[str, ...]:
+        """The chat template of the model of each part of a run; "" where the model is gone."""
+        cards = [self.fleet.cards.get(request.model.base) for request in run.requests]
+        return tuple("" if card is None else card.chat_template for card in cards)
 
     @property
     def dialect(self) -> Dialect:

@@ -18,7 +18,7 @@ from serve_app.core.request import GenerationRequest
 from serve_app.router.admission import Admission
 from serve_app.router.fleet import Fleet
 from serve_app.router.native import collect_native
-from serve_app.router.render import StreamRenderer, collect
+from serve_app.router.render import collect, completion_renderer
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend, adapter_card, counting_script, model_card, replica_card
 
@@ -78,7 +78,7 @@ async def test_each_chunk_of_a_stream_says_whose_it_is(fleet: Fleet) -> None:
     request = make_request(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
     stream = b""
     async with Router(fleet).open(request) as run:
-        renderer = StreamRenderer(request, ResponseHead(id="cmpl-1", created=7, model=request.model), run.tally)
+        renderer = completion_renderer(request, ResponseHead(id="cmpl-1", created=7, model=request.model), run.tally)
         async for event in run:
             stream += renderer.chunks(event)
         stream += renderer.tail()
