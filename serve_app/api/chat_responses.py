@@ -22,12 +22,14 @@ class ChatChoice:
     """One choice of a body, or what one chunk adds to it; without a finish reason while it goes on.
 
     role:     only where the choice begins
+    model:    that answers, where several do
     logprobs: None where they were not asked for
     token_ids, prompt_token_ids: None where they were not asked for; a body leaves them out then
     """
 
     index: int
     role: str | None = None
+    model: str | None = None
     content: str = ""
     reasoning: str = ""
     logprobs: tuple[TokenLogprob, ...] | None = None
@@ -48,7 +50,7 @@ class ChatChoice:
         return self if self.recording is None else replace(self, recording=None)
 
     def recording_alone(self) -> ChatChoice:
-        return ChatChoice(index=self.index, recording=self.recording)
+        return ChatChoice(index=self.index, recording=self.recording, model=self.model)
 
     def body(self) -> dict[str, object]:
         """As a choice of a whole response."""
@@ -76,6 +78,7 @@ class ChatChoice:
     def _besides(self) -> dict[str, object]:
         asked = {"token_ids": self.token_ids, "prompt_token_ids": self.prompt_token_ids}
         return {
+            **({} if self.model is None else {"model": self.model}),
             "finish_reason": None if self.finish_reason is None else self.finish_reason.value,
             "matched_stop": self.matched_stop,
             **{name: list(ids) for name, ids in asked.items() if ids is not None},

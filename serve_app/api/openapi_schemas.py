@@ -42,6 +42,7 @@ LOGPROBS = record(
         "text_offset": array(COUNT),
     }
 )
+CALL = record({"id": STRING, "type": {"const": "function"}, "function": record({"name": STRING, "arguments": STRING})})
 BESIDES: dict[str, Schema] = {
     "token_ids": array(COUNT),
     "prompt_token_ids": array(COUNT),
@@ -57,7 +58,7 @@ CHOICE = record(
         "finish_reason": nullable({"enum": [reason.value for reason in FinishReason]}),
         "matched_stop": {"anyOf": [STRING, INTEGER, {"type": "null"}]},
     },
-    optional=BESIDES,
+    optional={"model": STRING, **BESIDES, "tool_calls": array(CALL)},
 )
 SCORED: dict[str, Schema] = {"token": STRING, "logprob": NUMBER, "bytes": array(COUNT)}
 CHAT_ENDS: dict[str, Schema] = {
@@ -73,7 +74,6 @@ CHAT_ENDS: dict[str, Schema] = {
     "finish_reason": CHOICE["properties"]["finish_reason"],
     "matched_stop": CHOICE["properties"]["matched_stop"],
 }
-CALL = record({"id": STRING, "type": {"const": "function"}, "function": record({"name": STRING, "arguments": STRING})})
 CALL_DELTA = record(
     {"index": COUNT, "function": record({"arguments": STRING}, optional={"name": STRING})},
     optional={"id": STRING, "type": {"const": "function"}},

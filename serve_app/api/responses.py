@@ -10,6 +10,7 @@ from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.api.recordings import ShownRecording, experts_text
 from serve_app.core.delta import FinishReason, Usage
 from serve_app.core.recording import Recording
+from serve_app.core.tools import ToolCall
 
 OBJECT = "text_completion"
 
@@ -19,7 +20,7 @@ class ResponseHead:
     """What is the same in every chunk of a response.
 
     created: Unix seconds
-    model:   the string that the client sent
+    model:   the string that the client sent; of a list, all of them with commas between
     """
 
     id: str
@@ -32,6 +33,8 @@ class Choice:
     """One choice of a body, or what one chunk adds to it; without a finish reason while it goes on.
 
     token_ids, prompt_token_ids: None where they were not asked for; a body leaves them out then
+    model: that answers, where several do
+    tool_calls: that the whole text is, beside its end; a body leaves them out where it is none
     """
 
     index: int
@@ -41,6 +44,8 @@ class Choice:
     matched_stop: str | int | None = None
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    model: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
     recording: ShownRecording | None = None
 
     @property
@@ -53,7 +58,7 @@ class Choice:
         return self if self.recording is None else replace(self, recording=None)
 
     def recording_alone(self) -> Choice:
-        return Choice(index=self.index, text="", recording=self.recording)
+        return Choice(index=self.index, text="", recording=self.recording, model=self.model)
 
     def body(self) -> dict[str, object]:
         return {
@@ -66,10 +71,13 @@ class Choice:
         }
 
     def optional(self) -> dict[str, object]:
-        """The members that are there only where they were asked for."""
+        """The members that are there only where they were asked for, or where there is something to tell."""
         asked = {"token_ids": self.token_ids, "prompt_token_ids": self.prompt_token_ids}
-        ids_of = {name: list(ids) for name, ids in asked.items() if ids is not None}
-        return {**ids_of, **({} if self.recording is None else self.recording.members())}
+        found: dict[str, object] = {} if self.model is None else {"model": self.model}
+        found |= {name: list(ids) for name, ids in asked.items() if ids is not None}
+        if self.tool_calls:
+            found["tool_calls"] = [call.body() for call in self.tool_calls]
+        return found if self.recording is None else found | self.recording.members()
 
 
 class Shown(Protocol):
