@@ -122,9 +122,7 @@ class ModelService:
 
         Raises ModelNotSupported.
         """
-        keep_freed_memory()
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
+        _settle_process(config)
         model = load_model(config)
         tokenizer = TextTokenizer.load(Path(config.path), vocab_size=model.vocab_size)
         bound, cards = bind_adapters(adapters, model.module)
@@ -297,3 +295,9 @@ class ModelService:
     def _running_driver(self) -> Driver:
         assert self._driver is not None, "start() was not called"
         return self._driver
+
+
+def _settle_process(config: EngineConfig) -> None:
+    keep_freed_memory()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
