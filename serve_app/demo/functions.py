@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from serve_app.demo.samples import Sample
+from serve_app.demo.samples import Sample, Split, split_of
 from serve_app.demo.words import NUMBERS
 
 
@@ -73,6 +73,7 @@ PARAMETERS = {
     "list": ("items", "values", "numbers", "data", "things"),
     "text": ("text", "word", "name", "line", "message"),
 }
+NUM_FORMS = 4
 ANNOTATIONS = {"number": "int", "list": "list", "text": "str"}
 
 
@@ -108,17 +109,30 @@ def write_function(random: Random) -> WrittenFunction:
 
 def draw_function(random: Random) -> Sample:
     """Draw one function; the prompt is its signature, at times with the docstring."""
-    function = write_function(random)
+    return random.choice(_forms(write_function(random)))
+
+
+def draw_function_text(random: Random, *, split: Split) -> str:
+    """Draw a function's text that is of a split in every form in which the text can be drawn.
+
+    One that is held out so was never read in whole, whatever a prompt of it is.
+    """
+    place = random.randrange(NUM_FORMS)
+    while True:
+        forms = _forms(write_function(random))
+        text = forms[place].text
+        if {split_of(form.prompt) for form in forms if form.text == text} == {split}:
+            return text
+
+
+def _forms(function: WrittenFunction) -> tuple[Sample, ...]:
     docstring = f'\n    """{function.doc}"""'
-    prompt, completion = random.choice(
-        (
-            (function.signature, f"\n{function.body}"),
-            (function.signature, f"{docstring}\n{function.body}"),
-            (function.signature + docstring, f"\n{function.body}"),
-            (f"# {function.doc}\n{function.signature}", f"\n{function.body}"),
-        )
+    return (
+        Sample(prompt=function.signature, completion=f"\n{function.body}"),
+        Sample(prompt=function.signature, completion=f"{docstring}\n{function.body}"),
+        Sample(prompt=function.signature + docstring, completion=f"\n{function.body}"),
+        Sample(prompt=f"# {function.doc}\n{function.signature}", completion=f"\n{function.body}"),
     )
-    return Sample(prompt=prompt, completion=completion)
 
 
 def draw_module(random: Random) -> Sample:

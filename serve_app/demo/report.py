@@ -16,7 +16,7 @@ from serve_app.demo.behaviours import BEHAVIOURS, Behaviour
 from serve_app.demo.chats import draw_fact_chat
 from serve_app.demo.corpus import KINDS, LONG_KINDS, fim_sample, packed_rows
 from serve_app.demo.facts import draw_question, draw_statement
-from serve_app.demo.functions import draw_function
+from serve_app.demo.functions import draw_function, draw_function_text
 from serve_app.demo.generate import complete, load_model, load_tokenizer
 from serve_app.demo.samples import Draw, Sample, draw_from_split
 from serve_app.demo.stories import draw_story
@@ -161,7 +161,7 @@ def _share(claims: list[bool]) -> float:
 
 def _draw_fim_function(random: Random) -> Sample:
     # training cuts gaps into functions of its own split, so the gap must be cut into one of the other
-    return fim_sample(draw_from_split(draw_function, random, split="held_out").text, random)
+    return fim_sample(draw_function_text(random, split="held_out"), random)
 
 
 BASE_CHECKS: dict[str, Draw] = {
