@@ -35,14 +35,19 @@ def parse_completion(
     return read_completion(members, limits, choose_dialect(members.get("model")))
 
 
-def read_completion(members: Mapping[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
-    """The request that these members of a JSON object make. Raises as `parse_completion`."""
+def read_completion(
+    members: Mapping[str, object], limits: WireLimits, dialect: Dialect, *, given: Mapping[str, object] | None = None
+) -> CompletionRequest:
+    """The request that these members of a JSON object make. Raises as `parse_completion`.
+
+    given: fields of the request that a route read by itself, `prompts` among them; otherwise there is a `prompt`
+    """
     terms = Terms(limits=limits, dialect=dialect)
     members, overruled = _without_overruled(members, dialect)
     fields = read_fields(without_unused_tools(members), PARAMETERS, refuses_unknown=dialect.refuses_unknown)
     if dialect.default_model is not None:
         fields.values.setdefault("model", dialect.default_model)
-    for name in REQUIRED:
+    for name in REQUIRED if given is None else ("model",):
         if name not in fields.values:
             raise InvalidRequest.refusing(name, must=f"be {form_of(name).words(terms)}", found="nothing")
     values = _completion_values(fields, terms)
@@ -53,7 +58,7 @@ def read_completion(members: Mapping[str, object], limits: WireLimits, dialect: 
         "ignored_parameters": (*overruled, *fields.ignored),
         "max_total_tokens": limits.max_total_tokens,
     }
-    request = CompletionRequest.model_validate({**dialect.defaults, **values, **internal})
+    request = CompletionRequest.model_validate({**dialect.defaults, **values, **(given or {}), **internal})
     check_contradictions(Sent(request=request, values=fields.values, fields=fields, limits=limits))
     return request
 
@@ -61,7 +66,8 @@ def read_completion(members: Mapping[str, object], limits: WireLimits, dialect: 
 def _completion_values(fields: Fields, terms: Terms) -> dict[str, object]:
     """What was sent, as the fields of `CompletionRequest` hold it; options that are nobody's join the ignored."""
     values = _read_values(fields, PARAMETERS, terms)
-    values["prompts"] = values.pop("prompt")
+    if "prompt" in values:
+        values["prompts"] = values.pop("prompt")
     top_logprobs = values.pop("top_logprobs", None)
     if fields.values.get("logprobs") is True and top_logprobs is not None:
         values["logprobs"] = top_logprobs

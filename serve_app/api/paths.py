@@ -11,6 +11,7 @@ class Path(StrEnum):
     COMPLETIONS = "/v1/completions"
     NATIVE_COMPLETION = "/completion"
     NATIVE_COMPLETIONS = "/completions"
+    INFILL = "/infill"
     TOKENIZE = "/tokenize"
     DETOKENIZE = "/detokenize"
     TOKENIZER_INFO = "/tokenizer_info"
@@ -30,4 +31,13 @@ class Path(StrEnum):
         return "POST" if self in POSTED else "GET"
 
 
-POSTED = frozenset({Path.COMPLETIONS, Path.NATIVE_COMPLETION, Path.NATIVE_COMPLETIONS, Path.TOKENIZE, Path.DETOKENIZE})
+POSTED = frozenset(
+    {
+        Path.COMPLETIONS,
+        Path.NATIVE_COMPLETION,
+        Path.NATIVE_COMPLETIONS,
+        Path.INFILL,
+        Path.TOKENIZE,
+        Path.DETOKENIZE,
+    }
+)

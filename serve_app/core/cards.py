@@ -48,6 +48,7 @@ class ModelCard:
     kv_cache_bytes: what one replica may hold in keys and values
     chat_template: of the model's folder, as it is written there; "" is none
     tokenizer: its class and the special tokens that it has a name for
+    fills_gaps: whether it has the tokens with which a text behind a gap is told
     """
 
     name: str
@@ -62,6 +63,7 @@ class ModelCard:
     kv_cache_bytes: int = 0
     chat_template: str = ""
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
+    fills_gaps: bool = False
 
     @property
     def usable_adapters(self) -> tuple[AdapterCard, ...]:

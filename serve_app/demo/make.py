@@ -16,9 +16,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m serve_app.demo.make", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="train for a few steps only, to see that all works")
     parser.add_argument("--out", type=Path, help="write everything under this folder, and not into the repository")
-    parser.add_argument(
-        "--only", choices=("adapters", "lessons", "report"), help="make this from what is there"
-    )
+    parser.add_argument("--only", choices=("adapters", "lessons", "report"), help="make this from what is there")
     options = parser.parse_args()
     if options.quick and options.out is None:
         parser.error("--quick needs --out: a model of a few steps is no use in the repository")

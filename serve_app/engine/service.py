@@ -130,6 +130,7 @@ class ModelService:
             kv_cache_bytes=model.kv_cache_bytes,
             chat_template=chat_template,
             tokenizer=tokenizer.card,
+            fills_gaps=tokenizer.markers is not None,
         )
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 

@@ -1,13 +1,14 @@
-"""Puts the deltas of a response in their places: prompts in front, offsets behind them."""
+"""Puts the deltas of a response in their places: prompts in front, offsets behind them, a suffix at the end."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.api.responses import Choice
 from serve_app.core.delta import PromptReport
+from serve_app.core.infill import SuffixMode
 from serve_app.router.event import Event
 
 
@@ -22,7 +23,7 @@ class Part:
 
 
 class Composer:
-    """Puts echoed prompts in front and moves offsets behind them.
+    """Puts echoed prompts in front, moves offsets behind them, and ends each choice with the suffix that it shows.
 
     An event that comes before the report of its prompt is kept until the report is there, where it matters.
     """
@@ -32,6 +33,8 @@ class Composer:
         self._wants_logprobs = request.logprobs is not None
         self._wants_ids = request.return_token_ids
         self._needs_report = self._echo or self._wants_ids or request.has_continuous_usage
+        shows_suffix = request.suffix_mode is SuffixMode.APPEND or self._echo
+        self._suffix = (request.suffix or "") if shows_suffix else ""
         self._reports: dict[int, PromptReport] = {}
         self._kept: dict[int, list[Event]] = {}
         self._has_begun: set[int] = set()
@@ -40,11 +43,11 @@ class Composer:
         """The parts that can be shown now, in the order of each choice."""
         if event.delta.prompt is not None:
             self._reports[event.prompt_index] = event.delta.prompt
-            return [self._part(e) for e in (*self._kept.pop(event.prompt_index, ()), event)]
+            return [part for e in (*self._kept.pop(event.prompt_index, ()), event) for part in self._parts(e)]
         if self._needs_report and event.prompt_index not in self._reports:
             self._kept.setdefault(event.prompt_index, []).append(event)
             return []
-        return [self._part(event)]
+        return self._parts(event)
 
     def prompt_tokens(self, prompt_index: int) -> int:
         return self._reports[prompt_index].num_tokens
@@ -52,6 +55,22 @@ class Composer:
     def is_prompt_cut(self, prompt_index: int) -> bool:
         """Whether the prompt lost its beginning to the context."""
         return self._reports[prompt_index].num_dropped_tokens > 0
+
+    def _parts(self, event: Event) -> list[Part]:
+        """A suffix goes out before the end of its choice, so that what only ends a choice shows no text."""
+        part = self._part(event)
+        choice = part.choice
+        if not self._suffix or choice.finish_reason is None:
+            return [part]
+        text = replace(choice, text=choice.text + self._suffix, finish_reason=None, matched_stop=None)
+        end = Choice(
+            index=choice.index,
+            text="",
+            finish_reason=choice.finish_reason,
+            matched_stop=choice.matched_stop,
+            token_ids=() if self._wants_ids else None,
+        )
+        return [replace(part, choice=text, is_context_end=False), replace(part, choice=end)]
 
     def _part(self, event: Event) -> Part:
         delta, index = event.delta, event.index

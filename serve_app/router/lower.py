@@ -76,6 +76,7 @@ def _lowered(
             constraint=request.constraint,
             context=context,
             unencoded=texts,
+            infill=request.infill,
         )
         for index, prompt in enumerate(request.prompts)
     )

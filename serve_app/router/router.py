@@ -18,9 +18,10 @@ from serve_app.core.errors import ServeError
 from serve_app.core.names import ModelRef
 from serve_app.router.admission import Admission, Ticket
 from serve_app.router.fleet import Fleet
-from serve_app.router.lower import lower, new_response_id
+from serve_app.router.lower import Resolve, lower, new_response_id
 from serve_app.router.placement import Placement
 from serve_app.router.run import Run, RunSettings
+from serve_app.router.suffixes import with_suffix_mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +62,8 @@ class Router:
         Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
         """
         response_id = new_response_id()
-        takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
-        resolve = partial(self._resolve, takes_any=takes_any)
-        requests = lower(request, response_id, resolve=resolve, card_of=self._card_of)
+        request = self.settled(request)
+        requests = lower(request, response_id, resolve=self._resolver(request), card_of=self._card_of)
         run = Run(
             requests,
             response_id,
@@ -79,6 +79,12 @@ class Router:
             ticket.grow(sizes)
             ticket.ends_by(run.fail)
         return run
+
+    def settled(self, request: CompletionRequest) -> CompletionRequest:
+        """The request with what follows from its model alone. Raises ServeError as `open`."""
+        if not request.suffix and request.gap is None:
+            return request
+        return with_suffix_mode(request, self._card_of(self._resolver(request)(request.model, None)))
 
     @property
     def dialect(self) -> Dialect:
@@ -114,6 +120,10 @@ class Router:
             with suppress(ServeError):
                 targets[alias] = self.fleet.resolve(alias).name
         return targets
+
+    def _resolver(self, request: CompletionRequest) -> Resolve:
+        takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
+        return partial(self._resolve, takes_any=takes_any)
 
     def _resolve(self, name: str, lora_path: str | None, *, takes_any: bool) -> ModelRef:
         return self.fleet.resolve(name, lora_path=lora_path, takes_any=takes_any)

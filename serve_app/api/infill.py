@@ -1,0 +1,70 @@
+"""The body of POST /infill, llama.cpp's: a gap by its own names, and every parameter of a completion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from serve_app.api.completion import CompletionRequest
+from serve_app.api.dialects.dialect import Dialect
+from serve_app.api.forms.files import ExtraFiles
+from serve_app.api.forms.form import Parameter, Terms, Value
+from serve_app.api.forms.plain import Text
+from serve_app.api.limits import WireLimits
+from serve_app.api.parse import read_completion
+from serve_app.api.paths import Path
+from serve_app.core.errors import InvalidRequest, UnsupportedParameter
+from serve_app.core.infill import Infill
+from serve_app.core.request import Prompt
+
+TEXT = Text(max_chars=lambda terms: terms.limits.max_prompt_chars)
+INFILL: Mapping[str, Parameter] = MappingProxyType(
+    {
+        "input_prefix": Parameter(TEXT, "The text before the gap."),
+        "input_suffix": Parameter(TEXT, "The text behind the gap."),
+        "input_extra": Parameter(ExtraFiles(), "Other files of the project; the last matter most."),
+        "prompt": Parameter(TEXT, "How the text in the gap begins; it is not returned."),
+    }
+)
+ASKED = ("input_prefix", "input_suffix")
+NEEDLESS = ("suffix", "suffix_mode")
+"""Of completions; here the gap is told by its own names."""
+CUTS_BY_ITSELF: Mapping[str, object] = MappingProxyType({"truncate_sequence": True})
+"""An editor sends whole files, and llama.cpp takes what fits of them."""
+
+
+def read_infill(
+    members: Mapping[str, object], limits: WireLimits, dialect: Dialect, *, model: Callable[[], str]
+) -> CompletionRequest:
+    """The request that these members of a JSON object make.
+
+    model: asked where none was sent
+
+    Raises InvalidRequest.
+    """
+    terms = Terms(limits=limits, dialect=dialect)
+    for name in NEEDLESS:
+        if members.get(name) not in (None, ""):
+            must = f'be absent at {Path.INFILL}, where "input_suffix" is what stands behind the gap'
+            raise UnsupportedParameter.refusing(name, must=must, found="one")
+    values = {
+        name: parameter.form.read(Value(name=name, sent=members[name], terms=terms))
+        for name, parameter in INFILL.items()
+        if members.get(name) is not None
+    }
+    for name in ASKED:
+        if name not in values:
+            raise InvalidRequest.refusing(name, must=f"be {INFILL[name].form.words(terms)}", found="nothing")
+    rest = {name: value for name, value in members.items() if name not in INFILL and name not in NEEDLESS}
+    if rest.get("model") is None:
+        rest["model"] = model()
+    given = {"prompts": (Prompt(parts=(values["input_prefix"],)),), "gap": _gap(values)}
+    return read_completion({**CUTS_BY_ITSELF, **_sent(rest)}, limits, dialect, given=given)
+
+
+def _gap(values: Mapping[str, object]) -> Infill:
+    return Infill(suffix=values["input_suffix"], opening=values.get("prompt", ""), files=values.get("input_extra", ()))
+
+
+def _sent(members: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in members.items() if value is not None}
