@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import Dialect
@@ -11,8 +12,10 @@ from serve_app.api.forms.files import ExtraFiles
 from serve_app.api.forms.form import Parameter, Terms, Value
 from serve_app.api.forms.plain import Text
 from serve_app.api.limits import WireLimits
+from serve_app.api.parameters import PARAMETERS
 from serve_app.api.parse import read_completion
 from serve_app.api.paths import Path
+from serve_app.api.spelling import nearest
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.infill import Infill
 from serve_app.core.request import Prompt
@@ -47,7 +50,7 @@ def read_infill(
         if members.get(name) not in (None, ""):
             must = f'be absent at {Path.INFILL}, where "input_suffix" is what stands behind the gap'
             raise UnsupportedParameter.refusing(name, must=must, found="one")
-    values = {
+    values: dict[str, Any] = {
         name: parameter.form.read(Value(name=name, sent=members[name], terms=terms))
         for name, parameter in INFILL.items()
         if members.get(name) is not None
@@ -56,13 +59,25 @@ def read_infill(
         if name not in values:
             raise InvalidRequest.refusing(name, must=f"be {INFILL[name].form.words(terms)}", found="nothing")
     rest = {name: value for name, value in members.items() if name not in INFILL and name not in NEEDLESS}
+    _check_spelling(rest)
     if rest.get("model") is None:
         rest["model"] = model()
     given = {"prompts": (Prompt(parts=(values["input_prefix"],)),), "gap": _gap(values)}
     return read_completion({**CUTS_BY_ITSELF, **_sent(rest)}, limits, dialect, given=given)
 
 
-def _gap(values: Mapping[str, object]) -> Infill:
+def _check_spelling(members: Mapping[str, object]) -> None:
+    """Raise UnsupportedParameter for a name that looks like a misspelled one of this route."""
+    for name in members:
+        near = None if name in PARAMETERS else nearest(name, tuple(INFILL))
+        if near is not None:
+            must = f"be the name of a parameter of {Path.INFILL}"
+            raise UnsupportedParameter.refusing(
+                name, must=must, found="none of that name", remedy=f'Did you mean "{near}"?'
+            )
+
+
+def _gap(values: Mapping[str, Any]) -> Infill:
     return Infill(suffix=values["input_suffix"], opening=values.get("prompt", ""), files=values.get("input_extra", ()))
 
 

@@ -47,9 +47,10 @@ def orthogonal(matrices: Tensor) -> Tensor:
     """Bring the singular values of matrices near to 1 by Newton-Schulz iterations: [matrices, rows, columns]."""
     first, second, third = COEFFICIENTS
     is_tall = matrices.shape[1] > matrices.shape[2]
-    wide = matrices.mT if is_tall else matrices
+    wide: Tensor = matrices.mT if is_tall else matrices
     wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=SMALLEST_NORM)
     for _ in range(NUM_ITERATIONS):
         gram = wide @ wide.mT
         wide = first * wide + (second * gram + third * (gram @ gram)) @ wide
-    return wide.mT if is_tall else wide
+    factors: Tensor = wide.mT if is_tall else wide
+    return factors

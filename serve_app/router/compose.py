@@ -33,7 +33,7 @@ class Composer:
         self._wants_logprobs = request.logprobs is not None
         self._wants_ids = request.return_token_ids
         self._needs_report = self._echo or self._wants_ids or request.has_continuous_usage
-        shows_suffix = request.suffix_mode is SuffixMode.APPEND or self._echo
+        shows_suffix = request.suffix_mode is SuffixMode.APPEND or request.echo
         self._suffix = (request.suffix or "") if shows_suffix else ""
         self._reports: dict[int, PromptReport] = {}
         self._kept: dict[int, list[Event]] = {}

@@ -8,6 +8,8 @@ from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest, NotSupported
 from serve_app.core.infill import SuffixMode
 
+LACKS = "has no tokens for prefix, suffix and middle"
+
 
 def with_suffix_mode(request: CompletionRequest, card: ModelCard) -> CompletionRequest:
     """The request with `suffix_mode` as it is carried out with this model; as it was where it has no suffix.
@@ -16,15 +18,12 @@ def with_suffix_mode(request: CompletionRequest, card: ModelCard) -> CompletionR
     """
     if request.gap is not None:
         if not card.fills_gaps:
-            lacks = (
-                f"{card.name} was not trained to fill gaps: its tokenizer has no tokens for prefix, suffix and middle."
-            )
-            raise NotSupported(lacks, "model")
+            raise NotSupported(f"{card.name} fills no gaps: its tokenizer {LACKS}.", "model")
         return request.model_copy(update={"suffix_mode": SuffixMode.FIM})
     if not request.suffix:
         return request
     if request.suffix_mode is SuffixMode.FIM and not card.fills_gaps:
-        must = f'be "append" or absent with {card.name}, whose tokenizer has no tokens for prefix, suffix and middle'
+        must = f'be "append" or absent with {card.name}, whose tokenizer {LACKS}'
         raise InvalidRequest.refusing("suffix_mode", must=must, found='"fim"')
     return request.model_copy(update={"suffix_mode": request.suffix_mode or _usual(request, card)})
 

@@ -73,7 +73,7 @@ def find_markers(tokenizer: Tokenizer, named: Mapping[str, str], *, vocab_size: 
         ids = (tokenizer.token_to_id(text) for text in texts)
         return next((token_id for token_id in ids if token_id is not None and token_id < vocab_size), None)
 
-    spellings = SPELLINGS
+    spellings: tuple[Spelling, ...] = SPELLINGS
     if all(name in named for name in NAMES):
         prefix, suffix, middle = (named[name] for name in NAMES)
         spellings = (Spelling(prefix=prefix, suffix=suffix, middle=middle), *SPELLINGS)
