@@ -191,6 +191,7 @@ def test_the_listing_the_description_and_the_refusal_say_the_same(dialect: Diale
 def test_most_parameters_have_a_range_that_is_probed() -> None:
     ranged = {name for name, schema in described("union").items() if list(probes(schema))}
     flags = {name for name in NAMES if "a boolean" in str(listed()["union"][name].get("allowed"))}
-    unbounded = {"user", "context_length_exceeded_behavior", "samplers", "stream_options", "response_format"}
+    words = {"context_length_exceeded_behavior", "suffix_mode"}
+    unbounded = {"user", "samplers", "stream_options", "response_format"} | words
     renamed_flags = {"include_stop_str_in_output", "return_tokens"}
     assert set(NAMES) - ranged == (flags - {"logprobs"}) | unbounded | renamed_flags

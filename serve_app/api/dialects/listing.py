@@ -16,7 +16,9 @@ from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parameters import PARAMETERS
 
 NOT_MEANINGS = frozenset({"name", "defaults", "statuses"})
-INTERNAL = frozenset({"dialect", "max_tokens_name", "ignored_parameters", "max_total_tokens", "model", "prompts"})
+INTERNAL = frozenset(
+    {"dialect", "max_tokens_name", "ignored_parameters", "max_total_tokens", "model", "prompts", "gap"}
+)
 
 
 def dialects_body(
