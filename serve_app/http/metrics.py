@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.core.delta import Load
 from serve_app.http.routes import path_of
+from serve_app.http.untold import told
 from serve_app.router.admission import Admission, Reason
 from serve_app.router.fleet import Fleet
 from serve_app.router.run import Run
@@ -64,6 +65,7 @@ class Metrics:
         self._moves = self._counter(
             "moved_prompts", "Prompts given to another replica, unnoticed by their clients.", "model"
         )
+        self._refused = self._counter("proxy_refusals", "Requests that a proxy refused by itself.")
         self._request_s = self._histogram("request_seconds", "From the request to its last byte.", LONG_S, "route")
         self._queue_s = self._histogram("queue_seconds", "A prompt's wait for its first step.", LONG_S, "model")
         self._first_s = self._histogram(
@@ -88,6 +90,10 @@ class Metrics:
         self._request_s.labels(self._router_id, route).observe(seconds)
         if served.run is not None:
             self._note_run(served.run, model)
+
+    def note_refusals(self, number: int) -> None:
+        """Of a proxy, before the request that is being answered."""
+        self._refused.labels(self._router_id).inc(number)
 
     def _note_run(self, run: Run, model: str) -> None:
         labels, tally = (self._router_id, model), run.tally
@@ -199,6 +205,7 @@ class CountedRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        self._metrics.note_refusals(told(scope))
         status = 500
         state: dict[str, Any] = scope.setdefault("state", {})
         started_at = time.monotonic()
