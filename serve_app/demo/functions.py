@@ -1,6 +1,9 @@
 """Writes little Python functions from a table of operations."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from random import Random
 
 from serve_app.demo.samples import Sample, Split, split_of
@@ -93,8 +96,25 @@ def write_function(random: Random) -> WrittenFunction:
     names: list[str] = []
     for kind in operation.parameters:
         names.append(random.choice([name for name in PARAMETERS[kind] if name not in names]))
+    return _written(operation, number, names, is_annotated=random.random() < 0.4)
+
+
+@cache
+def every_function_text() -> frozenset[str]:
+    """Each text that `draw_function` can draw; some thousands."""
+    return frozenset(
+        form.text
+        for operation in OPERATIONS
+        for number in range(2, len(NUMBERS))
+        for names in product(*(PARAMETERS[kind] for kind in operation.parameters))
+        if len(set(names)) == len(names)
+        for is_annotated in (True, False)
+        for form in _forms(_written(operation, number, names, is_annotated=is_annotated))
+    )
+
+
+def _written(operation: Operation, number: int, names: Sequence[str], *, is_annotated: bool) -> WrittenFunction:
     first, second = ([*names, "", ""])[:2]
-    is_annotated = random.random() < 0.4
     shown = [f"{name}: {ANNOTATIONS[kind]}" if is_annotated else name
              for name, kind in zip(names, operation.parameters, strict=True)]  # fmt: skip
     arrow = f" -> {operation.returns}" if is_annotated else ""
