@@ -12,7 +12,7 @@ NUM_THREADS = 2
 
 
 def main() -> None:
-    """Read the options and build; the full build takes about half an hour on two cores."""
+    """Read the options and build; the full build takes an hour or two on two cores."""
     parser = argparse.ArgumentParser(prog="python -m serve_app.demo.make", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="train for a few steps only, to see that all works")
     parser.add_argument("--out", type=Path, help="write everything under this folder, and not into the repository")
