@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import BestOf
 from serve_app.api.fields import Fields
+from serve_app.api.groups.conversed import check_continuation
 from serve_app.api.limits import WireLimits
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest
@@ -108,6 +110,26 @@ def _check_constraints(sent: Sent) -> None:
         raise sent.refused(found[1], alone, sent.values[found[1]])
 
 
+def _check_tools(sent: Sent) -> None:
+    """A call can be demanded only of tools that there are, and of a text that has to be nothing else."""
+    request, choice = sent.request, sent.request.tool_choice
+    if choice is None or choice.mode == "none":
+        return
+    found = sent.values["tool_choice"]
+    if choice.names is None and choice.mode == "auto":
+        return
+    if not request.tools:
+        raise sent.refused("tool_choice", 'be "none" or "auto" without "tools"', found)
+    names = {tool.name for tool in request.tools}
+    for name in choice.names or ():
+        if name not in names:
+            raise sent.refused("tool_choice", 'name functions of "tools"', name)
+    constraint = request.constraint
+    if choice.mode == "required" and constraint is not None:
+        alone = f'be "none" or "auto" beside "{constraint.name}", as a call is nothing else'
+        raise sent.refused("tool_choice", alone, found)
+
+
 def _check_mirostat(sent: Sent) -> None:
     """Fireworks' name of the target switches Mirostat on, which `mirostat: 0` contradicts."""
     if "mirostat_target" in sent.fields.names and sent.values.get("mirostat") == 0:
@@ -120,6 +142,11 @@ def _check_stream_options(sent: Sent) -> None:
     if request.dialect.stream_options_need_stream and "stream_options" in sent.values and not request.stream:
         alone = 'be absent unless "stream" is true'
         raise sent.refused("stream_options", alone, sent.values["stream_options"])
+
+
+def _check_continuation(sent: Sent) -> None:
+    if isinstance(sent.request, ChatRequest):
+        check_continuation({**sent.values, "messages": sent.request.messages})
 
 
 def _check_prompts(sent: Sent) -> None:
@@ -155,8 +182,10 @@ CHECKS: tuple[Callable[[Sent], None], ...] = (
     _check_adapter_of_each_prompt,
     _check_post_sampling,
     _check_constraints,
+    _check_tools,
     _check_mirostat,
     _check_stream_options,
+    _check_continuation,
     _check_prompts,
     _check_amount,
 )

@@ -13,7 +13,7 @@ from serve_app.api.forms.form import Parameter, Terms, Value
 from serve_app.api.forms.plain import Text
 from serve_app.api.limits import WireLimits
 from serve_app.api.parameters import PARAMETERS
-from serve_app.api.parse import read_completion
+from serve_app.api.parse import Body, read_request
 from serve_app.api.paths import Path
 from serve_app.api.spelling import nearest
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
@@ -62,8 +62,14 @@ def read_infill(
     _check_spelling(rest)
     if rest.get("model") is None:
         rest["model"] = model()
-    given = {"prompts": (Prompt(parts=(values["input_prefix"],)),), "gap": _gap(values)}
-    return read_completion({**CUTS_BY_ITSELF, **_sent(rest)}, limits, dialect, given=given)
+    return read_request(_body(values), rest, limits, dialect=dialect)
+
+
+def _body(values: Mapping[str, Any]) -> Body[CompletionRequest]:
+    """Of a completion whose prompt was read already. What does not fit is cut unless that is refused."""
+    gap = Infill(suffix=values["input_suffix"], opening=values.get("prompt", ""), files=values.get("input_extra", ()))
+    given = {"prompts": (Prompt(parts=(values["input_prefix"],)),), "gap": gap, **CUTS_BY_ITSELF}
+    return Body(request=CompletionRequest, table=PARAMETERS, required=("model",), defaults=given)
 
 
 def _check_spelling(members: Mapping[str, object]) -> None:
@@ -75,11 +81,3 @@ def _check_spelling(members: Mapping[str, object]) -> None:
             raise UnsupportedParameter.refusing(
                 name, must=must, found="none of that name", remedy=f'Did you mean "{near}"?'
             )
-
-
-def _gap(values: Mapping[str, Any]) -> Infill:
-    return Infill(suffix=values["input_suffix"], opening=values.get("prompt", ""), files=values.get("input_extra", ()))
-
-
-def _sent(members: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in members.items() if value is not None}

@@ -18,6 +18,7 @@ class WireLimits:
     max_prompts:       elements of a list of prompts
     max_prompt_chars:  characters of one prompt's text parts together
     max_prompt_ids:    token ids in one prompt
+    max_messages:      of a chat, whose characters together are bounded as a prompt's
     max_n:             `n` and `best_of`
     max_choices:       prompts times the completions computed for each
     max_total_tokens:  that number times `max_tokens`, or times the model's context where that is less
@@ -33,6 +34,7 @@ class WireLimits:
     max_prompts: int = 256
     max_prompt_chars: int = 4_000_000
     max_prompt_ids: int = 1_000_000
+    max_messages: int = 4096
     max_n: int = 128
     max_choices: int = 2048
     max_total_tokens: int = 16_777_216

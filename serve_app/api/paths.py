@@ -9,11 +9,13 @@ class Path(StrEnum):
     """One route; what is in braces is the client's."""
 
     COMPLETIONS = "/v1/completions"
+    CHAT = "/v1/chat/completions"
     NATIVE_COMPLETION = "/completion"
     NATIVE_COMPLETIONS = "/completions"
     INFILL = "/infill"
     TOKENIZE = "/tokenize"
     DETOKENIZE = "/detokenize"
+    APPLY_TEMPLATE = "/apply-template"
     TOKENIZER_INFO = "/tokenizer_info"
     MODELS = "/v1/models"
     MODEL = "/v1/models/{id}"
@@ -34,10 +36,12 @@ class Path(StrEnum):
 POSTED = frozenset(
     {
         Path.COMPLETIONS,
+        Path.CHAT,
         Path.NATIVE_COMPLETION,
         Path.NATIVE_COMPLETIONS,
         Path.INFILL,
         Path.TOKENIZE,
         Path.DETOKENIZE,
+        Path.APPLY_TEMPLATE,
     }
 )

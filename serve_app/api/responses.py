@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.core.delta import FinishReason, Usage
@@ -60,12 +61,23 @@ class Choice:
         return {name: list(ids) for name, ids in asked.items() if ids is not None}
 
 
+class Shown(Protocol):
+    """A choice of any kind of response."""
+
+    def body(self) -> dict[str, object]: ...
+
+
 def completion_body(
-    head: ResponseHead, choices: Sequence[Choice], *, usage: Usage, extras: Mapping[str, object] | None = None
+    head: ResponseHead,
+    choices: Sequence[Shown],
+    *,
+    usage: Usage,
+    extras: Mapping[str, object] | None = None,
+    kind: str = OBJECT,
 ) -> dict[str, object]:
     """A whole response. `extras` are the members that a client or its dialect asked for."""
     return {
-        **_head_body(head),
+        **_head_body(head, kind),
         "choices": [choice.body() for choice in choices],
         "usage": usage_body(usage),
         **(extras or {}),
@@ -93,5 +105,5 @@ def sglext_body(usage: Usage) -> dict[str, object]:
     return {"cached_tokens_details": {"device": usage.cached_tokens, "host": 0}}
 
 
-def _head_body(head: ResponseHead) -> dict[str, object]:
-    return {"id": head.id, "object": OBJECT, "created": head.created, "model": head.model}
+def _head_body(head: ResponseHead, kind: str) -> dict[str, object]:
+    return {"id": head.id, "object": kind, "created": head.created, "model": head.model}

@@ -27,6 +27,7 @@ class ModelArgs(BaseModel):
     path:     folder with config.json, safetensors weights and a tokenizer; `builtin:demo` is the embedded model
     adapters: folder with one sub-folder per adapter; relative to where the cluster was started; null is none
     dialect:  of requests to this model that name none; null is that of the router
+    chat_template: a file with a chat template in Jinja, or the template itself; null is the folder's own, "" is none
 
     The rest is described at serve_app.engine.config.EngineConfig.
     """
@@ -37,6 +38,7 @@ class ModelArgs(BaseModel):
     path: Annotated[str, Field(min_length=1)]
     adapters: str | None = None
     dialect: DialectName | None = None
+    chat_template: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_model_len: PositiveInt | None = None
@@ -74,6 +76,7 @@ class LimitSettings(BaseModel):
     max_prompts: PositiveInt = 256
     max_prompt_chars: PositiveInt = 4_000_000
     max_prompt_ids: PositiveInt = 1_000_000
+    max_messages: PositiveInt = 4096
     max_n: PositiveInt = 128
     max_choices: PositiveInt = 2048
     max_total_tokens: PositiveInt = 16_777_216

@@ -69,7 +69,8 @@ class Preparation:
         except ContextOverflow:
             raise
         except InvalidRequest as error:
-            raise type(error)(f"{error} (prompt {request.prompt_index})", error.param, error.facts) from error
+            param = request.context.prompt_name if error.param == "prompt" else error.param
+            raise type(error)(f"{error} (prompt {request.prompt_index})", param, error.facts) from error
         kept = read.token_ids
         request = replace(read.request, sampling=self._encoded(request))
         max_tokens = self._max_tokens(request, len(kept))

@@ -6,19 +6,23 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.core.cards import ModelCard
+from serve_app.core.constraint import Constraint
 from serve_app.core.errors import AdapterNotFound, InvalidRequest
 from serve_app.core.names import ModelRef
 from serve_app.core.request import ContextParams, GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
 from serve_app.router.sampling import lower_sampling, unencoded
+from serve_app.tools.demands import call_constraint
+from serve_app.tools.forms import form_for
 
 Resolve = Callable[[str, str | None], ModelRef]
 CardOf = Callable[[ModelRef], ModelCard]
 
 
-def new_response_id() -> str:
-    return f"cmpl-{secrets.token_hex(16)}"
+def new_response_id(prefix: str = "cmpl") -> str:
+    return f"{prefix}-{secrets.token_hex(16)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,7 @@ def _lowered(
 ) -> tuple[GenerationRequest, ...]:
     """What is the same for every prompt is made once."""
     stop, logprobs, context, texts = _stop(request), _logprobs(request), _context(request), unencoded(request)
+    template = targets[request.lora_path_of(0)].card.chat_template
     return tuple(
         GenerationRequest(
             request_id=f"{response_id}/{index}",
@@ -72,8 +77,10 @@ def _lowered(
             echo_last=request.echo_last,
             reports_prompt_ids=request.return_token_ids,
             uses_cache=request.cache_prompt,
-            skips_special_tokens=request.skip_special_tokens,
-            constraint=request.constraint,
+            skips_special_tokens=request.skip_special_tokens and not _has_special_marks(request, template),
+            constraint=_constraint(request, template),
+            conversation=request.conversation(template),
+            reports_tail=request.splits_reasoning(template),
             context=context,
             unencoded=texts,
             infill=request.infill,
@@ -122,6 +129,7 @@ def _context(request: CompletionRequest) -> ContextParams:
     return ContextParams(
         truncates_prompt=request.truncate_sequence,
         shortens_completion=request.context_length_exceeded_behavior == "truncate",
+        prompt_name=request.prompt_name,
         max_tokens_name=request.max_tokens_name,
     )
 
@@ -135,6 +143,19 @@ def _logprobs(request: CompletionRequest) -> LogprobParams | None:
         prompt=request.echo or request.echo_last > 0,
         post_sampling=request.post_sampling_probs,
     )
+
+
+def _constraint(request: CompletionRequest, template: str) -> Constraint | None:
+    """What each text has to be, calls of tools in the form that the template shows the model."""
+    if not isinstance(request, ChatRequest):
+        return request.constraint
+    return call_constraint(request.tool_use, form_for(template), request.constraint)
+
+
+def _has_special_marks(request: CompletionRequest, template: str) -> bool:
+    """Whether calls stand behind marks that a text without special tokens would not show."""
+    is_chat = isinstance(request, ChatRequest)
+    return is_chat and bool(request.tool_use.usable) and form_for(template).has_special_tokens
 
 
 def _check_prompt_ids(prompt: Prompt, index: int, *, request: CompletionRequest, vocab_size: int) -> None:

@@ -61,7 +61,7 @@ class Router:
 
         Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
         """
-        response_id = new_response_id()
+        response_id = new_response_id(request.id_prefix)
         request = self.settled(request)
         requests = lower(request, response_id, resolve=self._resolver(request), card_of=self._card_of)
         run = Run(
@@ -85,6 +85,11 @@ class Router:
         if not request.suffix and request.gap is None:
             return request
         return with_suffix_mode(request, self._card_of(self._resolver(request)(request.model, None)))
+
+    def template_of(self, run: Run) -> str:
+        """The chat template of the model that a run is on; "" where the model is gone."""
+        card = self.fleet.cards.get(run.requests[0].model.base)
+        return "" if card is None else card.chat_template
 
     @property
     def dialect(self) -> Dialect:

@@ -146,7 +146,9 @@ VALUES = {  # a value of each carried parameter that is not its default in any d
     "logprobs": 2, "top_logprobs": 2, "post_sampling_probs": True, "skip_special_tokens": False,
     "return_token_ids": True, "return_cached_tokens_details": True, "timings_per_token": True,
     "response_format": {"type": "json_object"}, "grammar": "root ::= 'a'", "json_schema": {}, "regex": "a+",
-    "ebnf": "root ::= 'a'", "suffix": "!", "suffix_mode": "append",
+    "suffix": "!", "suffix_mode": "append",
+    "ebnf": "root ::= 'a'", "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto",
+    "parallel_tool_calls": True,
 }  # fmt: skip
 COMPANIONS = {
     "stream_options": {"stream": True},
@@ -296,12 +298,11 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
 @EVERY
-def test_tools_that_are_not_to_be_used_change_nothing(dialect):
-    assert parse(dialect, tools=[TOOL], tool_choice="none") == parse(dialect)
-    assert refusal(dialect, tools=[TOOL]).param == "tools"
-    assert refusal(dialect, tools=[TOOL], tool_choice="auto").param == "tools"
+def test_tools_mean_the_same_everywhere(dialect):
+    assert parse(dialect, tools=[TOOL], tool_choice="none").tool_use.usable == ()
+    assert parse(dialect, tools=[TOOL], tool_choice="required").tool_use.names == {"f"}
     assert refusal(dialect, tools=[TOOL, {"type": "f"}], tool_choice="none").param == "tools[1]"
-    assert refusal(dialect, tools="f", tool_choice="none").param == "tools"
+    assert refusal(dialect, tools=[TOOL], tool_choice="required", regex="a+").param == "tool_choice"
 
 
 def test_the_listing_says_what_a_name_does_beside_the_one_it_stands_for():

@@ -67,7 +67,7 @@ def models_are_served(body: Body, served: Served) -> None:
     if body.get("model") is not None:
         body["model"] = served.models[len(body["model"]) % len(served.models)]
     if body.get("lora_path") is not None:
-        body["lora_path"] = [None] * prompts_in(body["prompt"]) if isinstance(body["lora_path"], list) else None
+        body["lora_path"] = [None] * prompts_in(body.get("prompt", "")) if isinstance(body["lora_path"], list) else None
     if body.get("lora"):
         body["lora"] = [{**each, "scale": 0} for each in body["lora"]]
 
@@ -108,7 +108,7 @@ def counts_are_in_order(body: Body, served: Served) -> None:
     """`min_tokens` is at most `max_tokens`; `best_of` at least `n`, or at most where it counts what is returned."""
     if body.get("min_tokens") is not None:
         body["min_tokens"] = min(body["min_tokens"], served.sent(body, "max_tokens"))
-    if body.get("best_of") is not None:
+    if body.get("best_of"):
         order = min if served.dialect["meanings"]["best_of"].startswith("returned") else max
         body["best_of"] = order(body["best_of"], served.sent(body, "n"))
 
@@ -161,7 +161,18 @@ def ids_are_of_the_vocabulary(body: Body, served: Served) -> None:
 
 def prompts_fit(body: Body, served: Served) -> None:
     """A prompt fits the context, and its ids are of the vocabulary."""
-    body["prompt"] = fitting(body["prompt"], served)
+    if "messages" not in body:
+        body["prompt"] = fitting(body["prompt"], served)
+
+
+def answers_are_gone_on_with(body: Body, served: Served) -> None:
+    """`continue_final_message` goes on with an assistant's last message; arguments in a string are an object's."""
+    for message in body.get("messages", ()):
+        for call in message.get("tool_calls") or () if message["role"] == "assistant" else ():
+            if isinstance(call["function"].get("arguments"), str):
+                call["function"]["arguments"] = "{}"
+    if body.get("continue_final_message"):
+        body["messages"] = [*body["messages"], {"role": "assistant", "content": "So"}]
 
 
 def followed(kind: str, sent: object) -> object:
@@ -232,6 +243,7 @@ RULES: tuple[Callable[[Body, Served], None], ...] = (
     constraints_can_be_followed,
     ids_are_of_the_vocabulary,
     prompts_fit,
+    answers_are_gone_on_with,
 )
 
 
