@@ -56,6 +56,7 @@ class ModelCard:
     chat_template: of the model's folder, as it is written there; "" is none
     tokenizer: its class and the special tokens that it has a name for
     max_mixed_adapters: in one mix; all of them have to be resident at once
+    fills_gaps: whether it has the tokens with which a text behind a gap is told
     """
 
     name: str
@@ -71,6 +72,7 @@ class ModelCard:
     chat_template: str = ""
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
     max_mixed_adapters: int = MAX_MIXED_ADAPTERS
+    fills_gaps: bool = False
 
     @property
     def usable_adapters(self) -> tuple[AdapterCard, ...]:
