@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.api.chunks import ChunkWriter, dump, error_event
+from serve_app.api.chunks import ChunkWriter, dump, error_event, written_choice
 from serve_app.api.dialects.dialect import ErrorShape
 from serve_app.api.dialects.errors import error_body, error_event_body, error_status
 from serve_app.api.dialects.tables import DIALECTS
@@ -84,7 +84,7 @@ CHOICES = st.builds(
 @given(CHOICES, st.text(min_size=1))
 def test_a_chunk_equals_the_slow_dump_of_its_body(choice, model):
     head = ResponseHead(id="cmpl-1", created=7, model=model)
-    writer = ChunkWriter(head)
+    writer = ChunkWriter(head, written_choice)
     assert writer.choice(choice) == slow(chunk_body(head, [choice]))
     extras = {"usage": token_counts(3, 4), "timings": {"cache_n": 1}}
     assert writer.choice(choice, extras) == slow(chunk_body(head, [choice], extras=extras))
@@ -93,7 +93,7 @@ def test_a_chunk_equals_the_slow_dump_of_its_body(choice, model):
 def test_the_usage_chunk_has_no_choices():
     usage = Usage(prompt_tokens=4, completion_tokens=4)
     extras = {"usage": usage_body(usage)}
-    assert ChunkWriter(HEAD).bare(extras) == slow(chunk_body(HEAD, [], extras=extras))
+    assert ChunkWriter(HEAD, written_choice).bare(extras) == slow(chunk_body(HEAD, [], extras=extras))
 
 
 def test_events_are_one_line_between_blank_ones():
