@@ -16,7 +16,6 @@ NOT_CARRIED_OUT: Mapping[str, NotYet] = MappingProxyType(
         "response_fields": NotYet([]),
         "perf_metrics_in_response": NotYet(False),
         "raw_output": NotYet(False),
-        "suffix": NotYet(""),
         "strict": NotYet(False),
         "images": NotYet([]),
         "reasoning_effort": NotYet(),

@@ -13,6 +13,7 @@ class Path(StrEnum):
     EMBEDDINGS = "/v1/embeddings"
     NATIVE_COMPLETION = "/completion"
     NATIVE_COMPLETIONS = "/completions"
+    INFILL = "/infill"
     TOKENIZE = "/tokenize"
     DETOKENIZE = "/detokenize"
     APPLY_TEMPLATE = "/apply-template"
@@ -40,6 +41,7 @@ POSTED = frozenset(
         Path.EMBEDDINGS,
         Path.NATIVE_COMPLETION,
         Path.NATIVE_COMPLETIONS,
+        Path.INFILL,
         Path.TOKENIZE,
         Path.DETOKENIZE,
         Path.APPLY_TEMPLATE,

@@ -74,6 +74,7 @@ class ModelCard:
     records: what of its computations it gives away
     tokenizer: its class and the special tokens that it has a name for
     max_mixed_adapters: in one mix; all of them have to be resident at once
+    fills_gaps: whether it has the tokens with which a text behind a gap is told
     """
 
     name: str
@@ -90,6 +91,7 @@ class ModelCard:
     records: RecordCard = field(default_factory=RecordCard)
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
     max_mixed_adapters: int = MAX_MIXED_ADAPTERS
+    fills_gaps: bool = False
 
     @property
     def usable_adapters(self) -> tuple[AdapterCard, ...]:

@@ -27,6 +27,7 @@ class Sequence:
     siblings:   sequences of the same request that start when this one has computed their common prompt
     max_tokens: bound on generated tokens, the context's end considered
     num_dropped_tokens: of the prompt's beginning, which are not in `token_ids`
+    shown_prompt: where the prompt that is echoed stands among `token_ids`; of a gap that is its prefix alone
     matcher:    follows what was generated along the request's constraint, if any; preemption leaves it as it is
     record:     what of its positions is kept for its client, if anything; preemption leaves it as it is
     sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
@@ -41,6 +42,7 @@ class Sequence:
         sample: int,
         max_tokens: int,
         num_dropped_tokens: int = 0,
+        shown_prompt: range | None = None,
         detokenizer: Detokenizer,
         matcher: Matcher | None = None,
         record: Record | None = None,
@@ -51,6 +53,7 @@ class Sequence:
         self.token_ids: list[int] = list(prompt_ids)
         self.max_tokens = max_tokens
         self.num_dropped_tokens = num_dropped_tokens
+        self.shown_prompt = range(len(prompt_ids)) if shown_prompt is None else shown_prompt
         self.detokenizer = detokenizer
         self.matcher = matcher
         self.record = record

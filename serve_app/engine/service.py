@@ -21,10 +21,10 @@ from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.constraint import Constraint
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound
-from serve_app.core.names import MAX_MIXED_ADAPTERS
 from serve_app.core.request import GenerationRequest, Prompt
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.engine.allocator import keep_freed_memory
+from serve_app.engine.card import model_card
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.delivery import Delivery
 from serve_app.engine.driver import Driver
@@ -36,7 +36,7 @@ from serve_app.engine.masks import vocabulary_of
 from serve_app.engine.open_requests import OpenRequests
 from serve_app.engine.outbox import Outbox
 from serve_app.engine.preparation import Preparation
-from serve_app.engine.record_bounds import RecordBounds, record_card
+from serve_app.engine.record_bounds import RecordBounds
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.tokenization import Tokenizations
 from serve_app.engine.tokenizer_lanes import TokenizerLanes
@@ -122,27 +122,16 @@ class ModelService:
 
         Raises ModelNotSupported.
         """
-        _settle_process(config)
+        keep_freed_memory()
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
         model = load_model(config)
         tokenizer = TextTokenizer.load(Path(config.path), vocab_size=model.vocab_size)
         bound, cards = bind_adapters(adapters, model.module)
         loader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
         engine = Engine(config, model, tokenizer, bound, loader=loader)
-        card = ModelCard(
-            name=config.name,
-            root=root or config.path,
-            created=created,
-            max_model_len=model.max_model_len,
-            vocab_size=model.vocab_size,
-            adapters=cards,
-            dialect=dialect,
-            max_num_sequences=config.max_num_sequences,
-            max_waiting=config.max_waiting,
-            kv_cache_bytes=model.kv_cache_bytes,
-            chat_template=chat_template,
-            records=record_card(config, model.module),
-            tokenizer=tokenizer.card,
-            max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),
+        card = model_card(
+            config, model, tokenizer, cards, root=root, created=created, dialect=dialect, chat_template=chat_template
         )
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
@@ -295,9 +284,3 @@ class ModelService:
     def _running_driver(self) -> Driver:
         assert self._driver is not None, "start() was not called"
         return self._driver
-
-
-def _settle_process(config: EngineConfig) -> None:
-    keep_freed_memory()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)

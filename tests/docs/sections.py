@@ -24,6 +24,8 @@ SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "prose": contract.prose,
         "tokenize": contract.tokenize,
         "embeddings": contract.embeddings,
+        "infill": contract.infill,
+        "chat": contract.chat,
         "errors": contract.errors,
         "model-settings": operations.model_settings,
         "router-settings": operations.router_settings,
