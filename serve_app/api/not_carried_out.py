@@ -22,7 +22,6 @@ NOT_CARRIED_OUT: Mapping[str, NotYet] = MappingProxyType(
         "tools": NotYet([]),
         "tool_choice": NotYet("none", "auto"),
         "strict": NotYet(False),
-        "images": NotYet([]),
         "reasoning_effort": NotYet(),
         "thinking": NotYet(),
         "adapter": NotYet(),

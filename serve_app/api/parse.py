@@ -11,6 +11,7 @@ from serve_app.api.dialects.tables import UNION
 from serve_app.api.dispositions import Disposition
 from serve_app.api.fields import Fields, is_same, read_fields
 from serve_app.api.forms.form import Terms, Value
+from serve_app.api.illustrated import illustrated
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parameters import PARAMETERS, STREAM_OPTIONS, form_of
@@ -61,7 +62,9 @@ def read_completion(members: Mapping[str, object], limits: WireLimits, dialect: 
 def _completion_values(fields: Fields, terms: Terms) -> dict[str, object]:
     """What was sent, as the fields of `CompletionRequest` hold it; options that are nobody's join the ignored."""
     values = _read_values(fields, PARAMETERS, terms)
-    values["prompts"] = values.pop("prompt")
+    values["prompts"] = illustrated(
+        values.pop("prompt"), values.get("images", ()), name=fields.spelled("images"), limits=terms.limits
+    )
     top_logprobs = values.pop("top_logprobs", None)
     if fields.values.get("logprobs") is True and top_logprobs is not None:
         values["logprobs"] = top_logprobs

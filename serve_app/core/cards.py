@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from serve_app.core.delta import Load
+from serve_app.core.images import ImageCard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,7 @@ class ModelCard:
     kv_cache_bytes: what one replica may hold in keys and values
     chat_template: of the model's folder, as it is written there; "" is none
     tokenizer: its class and the special tokens that it has a name for
+    images: what a model with eyes says of images; None is a model of text
     """
 
     name: str
@@ -62,6 +64,7 @@ class ModelCard:
     kv_cache_bytes: int = 0
     chat_template: str = ""
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
+    images: ImageCard | None = None
 
     @property
     def usable_adapters(self) -> tuple[AdapterCard, ...]:

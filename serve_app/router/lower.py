@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.core.cards import ModelCard
-from serve_app.core.errors import AdapterNotFound, InvalidRequest
+from serve_app.core.errors import AdapterNotFound, InvalidRequest, UnsupportedParameter
 from serve_app.core.names import ModelRef
 from serve_app.core.request import ContextParams, GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
 from serve_app.router.sampling import lower_sampling, unencoded
@@ -45,8 +45,9 @@ def lower(
     """
     targets = _targets(request, resolve, card_of)
     for index, prompt in enumerate(request.prompts):
-        vocab_size = targets[request.lora_path_of(index)].card.vocab_size
-        _check_prompt_ids(prompt, index, request=request, vocab_size=vocab_size)
+        card = targets[request.lora_path_of(index)].card
+        check_images(prompt, card)
+        _check_prompt_ids(prompt, index, request=request, vocab_size=card.vocab_size)
     vocab_size = min(target.card.vocab_size for target in targets.values())
     _check_stop_ids(request, vocab_size)
     _check_amount(request, max_model_len=max(target.card.max_model_len for target in targets.values()))
@@ -79,6 +80,15 @@ def _lowered(
         )
         for index, prompt in enumerate(request.prompts)
     )
+
+
+def check_images(prompt: Prompt, card: ModelCard) -> None:
+    """Raises UnsupportedParameter where the prompt has images and the model takes none."""
+    if not prompt.images or (card.images is not None and card.images.takes_images):
+        return
+    why = "completes text only" if card.images is None else f"takes none here: {card.images.reason}"
+    name = prompt.images[0].name
+    raise UnsupportedParameter.refusing(name, must=f"be absent for {card.name}, which {why}", found="an image")
 
 
 def _targets(request: CompletionRequest, resolve: Resolve, card_of: CardOf) -> Targets:
