@@ -56,6 +56,10 @@ class ModelArgs(BaseModel):
     max_tokenized_chars: PositiveInt | None = None
     max_outbox_deltas: PositiveInt = 4096
     max_outbox_bytes: PositiveInt = 64 << 20
+    images: bool = True
+    max_image_pixels: PositiveInt = 25_000_000
+    max_waiting_image_bytes: PositiveInt = 256 << 20
+    image_cache_bytes: Annotated[int, Field(ge=0)] = 256 << 20
 
 
 class RouterArgs(BaseModel):

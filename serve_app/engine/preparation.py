@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import replace
 
 from serve_app.constraints.compiler import Compiled
 from serve_app.core.errors import ContextOverflow, InvalidRequest
 from serve_app.core.request import GenerationRequest, Prompt, SamplingParams
 from serve_app.engine.prompt_bounds import PromptBounds, context_overflow
+from serve_app.engine.prompt_images import illustrated, spelled, without_files
 from serve_app.engine.sequence import Sequence
+from serve_app.engine.vision.eyes import Eyes
+from serve_app.engine.vision.seen import Seen
 from serve_app.text.regex_stops import check_regexes
 from serve_app.text.tokenizer import TextTokenizer
 
@@ -17,15 +21,23 @@ class Preparation:
     """The facts of one model that decide what a request becomes. Threads may share it.
 
     max_chars: of texts whose length the vocabulary does not bound; None is a bound by the context
+    eyes:      of a model that sees
     """
 
     def __init__(
-        self, tokenizer: TextTokenizer, *, model_name: str, max_model_len: int, max_chars: int | None = None
+        self,
+        tokenizer: TextTokenizer,
+        *,
+        model_name: str,
+        max_model_len: int,
+        max_chars: int | None = None,
+        eyes: Eyes | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._bounds = PromptBounds(tokenizer, model_name=model_name, max_model_len=max_model_len, max_chars=max_chars)
         self._model_name = model_name
         self._max_model_len = max_model_len
+        self._eyes = eyes
 
     @property
     def max_chars(self) -> int:
@@ -39,22 +51,26 @@ class Preparation:
         """
         self._bounds.check_length(request)
 
-    def sequences(self, request: GenerationRequest, compiled: Compiled | None = None) -> list[Sequence]:
+    def sequences(
+        self, request: GenerationRequest, compiled: Compiled | None = None, seen: Items[Seen] = ()
+    ) -> list[Sequence]:
         """One for each completion that is wanted, the prompt's tokens in each.
 
-        compiled: the request's constraint, where it has one
+        compiled: the request's constraint, where it has one;  seen: the images of its prompt
 
         Raises InvalidRequest, ContextOverflow.
         """
         check_regexes(request.stop.patterns)
         try:
             self._bounds.check_heads(request)
-            prompt_ids = self._tokenizer.encode(request.prompt)
+            prompt_ids = self._tokenizer.encode(spelled(request.prompt, seen, self._eyes))
+            illustration = illustrated(prompt_ids, seen, self._eyes)
         except ContextOverflow:
             raise
         except InvalidRequest as error:
             raise type(error)(f"{error} (prompt {request.prompt_index})", error.param, error.facts) from error
-        kept = self._kept(request, prompt_ids)
+        request = without_files(request)
+        kept = prompt_ids if seen else self._kept(request, prompt_ids)
         if len(kept) < len(prompt_ids):
             request = replace(request, prompt=Prompt(parts=(tuple(kept),)))  # an echo shows what is left of it
         request = replace(request, sampling=self._encoded(request))
@@ -69,6 +85,7 @@ class Preparation:
                 num_dropped_tokens=len(prompt_ids) - len(kept),
                 detokenizer=detokenizer,
                 matcher=None if compiled is None else compiled.matcher(),
+                illustration=illustration,
             )
             for sample, detokenizer in enumerate(detokenizers)
         ]

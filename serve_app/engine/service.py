@@ -37,6 +37,7 @@ from serve_app.engine.preparation import Preparation
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.tokenization import Tokenizations
 from serve_app.engine.tokenizer_lanes import TokenizerLanes
+from serve_app.engine.vision.looking import Looks, image_card, make_looking
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class ModelService:
     clock:  seconds, monotonic
     lanes:  the threads in which prompts are cut into tokens
     engine: once started it belongs to its thread, but its load and its counters may be read by any
+    looking: what looks at images, of a model that sees
     """
 
     def __init__(
@@ -68,7 +70,9 @@ class ModelService:
             model_name=card.name,
             max_model_len=card.max_model_len,
             max_chars=config.max_tokenized_chars,
+            eyes=engine.model.eyes,
         )
+        self.looking = make_looking(engine.model, config)
         self._card = card
         self._replica_id = replica_id
         self._lanes = lanes or TokenizerLanes()
@@ -130,6 +134,7 @@ class ModelService:
             kv_cache_bytes=model.kv_cache_bytes,
             chat_template=chat_template,
             tokenizer=tokenizer.card,
+            images=image_card(model),
         )
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
@@ -154,6 +159,8 @@ class ModelService:
             self.engine.close()
         self._delivery.close()
         self._compiler.close()
+        if self.looking is not None:
+            await asyncio.to_thread(self.looking.close)
         await asyncio.to_thread(self._lanes.close)
         self._tokenizations.close()
 
@@ -192,7 +199,8 @@ class ModelService:
         self._open.add(router_id, requests)
         try:
             compiled = await self._compiled(requests)
-            prepared = await self._lanes.run(requests, lambda: self._prepare(requests, compiled))
+            looks = await self.looking.look(requests, self._open.__contains__) if self.looking else {}
+            prepared = await self._lanes.run(requests, lambda: self._prepare(requests, compiled, looks))
         except BaseException:
             self._open.drop(request.request_id for request in requests)
             raise
@@ -230,14 +238,14 @@ class ModelService:
         return {constraint: await self._compiler.compile(constraint) for constraint in wanted}
 
     def _prepare(
-        self, requests: Items[GenerationRequest], compiled: Mapping[Constraint | None, Compiled]
+        self, requests: Items[GenerationRequest], compiled: Mapping[Constraint | None, Compiled], looks: Looks
     ) -> list[list[Sequence]]:
         """Tokenise, but nothing that was aborted while it waited; runs in a worker thread.
 
         Raises InvalidRequest, ContextOverflow.
         """
         return [
-            self._preparation.sequences(request, compiled.get(request.constraint))
+            self._preparation.sequences(request, compiled.get(request.constraint), looks.get(request.request_id, ()))
             if request.request_id in self._open
             else []
             for request in requests

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.batch import Batch
+from serve_app.engine.illustrated import lay_images
 from serve_app.engine.kv.groups import Group, Reading
 from serve_app.engine.kv.storage import Storage
 
@@ -23,6 +24,9 @@ class Step:
     logit_rows: [rows] int64, the tokens whose logits are wanted: of each span its scored positions, then its last
     slots:      the adapter's slot of each token, -1 for the base
     groups:     calls of attention
+    embeddings: [illustrated, hidden], in the place of the ids of the tokens `illustrated`, [illustrated] int64; None
+                where no token is part of an image
+    turns:      [3, tokens] int64, by which tokens are rotated in the place of `positions`; None where these say all
     """
 
     token_ids: Tensor
@@ -31,6 +35,9 @@ class Step:
     logit_rows: Tensor
     slots: tuple[int, ...]
     groups: tuple[Group, ...]
+    embeddings: Tensor | None = None
+    illustrated: Tensor | None = None
+    turns: Tensor | None = None
 
 
 def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
@@ -55,6 +62,7 @@ def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
         readings.append(
             Reading(first_token=first, place=holding.place, blocks=holding.blocks, start=span.start, length=span.length)
         )
+    images = lay_images(batch, positions, device=device)
     return Step(
         token_ids=torch.tensor(token_ids, device=device),
         positions=torch.tensor(positions, device=device),
@@ -62,6 +70,9 @@ def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
         logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
         slots=tuple(slots),
         groups=tuple(storage.groups(readings)),
+        embeddings=images.embeddings,
+        illustrated=images.illustrated,
+        turns=images.turns,
     )
 
 

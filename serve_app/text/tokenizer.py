@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from serve_app.core.cards import TokenizerCard
 from serve_app.core.errors import InvalidRequest
+from serve_app.core.images import Image
 from serve_app.core.request import Prompt
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.text.detokenizer import Detokenizer, join
@@ -70,6 +71,7 @@ class TextTokenizer:
             token_ids += self._prefix_ids
         num_prefixed = len(token_ids)
         for part in prompt.parts:
+            assert not isinstance(part, Image), "what a model writes for an image is a text before this"
             token_ids += self.encode_text(part) if isinstance(part, str) else part
         if len(token_ids) == num_prefixed:
             raise InvalidRequest.refusing("prompt", must="not be empty", found="no token that the model knows")
