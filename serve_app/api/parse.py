@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.contradictions import Sent, check_contradictions
@@ -18,6 +19,7 @@ from serve_app.api.parameters import PARAMETERS, STREAM_OPTIONS, form_of
 from serve_app.api.stream_options import StreamOptions
 from serve_app.api.tools import without_unused_tools
 from serve_app.core.errors import InvalidRequest
+from serve_app.core.request import Prompt
 
 REQUIRED = ("model", "prompt")
 ChooseDialect = Callable[[object], Dialect]
@@ -62,9 +64,7 @@ def read_completion(members: Mapping[str, object], limits: WireLimits, dialect: 
 def _completion_values(fields: Fields, terms: Terms) -> dict[str, object]:
     """What was sent, as the fields of `CompletionRequest` hold it; options that are nobody's join the ignored."""
     values = _read_values(fields, PARAMETERS, terms)
-    values["prompts"] = illustrated(
-        values.pop("prompt"), values.get("images", ()), name=fields.spelled("images"), limits=terms.limits
-    )
+    values["prompts"] = _prompts(values, fields, terms)
     top_logprobs = values.pop("top_logprobs", None)
     if fields.values.get("logprobs") is True and top_logprobs is not None:
         values["logprobs"] = top_logprobs
@@ -75,6 +75,13 @@ def _completion_values(fields: Fields, terms: Terms) -> dict[str, object]:
     if "mirostat_target" in fields.names:
         values.setdefault("mirostat", 2)
     return values
+
+
+def _prompts(values: dict[str, object], fields: Fields, terms: Terms) -> tuple[Prompt, ...]:
+    """The prompts, taken out of the values, with the images in them that were sent beside them."""
+    prompts: Any = values.pop("prompt")
+    images: Any = values.get("images", ())
+    return illustrated(prompts, images, name=fields.spelled("images"), limits=terms.limits)
 
 
 def _read_values(fields: Fields, table: Mapping[str, Disposition], terms: Terms) -> dict[str, object]:

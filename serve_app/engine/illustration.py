@@ -42,7 +42,8 @@ class Illustration:
         """By what the positions of a span are rotated, [3, length]; None where the positions themselves say."""
         if self.turns is None:
             return None
-        behind = torch.arange(max(start, self.turns.shape[1]), end) + self.shift
+        length = self.turns.shape[1]
+        behind = torch.arange(max(start, length), max(end, length)) + self.shift
         return torch.cat([self.turns[:, start:end], behind.expand(3, -1)], dim=1)
 
 

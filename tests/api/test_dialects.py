@@ -17,6 +17,7 @@ from serve_app.api.openapi_schemas import SCHEMAS
 from serve_app.api.parameters import PARAMETERS
 from serve_app.api.parse import parse_completion
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, MalformedJson, ModelNotFound, Unavailable
+from tests.pictures import sent
 
 NAMES = ("union", "openai", "llama.cpp", "mistral.rs", "fireworks", "omlx", "sglang")
 MAX = 2**31 - 1
@@ -146,7 +147,7 @@ VALUES = {  # a value of each carried parameter that is not its default in any d
     "logprobs": 2, "top_logprobs": 2, "post_sampling_probs": True, "skip_special_tokens": False,
     "return_token_ids": True, "return_cached_tokens_details": True, "timings_per_token": True,
     "response_format": {"type": "json_object"}, "grammar": "root ::= 'a'", "json_schema": {}, "regex": "a+",
-    "ebnf": "root ::= 'a'",
+    "ebnf": "root ::= 'a'", "images": [sent(1)],
 }  # fmt: skip
 COMPANIONS = {
     "stream_options": {"stream": True},
@@ -154,6 +155,7 @@ COMPANIONS = {
     "post_sampling_probs": {"logprobs": 1},
     "best_of": {"n": 1},
     "mirostat_target": {"mirostat": 1},
+    "images": {"prompt": "What is <image>?"},
 }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import random
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -176,20 +174,6 @@ def _tokenizer(kind: Sighted) -> PreTrainedTokenizerFast:
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": [kind.marker, *kind.tokens]})
     return tokenizer
-
-
-def picture(seed: int, size: tuple[int, int] = (40, 30)) -> PIL.Image.Image:
-    """Random patches of colour."""
-    draw = random.Random(seed)
-    small = PIL.Image.new("RGB", (4, 3))
-    small.putdata([tuple(draw.randrange(256) for _ in range(3)) for _ in range(12)])
-    return small.resize(size, PIL.Image.Resampling.NEAREST)
-
-
-def file_of(image: PIL.Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def whole_model(folder: Path) -> PreTrainedModel:

@@ -19,7 +19,8 @@ from serve_app.engine.sequence import Sequence
 from serve_app.engine.vision.seen import Seen
 from serve_app.engine.weights import held_bytes, weight_bytes
 from tests.engine.harness import GREEDY, Outcome, config, drain, make_engine
-from tests.families.sighted import SIGHTED, Sighted, file_of, picture, save_sighted, whole_model
+from tests.families.sighted import SIGHTED, Sighted, whole_model
+from tests.pictures import file_of, picture
 
 MAX_TOKENS = 6
 MIN_GAP = 1e-4
@@ -34,20 +35,6 @@ ASKED = (
     ("No picture at all, but a text that is longer than what one step computes.", ()),
 )
 NUM_SAMPLES = {0: 2, 2: 2}
-
-
-@pytest.fixture(scope="session")
-def sighted_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sighted], Path]:
-    """Gives the folder of a kind's model."""
-    root = tmp_path_factory.mktemp("sighted")
-
-    def make(kind: Sighted) -> Path:
-        folder = root / kind.label
-        if not folder.exists():
-            save_sighted(kind, folder)
-        return folder
-
-    return make
 
 
 KINDS = pytest.mark.parametrize("kind", SIGHTED, ids=lambda kind: kind.label)

@@ -103,5 +103,5 @@ def take_out(module: PreTrainedModel, sight: Sight) -> PreTrainedModel:
         config: Any = getattr(each, "config", None)
         if isinstance(config, PreTrainedConfig):
             each.config = deepcopy(config, known)
-    tower.set_attn_implementation("sdpa")
+    tower.set_attn_implementation({"vision_config": "sdpa"})
     return tower

@@ -40,10 +40,12 @@ CLASS_TOKENS: Mapping[str, int] = MappingProxyType({"clip_vision_model": 1, "sig
 
 
 def _llava_text(config: Any, marker: str, inputs: Inputs) -> str:
-    height, width = inputs["pixel_values"].shape[-2:]
+    pixels: Tensor = inputs["pixel_values"]
+    height, width = pixels.shape[-2:]
     patch = int(config.vision_config.patch_size)
     count = (height // patch) * (width // patch) + CLASS_TOKENS[config.vision_config.model_type]
-    return marker * (count - (config.vision_feature_select_strategy == "default"))
+    is_first_left_out = bool(config.vision_feature_select_strategy == "default")
+    return marker * (int(count) - is_first_left_out)
 
 
 def _llava_fault(config: Any) -> str | None:
