@@ -17,7 +17,7 @@ class Illustrated:
 
     embeddings: Tensor | None = None
     illustrated: Tensor | None = None
-    turns: Tensor | None = None
+    rope_positions: Tensor | None = None
 
 
 def lay_images(batch: Batch, positions: Sequence[int], *, device: torch.device) -> Illustrated:
@@ -26,27 +26,27 @@ def lay_images(batch: Batch, positions: Sequence[int], *, device: torch.device) 
         return Illustrated()
     at: list[int] = []
     rows: list[Tensor] = []
-    turned: list[tuple[int, Tensor]] = []
+    rotated: list[tuple[int, Tensor]] = []
     first = 0
     for span in batch.spans:
         held = span.sequence.illustration
         if held is not None:
-            places, own = held.between(span.start, span.end)
-            at += [first + place - span.start for place in places]
+            own_positions, own = held.between(span.start, span.end)
+            at += [first + position - span.start for position in own_positions]
             rows.append(own)
-            if (turns := held.turned(span.start, span.end)) is not None:
-                turned.append((first, turns))
+            if (rope_positions := held.rope_between(span.start, span.end)) is not None:
+                rotated.append((first, rope_positions))
         first += span.length
     return Illustrated(
         embeddings=torch.cat(rows) if at else None,
         illustrated=torch.tensor(at, device=device) if at else None,
-        turns=_turns(positions, turned).to(device) if turned else None,
+        rope_positions=_rope_positions(positions, rotated).to(device) if rotated else None,
     )
 
 
-def _turns(positions: Sequence[int], turned: Sequence[tuple[int, Tensor]]) -> Tensor:
+def _rope_positions(positions: Sequence[int], rotated: Sequence[tuple[int, Tensor]]) -> Tensor:
     """Of the tokens that are none of these, all three are the position."""
-    turns = torch.tensor(positions).expand(3, -1).clone()
-    for first, own in turned:
-        turns[:, first : first + own.shape[1]] = own
-    return turns
+    rope_positions = torch.tensor(positions).expand(3, -1).clone()
+    for first, own in rotated:
+        rope_positions[:, first : first + own.shape[1]] = own
+    return rope_positions

@@ -1,4 +1,4 @@
-"""What a sequence holds of its images: rows of embeddings in the place of ids, their names, and their positions."""
+"""What a sequence holds of its images: rows of embeddings in the place of ids, and their names."""
 
 from __future__ import annotations
 
@@ -20,53 +20,53 @@ MAX_NAME = (1 << 62) - 1
 class Illustration:
     """Images of one prompt; its sequences share it.
 
-    rows:   [image tokens, hidden], in the order of `places`
-    places: positions of the prompt that have a row in the place of an embedded id, ascending
-    names:  the prompt's ids, but at those places what the image's digest makes of each: what blocks are named by
-    turns:  [3, prompt] int64, by which time, height and width are rotated; None where a token's place decides
-    shift:  what is added to the place of a token behind the prompt, to rotate it
+    rows:       [image tokens, hidden], in the order of `positions`
+    positions:  of the prompt's tokens that have a row in the place of their embedded id, ascending
+    names:      the prompt's ids, but at those positions what the image's digest makes of each: blocks are named by them
+    rope_positions: [3, prompt] int64, by which time, height and width are rotated; None where positions say all
+    rope_shift: what is added to the position of a token behind the prompt, to rotate it
     """
 
     rows: Tensor
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
     names: tuple[int, ...]
-    turns: Tensor | None = None
-    shift: int = 0
+    rope_positions: Tensor | None = None
+    rope_shift: int = 0
 
     def between(self, start: int, end: int) -> tuple[tuple[int, ...], Tensor]:
-        """The places in a span of positions, and their rows."""
-        first, last = bisect_left(self.places, start), bisect_left(self.places, end)
-        return self.places[first:last], self.rows[first:last]
+        """Those of the positions that a span has, and their rows."""
+        first, last = bisect_left(self.positions, start), bisect_left(self.positions, end)
+        return self.positions[first:last], self.rows[first:last]
 
-    def turned(self, start: int, end: int) -> Tensor | None:
-        """By what the positions of a span are rotated, [3, length]; None where the positions themselves say."""
-        if self.turns is None:
+    def rope_between(self, start: int, end: int) -> Tensor | None:
+        """By what the tokens of a span are rotated, [3, length]; None where their positions say all."""
+        if self.rope_positions is None:
             return None
-        length = self.turns.shape[1]
-        behind = torch.arange(max(start, length), max(end, length)) + self.shift
-        return torch.cat([self.turns[:, start:end], behind.expand(3, -1)], dim=1)
+        length = self.rope_positions.shape[1]
+        behind = torch.arange(max(start, length), max(end, length)) + self.rope_shift
+        return torch.cat([self.rope_positions[:, start:end], behind.expand(3, -1)], dim=1)
 
 
 def illustrate(token_ids: Sequence[int], seen: Sequence[Seen], *, token_id: int) -> Illustration | None:
-    """Put what was seen in the places of a prompt that have the images' token.
+    """Put what was seen where a prompt has the images' token.
 
-    None where there are not as many places as rows: the prompt itself wrote that token.
+    None where there are not as many of these as rows: the prompt itself wrote that token.
     """
-    places = tuple(place for place, each in enumerate(token_ids) if each == token_id)
-    if len(places) != sum(len(each.rows) for each in seen):
+    positions = tuple(position for position, each in enumerate(token_ids) if each == token_id)
+    if len(positions) != sum(len(each.rows) for each in seen):
         return None
     names, first = list(token_ids), 0
     for each in seen:
-        for place, name in zip(places[first:], _names(each), strict=False):
-            names[place] = name
+        for position, name in zip(positions[first:], _names(each), strict=False):
+            names[position] = name
         first += len(each.rows)
-    turns = _turns(len(token_ids), places, seen) if any(each.grid for each in seen) else None
+    rope_positions = _rope_positions(len(token_ids), positions, seen) if any(each.grid for each in seen) else None
     return Illustration(
         rows=seen[0].rows if len(seen) == 1 else torch.cat([each.rows for each in seen]),
-        places=places,
+        positions=positions,
         names=tuple(names),
-        turns=turns,
-        shift=0 if turns is None else int(turns.max()) + 1 - len(token_ids),
+        rope_positions=rope_positions,
+        rope_shift=0 if rope_positions is None else int(rope_positions.max()) + 1 - len(token_ids),
     )
 
 
@@ -76,10 +76,10 @@ def _names(seen: Seen) -> list[int]:
     return [-1 - (word & MAX_NAME) for word in words]
 
 
-def _turns(length: int, places: Sequence[int], seen: Sequence[Seen]) -> Tensor:
+def _rope_positions(length: int, positions: Sequence[int], seen: Sequence[Seen]) -> Tensor:
     """Text goes on by one in all three; an image stands still in time, and what follows it begins behind its longer
     side (Qwen2-VL, arXiv 2409.12191)."""
-    starts = [places[first] for first in _firsts(seen)]
+    starts = [positions[first] for first in _firsts(seen)]
     pieces: list[Tensor] = []
     reached = done = 0
     for start, each in zip(starts, seen, strict=True):

@@ -39,7 +39,7 @@ class Runner:
             with self._current.running(step):
                 output: Any = self._model.module(
                     **self._tokens(step),
-                    position_ids=step.positions[None] if step.turns is None else step.turns[:, None],
+                    position_ids=step.positions[None] if step.rope_positions is None else step.rope_positions[:, None],
                     use_cache=False,
                     logits_to_keep=step.logit_rows,
                 )

@@ -26,7 +26,7 @@ class Step:
     groups:     calls of attention
     embeddings: [illustrated, hidden], in the place of the ids of the tokens `illustrated`, [illustrated] int64; None
                 where no token is part of an image
-    turns:      [3, tokens] int64, by which tokens are rotated in the place of `positions`; None where these say all
+    rope_positions: [3, tokens] int64, by which tokens are rotated in the place of `positions`; None where these say all
     """
 
     token_ids: Tensor
@@ -37,7 +37,7 @@ class Step:
     groups: tuple[Group, ...]
     embeddings: Tensor | None = None
     illustrated: Tensor | None = None
-    turns: Tensor | None = None
+    rope_positions: Tensor | None = None
 
 
 def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
@@ -72,7 +72,7 @@ def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
         groups=tuple(storage.groups(readings)),
         embeddings=images.embeddings,
         illustrated=images.illustrated,
-        turns=images.turns,
+        rope_positions=images.rope_positions,
     )
 
 

@@ -34,7 +34,7 @@ WALLS = {
     "tenants": wall("core", "sqlalchemy"),
     "text": wall("core", "transformers tokenizers"),
     "constraints": wall("core", "llguidance"),
-    "engine": wall("core text constraints", "torch transformers tokenizers peft safetensors PIL"),
+    "engine": wall("core text constraints", "torch transformers peft safetensors PIL"),
     "router": wall("core api catalog tenants"),
     "http": wall("core api router", "starlette uvicorn httptools prometheus_client"),
     "deployments": wall("core api catalog engine router http", "ray starlette pydantic"),

@@ -8,8 +8,7 @@ from typing import Any
 
 import PIL.Image
 import torch
-from tokenizers import Tokenizer
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from serve_app.core.errors import EngineFailed, InvalidRequest
 from serve_app.core.images import Image
@@ -82,7 +81,8 @@ def open_eyes(module: PreTrainedModel, sight: Sight, config: EngineConfig) -> Ey
     """Take the eyes out of a model that was loaded with them; say why where its tokenizer has no token for an image."""
     tower = take_out(module, sight)
     token_id = int(tower.config.image_token_id)
-    marker = Tokenizer.from_file(str(Path(config.path) / "tokenizer.json")).id_to_token(token_id)
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_file=str(Path(config.path) / "tokenizer.json"))
+    marker: str | None = tokenizer.convert_ids_to_tokens(token_id)
     if marker is None:
         return f"its tokenizer has no token {token_id}, which its config.json has for images"
     return Eyes(tower, sight, marker=marker, max_pixels=config.max_image_pixels)
