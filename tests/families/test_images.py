@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from peft import PeftModel
+from transformers import AutoTokenizer
 
 from serve_app.core.images import MARKER, Image
 from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest, Prompt, StopParams
 from serve_app.engine.engine import Engine
 from serve_app.engine.judgement import judge
+from serve_app.engine.loading import load_model
+from serve_app.engine.lora.errors import AdapterRefused
 from serve_app.engine.preparation import Preparation
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.vision.seen import Seen
 from serve_app.engine.weights import held_bytes, weight_bytes
+from tests.engine.adapter_files import load_adapter, save_adapter
 from tests.engine.harness import GREEDY, Outcome, config, drain, make_engine
-from tests.families.sighted import SIGHTED, Sighted, whole_model
+from tests.families.sighted import LLAVA, QWEN2_VL, SIGHTED, Sighted, whole_model
 from tests.pictures import file_of, picture
 
 MAX_TOKENS = 6
@@ -87,6 +93,37 @@ def test_nothing_that_sees_is_left_in_the_model_and_all_of_its_weights_were_fore
     assert (blind.eyes, blind.blindness) == (None, "its operator has switched images off")
 
 
+@pytest.mark.parametrize("kind", [LLAVA, QWEN2_VL], ids=lambda kind: kind.label)
+def test_an_adapter_of_the_text_applies_behind_images_and_one_of_the_tower_is_refused(
+    kind: Sighted, sighted_folder: Callable[[Sighted], Path], tmp_path: Path
+) -> None:
+    folder, (text, seeds) = sighted_folder(kind), ASKED[2]
+    settings = config(folder)
+    named = save_adapter(tmp_path / "named", load_model(settings).module, targets=("q_proj", "v_proj", "down_proj"))
+    (named / "adapter_config.json").write_text(
+        json.dumps(
+            {
+                "peft_type": "LORA",
+                "r": 4,
+                "lora_alpha": 4,
+                "target_modules": r".*language_model.*\.(q_proj|v_proj|down_proj)",
+            }
+        )
+    )
+    engine = make_engine(settings, {"named": named})
+    engine.add(sequences(engine, "plain", text, seeds))
+    engine.add(sequences(engine, "named", text, seeds, adapter="named"))
+    outcomes = drain(engine)
+    own = whole_model(folder)
+    assert outcomes["plain", 0].token_ids == generate(kind, folder, own, text, seeds)
+    with_adapter = PeftModel.from_pretrained(own, named)
+    assert outcomes["named", 0].token_ids == generate(kind, folder, with_adapter, text, seeds)
+    assert outcomes["named", 0].token_ids != outcomes["plain", 0].token_ids
+    whole = save_adapter(tmp_path / "whole", whole_model(folder))
+    with pytest.raises(AdapterRefused, match=r"model\.(vis|multi_modal)"):
+        load_adapter(whole, version="whole", model=load_model(settings).module)
+
+
 def test_without_an_image_processor_the_text_is_served_and_the_card_says_why(
     sighted_folder: Callable[[Sighted], Path], tmp_path: Path
 ) -> None:
@@ -99,16 +136,22 @@ def test_without_an_image_processor_the_text_is_served_and_the_card_says_why(
     assert model.blindness.startswith("its folder has no image processor")
 
 
-def sequences(engine: Engine, name: str, text: str, seeds: tuple[int, ...], *, n: int = 1) -> list[Sequence]:
+def sequences(
+    engine: Engine, name: str, text: str, seeds: tuple[int, ...], *, n: int = 1, adapter: str | None = None
+) -> list[Sequence]:
     """A prompt as a replica prepares it."""
     eyes = engine.model.eyes
     assert eyes is not None
     images = [Image(data=file_of(picture(seed)), name=f"images[{at}]") for at, seed in enumerate(seeds)]
     prompt = Prompt(parts=(text,)).with_images(images, MARKER) if images else Prompt(parts=(text,))
     asked = GenerationRequest(
-        request_id=name, model=ModelRef(base="toy"), prompt=prompt, n=n, sampling=GREEDY,
+        request_id=name,
+        model=ModelRef(base="toy", adapter=adapter, version=adapter or ""),
+        prompt=prompt,
+        n=n,
+        sampling=GREEDY,
         stop=StopParams(max_tokens=MAX_TOKENS),
-    )  # fmt: skip
+    )
     seen: list[Seen] = [eyes.see(eyes.read(image)) for image in images]
     tokenizer = engine.tokenizer  # type: ignore[attr-defined]
     length = engine.model.max_model_len
@@ -122,7 +165,7 @@ def num_cached(outcome: Outcome) -> int:
 
 
 @torch.inference_mode()
-def generate(kind: Sighted, folder: Path, own: PreTrainedModel, text: str, seeds: tuple[int, ...]) -> list[int]:
+def generate(kind: Sighted, folder: Path, own: Any, text: str, seeds: tuple[int, ...]) -> list[int]:
     """transformers' greedy continuation, by its own processor."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if seeds:
