@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from serve_app.api.dialects.tables import DIALECTS
 from serve_app.api.limits import WireLimits
 from serve_app.engine.judgement import judge
 from serve_app.engine.vision.judgement import Sight
@@ -72,6 +73,17 @@ async def test_every_form_of_a_prompt_with_images_gives_transformers_own_tokens(
     for service in stack.services:
         assert service.looking is not None
         assert service.looking.num_seen == 2, "each image was seen once"
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_an_image_as_fireworks_documents_it_is_seen_in_every_dialect(
+    stack: Stack, folder: Path, dialect: str
+) -> None:
+    members = {"prompt": TEXT, "images": [sent(3, "JPEG")], "max_tokens": 1, "temperature": 0, "repetition_penalty": 1}
+    response = await stack.post({"model": "demo", "return_token_ids": True, **members}, dialect=dialect)
+    assert response.status_code == 200, response.text
+    again = await tokens(stack, prompt=TEXT, images=[sent(3, "JPEG")])
+    assert response.json()["choices"][0]["token_ids"] == again[0][:1]
 
 
 async def test_models_whose_marker_is_another_have_it_put_for_the_common_one(tmp_path: Path) -> None:
