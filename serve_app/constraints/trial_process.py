@@ -18,6 +18,7 @@ from llguidance import LLTokenizer
 from serve_app.constraints.compilation import compile_source
 from serve_app.constraints.limits import ConstraintLimits
 from serve_app.constraints.refusal import Refusal
+from serve_app.constraints.vocabulary import Vocabulary
 
 MESSAGE_BYTES = 4
 
@@ -34,7 +35,7 @@ def main() -> None:
                 return
             if os.fork() == 0:
                 control.close()
-                _try(descriptors[0], tokenizer, limits)
+                _try(descriptors[0], tokenizer, vocabulary, limits)
             os.close(descriptors[0])
 
 
@@ -57,7 +58,7 @@ def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
     return bytes(found)
 
 
-def _try(descriptor: int, tokenizer: LLTokenizer, limits: ConstraintLimits) -> None:
+def _try(descriptor: int, tokenizer: LLTokenizer, vocabulary: Vocabulary, limits: ConstraintLimits) -> None:
     """Tell who one is, take one constraint, answer, and end."""
     status = 1
     try:
@@ -65,15 +66,15 @@ def _try(descriptor: int, tokenizer: LLTokenizer, limits: ConstraintLimits) -> N
         with socket.socket(fileno=descriptor) as connection:
             send(connection, json.dumps(os.getpid()).encode())
             job = json.loads(receive(connection))
-            send(connection, json.dumps(_answer(job, tokenizer)).encode())
+            send(connection, json.dumps(_answer(job, tokenizer, vocabulary)).encode())
         status = 0
     finally:
         os._exit(status)
 
 
-def _answer(job: dict[str, str], tokenizer: LLTokenizer) -> dict[str, object]:
+def _answer(job: dict[str, str], tokenizer: LLTokenizer, vocabulary: Vocabulary) -> dict[str, object]:
     try:
-        grammar = compile_source(job["kind"], job["source"], tokenizer)  # type: ignore[arg-type]
+        grammar = compile_source(job["kind"], job["source"], tokenizer, dict(vocabulary.special))  # type: ignore[arg-type]
     except Refusal as refusal:
         return {"refused": refusal.message, "path": refusal.path}
     return {"grammar": grammar.text, "formats": grammar.formats}

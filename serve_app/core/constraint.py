@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
 
-ConstraintKind = Literal["json_schema", "regex", "gbnf", "lark", "llguidance", "structural_tag"]
+ConstraintKind = Literal["json_schema", "regex", "gbnf", "lark", "llguidance", "structural_tag", "tools"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
     """One language that the text is to be of; nothing of it was checked but its form.
 
-    kind:   what the source is written in; json_schema, llguidance and structural_tag are JSON
+    kind:   what the source is written in; json_schema, llguidance, structural_tag and tools are JSON
     source: text that the whole completion has to follow
     name:   the parameter it came in, as the client spelled it, for refusals
     """

@@ -54,6 +54,7 @@ class PromptReport:
     logprobs:  one entry per echoed token, where they were asked for
     token_ids: of the whole prompt, where they were asked for
     unenforced_formats: of the completion's JSON schema, which are taken for annotations
+    tail:      the end of its text, special tokens by their names, where it was asked for
     """
 
     num_tokens: int
@@ -64,6 +65,7 @@ class PromptReport:
     logprobs: tuple[TokenLogprob, ...] | None = None
     token_ids: tuple[int, ...] | None = None
     unenforced_formats: tuple[str, ...] = ()
+    tail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

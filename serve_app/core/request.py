@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from serve_app.core.constraint import Constraint
+from serve_app.core.conversation import Conversation
 from serve_app.core.images import Image
 from serve_app.core.names import ModelRef
 
@@ -153,9 +154,15 @@ class Prompt:
     """Text, token ids and images in their order. A leading text part gets the tokenizer's BOS, later ones do not.
 
     Images and the texts beside them are one text, in which what the model wants for an image stands in its place.
+
+    adds_special: False: nor does the leading one
+    foreign:      of a prompt of one text, markers of images included: where in it no special token may reach, see
+                  `Rendering`
     """
 
     parts: tuple[str | tuple[int, ...] | Image, ...]
+    adds_special: bool = True
+    foreign: tuple[int, ...] = ()
 
     @property
     def text(self) -> str | None:
@@ -208,11 +215,12 @@ class ContextParams:
     truncates_prompt:     a prompt that leaves no room loses its beginning, to half of the context at most where the
                           completion may be shortened; otherwise it is refused
     shortens_completion:  fewer tokens are generated; otherwise the request is refused
-    max_tokens_name:      what the client called its limit, for the refusal
+    prompt_name, max_tokens_name: what the client called its prompt and its limit, for refusals
     """
 
     truncates_prompt: bool = False
     shortens_completion: bool = True
+    prompt_name: str = "prompt"
     max_tokens_name: str = "max_tokens"
 
 
@@ -240,6 +248,8 @@ class GenerationRequest:
     uses_cache:   prefixes computed before may be used
     skips_special_tokens: tokens like the end of text are not shown
     constraint:   what each completion has to be; None is any text
+    conversation: what the prompt is still to be rendered of; the prompt is empty until then
+    reports_tail: the first delta carries the end of the prompt's text
     """
 
     request_id: str
@@ -256,5 +266,7 @@ class GenerationRequest:
     uses_cache: bool = True
     skips_special_tokens: bool = True
     constraint: Constraint | None = None
+    conversation: Conversation | None = None
+    reports_tail: bool = False
     context: ContextParams = field(default_factory=ContextParams)
     unencoded: UnencodedParams = field(default_factory=UnencodedParams)

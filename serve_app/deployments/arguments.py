@@ -27,6 +27,7 @@ class ModelArgs(BaseModel):
     path:     folder with config.json, safetensors weights and a tokenizer; `builtin:demo` is the embedded model
     adapters: folder with one sub-folder per adapter; relative to where the cluster was started; null is none
     dialect:  of requests to this model that name none; null is that of the router
+    chat_template: a file with a chat template in Jinja, or the template itself; null is the folder's own, "" is none
 
     The rest is described at serve_app.engine.config.EngineConfig.
     """
@@ -37,6 +38,7 @@ class ModelArgs(BaseModel):
     path: Annotated[str, Field(min_length=1)]
     adapters: str | None = None
     dialect: DialectName | None = None
+    chat_template: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_model_len: PositiveInt | None = None
@@ -75,9 +77,11 @@ class LimitSettings(BaseModel):
 
     max_depth: PositiveInt = 64
     max_model_chars: PositiveInt = 512
+    max_models: PositiveInt = 16
     max_prompts: PositiveInt = 256
     max_prompt_chars: PositiveInt = 4_000_000
     max_prompt_ids: PositiveInt = 1_000_000
+    max_messages: PositiveInt = 4096
     max_n: PositiveInt = 128
     max_choices: PositiveInt = 2048
     max_total_tokens: PositiveInt = 16_777_216
@@ -94,7 +98,7 @@ class LimitSettings(BaseModel):
 class RouterSettings(BaseModel):
     """The router's `user_config`: taken over by running replicas within a second, nothing restarts.
 
-    aliases:        further names of models, `alias: base` or `alias: base:adapter`
+    aliases:        further names of models, `alias: base`, `alias: base:adapter` or a mix of adapters
     timeout_s:      how long one request may take in all
     max_body_bytes: of a request's body
     keep_alive_s:   after so long without an event a stream gets a comment line, so that nothing closes it as idle

@@ -68,7 +68,8 @@ class Preparation:
         except ContextOverflow:
             raise
         except InvalidRequest as error:
-            raise type(error)(f"{error} (prompt {request.prompt_index})", error.param, error.facts) from error
+            param = request.context.prompt_name if error.param == "prompt" else error.param
+            raise type(error)(f"{error} (prompt {request.prompt_index})", param, error.facts) from error
         request = without_files(request)
         kept = prompt_ids if seen else self._kept(request, prompt_ids)
         if len(kept) < len(prompt_ids):

@@ -81,7 +81,7 @@ def context_overflow(
     """found: how long the prompt is, behind its number"""
     remedy = "" if request.context.truncates_prompt else ', or send "truncate_sequence": true'
     return ContextOverflow.refusing(
-        "prompt",
+        request.context.prompt_name,
         must=f"fit the context of {model_name}, which is {max_model_len} tokens for prompt and completion together",
         found=f"prompt {request.prompt_index}, which {found} and exceeds the available context size",
         remedy=f"Shorten it{remedy}.",

@@ -8,6 +8,8 @@ from serve_app.core.delta import PromptReport, TokenLogprob
 from serve_app.engine.sequence import Sequence
 from serve_app.text.tokenizer import TextTokenizer
 
+NUM_TAIL_TOKENS = 16
+
 
 class PromptReporter:
     """Reports the prompt of a request with the first delta of its first sample."""
@@ -39,6 +41,7 @@ class PromptReporter:
             logprobs=logprobs,
             token_ids=tuple(prompt_ids) if request.reports_prompt_ids else None,
             unenforced_formats=() if sequence.matcher is None else sequence.matcher.formats,
+            tail=self._tokenizer.untokenize(prompt_ids[-NUM_TAIL_TOKENS:]) if request.reports_tail else "",
         )
 
     def _echoed(self, sequence: Sequence) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Items
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import Context
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,7 +21,8 @@ from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.constraint import Constraint
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound
-from serve_app.core.request import GenerationRequest
+from serve_app.core.names import MAX_MIXED_ADAPTERS
+from serve_app.core.request import GenerationRequest, Prompt
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.engine.allocator import keep_freed_memory
 from serve_app.engine.config import EngineConfig
@@ -38,6 +40,7 @@ from serve_app.engine.sequence import Sequence
 from serve_app.engine.tokenization import Tokenizations
 from serve_app.engine.tokenizer_lanes import TokenizerLanes
 from serve_app.engine.vision.looking import Looks, image_card, make_looking
+from serve_app.templates.chat_template import ChatTemplate
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -79,7 +82,15 @@ class ModelService:
         self._compiler = Compiler(
             lambda: vocabulary_of(tokenizer, engine.model.eos_token_ids), encode=tokenizer.encode_literal
         )
-        self._tokenizations = Tokenizations(tokenizer, max_chars=self._preparation.max_chars)
+        self._template = ChatTemplate(
+            card.chat_template,
+            model_name=card.name,
+            special_names=tuple(name for name, _ in tokenizer.special_names),
+            special_tokens=dict(card.tokenizer.special_tokens),
+        )
+        self._tokenizations = Tokenizations(
+            tokenizer, max_chars=self._preparation.max_chars, render=self._template.render
+        )
         self._open = OpenRequests(config.max_num_sequences + config.max_waiting, clock)
         self._delivery = Delivery(
             self._open,
@@ -135,6 +146,7 @@ class ModelService:
             chat_template=chat_template,
             tokenizer=tokenizer.card,
             images=image_card(model),
+            max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),
         )
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
@@ -161,6 +173,7 @@ class ModelService:
         self._compiler.close()
         if self.looking is not None:
             await asyncio.to_thread(self.looking.close)
+        self._template.close()
         await asyncio.to_thread(self._lanes.close)
         self._tokenizations.close()
 
@@ -193,12 +206,13 @@ class ModelService:
         self._open.check_room(requests)
         for request in requests:
             self._check_adapter(request)
-            self._preparation.check_length(request)
+            self._preparation.check_length(request)  # of a conversation, which has no text yet, later
         self._leases.hear(router_id)
         self._delivery.expect(router_id)
         self._open.add(router_id, requests)
         try:
-            compiled = await self._compiled(requests)
+            requests = [await self._rendered(request) for request in requests]
+            compiled = await self._compiler.compile_all(request.constraint for request in requests)
             looks = await self.looking.look(requests, self._open.__contains__) if self.looking else {}
             prepared = await self._lanes.run(requests, lambda: self._prepare(requests, compiled, looks))
         except BaseException:
@@ -232,10 +246,15 @@ class ModelService:
                 logger.warning("router %s was not heard of for %.0f s", router_id, self._leases.lease_s)
                 self._delivery.detach(router_id)
 
-    async def _compiled(self, requests: Items[GenerationRequest]) -> Mapping[Constraint | None, Compiled]:
-        """Each constraint once, however many prompts have it. Raises InvalidRequest where one is not taken."""
-        wanted = dict.fromkeys(each.constraint for each in requests if each.constraint is not None)
-        return {constraint: await self._compiler.compile(constraint) for constraint in wanted}
+    async def _rendered(self, request: GenerationRequest) -> GenerationRequest:
+        """The same with its conversation in the prompt's place. Raises InvalidRequest, ContextOverflow."""
+        if request.conversation is None:
+            return request
+        rendering = await self._template.render(request.conversation)
+        prompt = Prompt(parts=(rendering.text,), adds_special=False, foreign=rendering.foreign)
+        request = replace(request, prompt=prompt, conversation=None)
+        self._preparation.check_length(request)
+        return request
 
     def _prepare(
         self, requests: Items[GenerationRequest], compiled: Mapping[Constraint | None, Compiled], looks: Looks
@@ -261,10 +280,7 @@ class ModelService:
 
     def _check_adapter(self, request: GenerationRequest) -> None:
         model = request.model
-        if model.adapter is None:
-            return
-        card = self._card.adapter(model.adapter)
-        if card is None or not card.is_usable or card.version != model.version:
+        if not self._card.has(model):
             must = f"name an adapter of {self._card.name} in a version that this replica serves"
             raise AdapterNotFound.refusing("model", must=must, found=f"{model.name} in another")
 

@@ -8,15 +8,19 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.api.responses import Choice
 from serve_app.core.delta import PromptReport
+from serve_app.router.calling import CallReader
 from serve_app.router.event import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one event adds to its choice, the echoed prompt in front where it is the first."""
+    """What one event adds to its choice, the echoed prompt in front where it is the first.
+
+    part: of the request, as the event has it
+    """
 
     choice: Choice
-    prompt_index: int
+    part: int
     completion_tokens: int
     is_context_end: bool
 
@@ -28,6 +32,7 @@ class Composer:
     """
 
     def __init__(self, request: CompletionRequest) -> None:
+        self._request = request
         self._echo = request.echo or request.echo_last > 0
         self._wants_logprobs = request.logprobs is not None
         self._wants_ids = request.return_token_ids
@@ -35,23 +40,24 @@ class Composer:
         self._reports: dict[int, PromptReport] = {}
         self._kept: dict[int, list[Event]] = {}
         self._has_begun: set[int] = set()
+        self._calls = CallReader(request.tool_use)
 
     def add(self, event: Event) -> list[Part]:
         """The parts that can be shown now, in the order of each choice."""
         if event.delta.prompt is not None:
-            self._reports[event.prompt_index] = event.delta.prompt
-            return [self._part(e) for e in (*self._kept.pop(event.prompt_index, ()), event)]
-        if self._needs_report and event.prompt_index not in self._reports:
-            self._kept.setdefault(event.prompt_index, []).append(event)
+            self._reports[event.part] = event.delta.prompt
+            return [self._part(e) for e in (*self._kept.pop(event.part, ()), event)]
+        if self._needs_report and event.part not in self._reports:
+            self._kept.setdefault(event.part, []).append(event)
             return []
         return [self._part(event)]
 
-    def prompt_tokens(self, prompt_index: int) -> int:
-        return self._reports[prompt_index].num_tokens
+    def prompt_tokens(self, part: int) -> int:
+        return self._reports[part].num_tokens
 
-    def is_prompt_cut(self, prompt_index: int) -> bool:
+    def is_prompt_cut(self, part: int) -> bool:
         """Whether the prompt lost its beginning to the context."""
-        return self._reports[prompt_index].num_dropped_tokens > 0
+        return self._reports[part].num_dropped_tokens > 0
 
     def _part(self, event: Event) -> Part:
         delta, index = event.delta, event.index
@@ -60,24 +66,27 @@ class Composer:
         text, shift = delta.text, 0
         logprobs = LegacyLogprobs()
         if self._echo:
-            report = self._reports[event.prompt_index]
+            report = self._reports[event.part]
             prompt_text = report.text or ""
             shift = len(prompt_text)
             if is_first:
                 text = prompt_text + text
                 logprobs.extend(report.logprobs or ())
         logprobs.extend(delta.logprobs, shift=shift)
+        self._calls.note(index, delta.text)
+        choice = Choice(
+            index=index,
+            text=text,
+            logprobs=logprobs if self._wants_logprobs and logprobs.tokens else None,
+            finish_reason=None if delta.finish is None else delta.finish.reason,
+            matched_stop=None if delta.finish is None else delta.finish.matched_stop,
+            token_ids=delta.token_ids if self._wants_ids else None,
+            prompt_token_ids=self._reports[event.part].token_ids if self._wants_ids and is_first else None,
+            model=self._request.listed_model_of(event.part),
+        )
         return Part(
-            choice=Choice(
-                index=index,
-                text=text,
-                logprobs=logprobs if self._wants_logprobs and logprobs.tokens else None,
-                finish_reason=None if delta.finish is None else delta.finish.reason,
-                matched_stop=None if delta.finish is None else delta.finish.matched_stop,
-                token_ids=delta.token_ids if self._wants_ids else None,
-                prompt_token_ids=self._reports[event.prompt_index].token_ids if self._wants_ids and is_first else None,
-            ),
-            prompt_index=event.prompt_index,
+            choice=choice if delta.finish is None else self._calls.finished(choice),
+            part=event.part,
             completion_tokens=event.completion_tokens,
             is_context_end=delta.finish is not None and delta.finish.is_context_end,
         )

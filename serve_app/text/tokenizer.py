@@ -17,6 +17,7 @@ from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.text.detokenizer import Detokenizer, join
 from serve_app.text.pieces import Pieces, UnsupportedTokenizer
 from serve_app.text.reach import chars_per_token
+from serve_app.text.rendered import encode_rendered
 
 
 class TextTokenizer:
@@ -67,12 +68,15 @@ class TextTokenizer:
         or an id is not of the model's vocabulary.
         """
         token_ids: list[int] = []
-        if prompt.parts and isinstance(prompt.parts[0], str):
+        if prompt.adds_special and prompt.parts and isinstance(prompt.parts[0], str):
             token_ids += self._prefix_ids
         num_prefixed = len(token_ids)
         for part in prompt.parts:
             assert not isinstance(part, Image), "what a model writes for an image is a text before this"
-            token_ids += self.encode_text(part) if isinstance(part, str) else part
+            if isinstance(part, str):
+                token_ids += self._encode_rendered(part, prompt.foreign) if prompt.foreign else self.encode_text(part)
+            else:
+                token_ids += part
         if len(token_ids) == num_prefixed:
             raise InvalidRequest.refusing("prompt", must="not be empty", found="no token that the model knows")
         self._check_range(token_ids)
@@ -113,6 +117,12 @@ class TextTokenizer:
         return tuple(self._pieces.middle(token_id) for token_id in range(self.vocab_size))
 
     @property
+    def special_names(self) -> tuple[tuple[str, int], ...]:
+        """Special tokens with their ids."""
+        named = ((self._pieces.name(token_id), token_id) for token_id in sorted(self.special_ids))
+        return tuple((name, token_id) for name, token_id in named if name is not None and token_id < self.vocab_size)
+
+    @property
     def definition(self) -> str:
         """The tokenizer in its library's own JSON."""
         written: str = self._tokenizer.to_str()
@@ -122,11 +132,17 @@ class TextTokenizer:
         """Give the text of tokens; special tokens and ids that mean nothing are left out."""
         return join(self._pieces, token_ids)
 
-    def tokenize(self, request: TokenizeRequest) -> Tokenization:
-        """Cut a text into tokens; the empty text has none but those put in front."""
-        tokenizer = self._tokenizer if request.parses_special else self._literal_tokenizer
-        encoding = _encodings(tokenizer, [request.text])[0]
-        token_ids = (*(self._prefix_ids if request.adds_special else ()), *encoding.ids)
+    def tokenize(self, request: TokenizeRequest, foreign: Sequence[int] = ()) -> Tokenization:
+        """Cut a text into tokens; the empty text has none but those put in front.
+
+        foreign: where in a rendered text no special token may reach
+        """
+        if foreign:
+            found = self._encode_rendered(request.text, foreign)
+        else:
+            tokenizer = self._tokenizer if request.parses_special else self._literal_tokenizer
+            found = tuple(_encodings(tokenizer, [request.text])[0].ids)
+        token_ids = (*(self._prefix_ids if request.adds_special else ()), *found)
         pieces = tuple(map(self._bytes_of, token_ids)) if request.with_pieces else None
         return Tokenization(token_ids=token_ids, pieces=pieces)
 
@@ -168,6 +184,17 @@ class TextTokenizer:
         tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
         tokenizer.encode_special_tokens = True
         return tokenizer
+
+    def _encode_rendered(self, text: str, foreign: Sequence[int]) -> tuple[int, ...]:
+        """Give the tokens of a text in which no special token may reach over a foreign character."""
+        _check_unicode(text)
+        return encode_rendered(
+            text,
+            foreign,
+            encode=lambda texts: self._tokenizer.encode_batch(texts, add_special_tokens=False),
+            encode_literally=lambda texts: _encodings(self._literal_tokenizer, texts),
+            special_ids=self.special_ids,
+        )
 
     def _bytes_of(self, token_id: int) -> bytes:
         piece = self._pieces.middle(token_id)

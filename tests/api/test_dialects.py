@@ -137,7 +137,8 @@ def test_what_was_sent_beats_every_default(dialect):
 
 VALUES = {  # a value of each carried parameter that is not its default in any dialect
     **SENT,
-    "model": "other", "prompt": "text", "lora_path": "sql", "lora": [{"id": 0, "scale": 1}], "cache_prompt": False,
+    "model": "other", "prompt": "text", "lora_path": "sql", "lora": [{"id": 0, "scale": 0.5}],
+    "adapter": "sql", "cache_prompt": False,
     "n": 2, "best_of": 1, "min_tokens": 1, "truncate_sequence": True, "seed": 5, "typical_p": 0.9,
     "top_n_sigma": 1.0, "min_keep": 2, "samplers": ["top_k"], "dynatemp_range": 0.1, "dynatemp_exponent": 2,
     "presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {"5": 1}, "mirostat": 1, "dry_multiplier": 0.8,
@@ -147,7 +148,9 @@ VALUES = {  # a value of each carried parameter that is not its default in any d
     "logprobs": 2, "top_logprobs": 2, "post_sampling_probs": True, "skip_special_tokens": False,
     "return_token_ids": True, "return_cached_tokens_details": True, "timings_per_token": True,
     "response_format": {"type": "json_object"}, "grammar": "root ::= 'a'", "json_schema": {}, "regex": "a+",
-    "ebnf": "root ::= 'a'", "images": [sent(1)],
+    "images": [sent(1)],
+    "ebnf": "root ::= 'a'", "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto",
+    "parallel_tool_calls": True,
 }  # fmt: skip
 COMPANIONS = {
     "stream_options": {"stream": True},
@@ -298,12 +301,11 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
 @EVERY
-def test_tools_that_are_not_to_be_used_change_nothing(dialect):
-    assert parse(dialect, tools=[TOOL], tool_choice="none") == parse(dialect)
-    assert refusal(dialect, tools=[TOOL]).param == "tools"
-    assert refusal(dialect, tools=[TOOL], tool_choice="auto").param == "tools"
+def test_tools_mean_the_same_everywhere(dialect):
+    assert parse(dialect, tools=[TOOL], tool_choice="none").tool_use.usable == ()
+    assert parse(dialect, tools=[TOOL], tool_choice="required").tool_use.names == {"f"}
     assert refusal(dialect, tools=[TOOL, {"type": "f"}], tool_choice="none").param == "tools[1]"
-    assert refusal(dialect, tools="f", tool_choice="none").param == "tools"
+    assert refusal(dialect, tools=[TOOL], tool_choice="required", regex="a+").param == "tool_choice"
 
 
 def test_the_listing_says_what_a_name_does_beside_the_one_it_stands_for():
