@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from serve_app.core.delta import Load
+from serve_app.core.images import ImageCard
 from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef, Part
 
 
@@ -73,6 +74,7 @@ class ModelCard:
     chat_template: of the model's folder, as it is written there; "" is none
     records: what of its computations it gives away
     tokenizer: its class and the special tokens that it has a name for
+    images: what a model with eyes says of images; None is a model of text
     max_mixed_adapters: in one mix; all of them have to be resident at once
     fills_gaps: whether it has the tokens with which a text behind a gap is told
     """
@@ -90,6 +92,7 @@ class ModelCard:
     chat_template: str = ""
     records: RecordCard = field(default_factory=RecordCard)
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
+    images: ImageCard | None = None
     max_mixed_adapters: int = MAX_MIXED_ADAPTERS
     fills_gaps: bool = False
 

@@ -7,6 +7,7 @@ from serve_app.core.names import MAX_MIXED_ADAPTERS
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.record_bounds import record_card
+from serve_app.engine.vision.looking import image_card
 from serve_app.text.tokenizer import TextTokenizer
 
 
@@ -36,6 +37,7 @@ def model_card(
         chat_template=chat_template,
         records=record_card(config, model.module),
         tokenizer=tokenizer.card,
+        images=image_card(model),
         max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),
         fills_gaps=tokenizer.markers is not None,
     )
