@@ -17,7 +17,6 @@ from serve_app.api.groups.shown import Shown
 from serve_app.api.groups.stopping import Stopping
 from serve_app.api.groups.target import Target
 from serve_app.api.limits import DEFAULT_LIMITS
-from serve_app.core.constraint import Constraint
 
 SEED_BITS = 53
 """Of a seed that is drawn: as many as every JSON reader keeps."""
@@ -77,12 +76,6 @@ class CompletionRequest(Shown, Held, Stopping, Sampling, Amount, Target, Prompte
         return options.continuous_usage_stats and (
             options.include_usage or not self.dialect.continuous_usage_needs_usage
         )
-
-    @property
-    def constraint(self) -> Constraint | None:
-        """What the text has to be; None is any text."""
-        sources = (self.response_format, self.grammar, self.json_schema, self.regex, self.ebnf)
-        return next((source for source in sources if source is not None), None)
 
     def lora_path_of(self, prompt_index: int) -> str | None:
         """The adapter that was named for this prompt beside the model."""

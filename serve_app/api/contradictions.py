@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import BestOf
 from serve_app.api.fields import Fields
+from serve_app.api.groups.held import Held
 from serve_app.api.limits import WireLimits
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest
 
-CONSTRAINTS = ("response_format", "grammar", "json_schema", "regex", "ebnf")
+CONSTRAINTS = tuple(Held.model_fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,7 @@ LOGPROBS = record(
         "text_offset": array(COUNT),
     }
 )
+RANKED = record({"logprob": NUMBER, "rank": nullable(COUNT), "decoded_token": STRING})
 CHOICE = record(
     {
         "index": COUNT,
@@ -50,7 +51,12 @@ CHOICE = record(
         "finish_reason": nullable({"enum": [reason.value for reason in FinishReason]}),
         "matched_stop": {"anyOf": [STRING, INTEGER, {"type": "null"}]},
     },
-    optional={"token_ids": array(COUNT), "prompt_token_ids": array(COUNT)},
+    optional={
+        "token_ids": array(COUNT),
+        "prompt_token_ids": array(COUNT),
+        "prompt_logprobs": array(nullable({"type": "object", "additionalProperties": RANKED})),
+        "stop_reason": nullable(STRING, INTEGER),
+    },
 )
 USAGE = record(
     {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
@@ -103,7 +109,7 @@ ERROR_MEMBERS: dict[str, Schema] = {
     "error_code": STRING,
 }
 ERROR: Schema = {
-    "description": "In the dialect mistral.rs a message alone, in sglang flat; in openai `code` is a word.",
+    "description": "In mistral.rs a message alone, in sglang flat; in openai `code` is a word, in vllm `type` a class.",
     "anyOf": [
         record({"error": record(ERROR_MEMBERS)}),
         record({"object": {"const": "error"}, **ERROR_MEMBERS}),

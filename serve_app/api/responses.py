@@ -28,7 +28,9 @@ class ResponseHead:
 class Choice:
     """One choice of a body, or what one chunk adds to it; without a finish reason while it goes on.
 
-    token_ids, prompt_token_ids: None where they were not asked for; a body leaves them out then
+    token_ids, prompt_token_ids, prompt_logprobs: None where they were not asked for; a body leaves them out then
+    has_stop_reason: whether it says in vLLM's terms, too, what ended it
+    stop_reason:     the stop string or the stop token; None where the model's own end did, or length
     """
 
     index: int
@@ -38,11 +40,15 @@ class Choice:
     matched_stop: str | int | None = None
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: list[dict[str, object] | None] | None = None
+    has_stop_reason: bool = False
+    stop_reason: str | int | None = None
 
     @property
     def is_silent(self) -> bool:
         """Whether it shows nothing that a client waits for."""
-        return not (self.text or self.token_ids or self.logprobs or self.finish_reason or self.prompt_token_ids)
+        of_prompt = self.prompt_token_ids or self.prompt_logprobs
+        return not (self.text or self.token_ids or self.logprobs or self.finish_reason or of_prompt)
 
     def body(self) -> dict[str, object]:
         return {
@@ -56,8 +62,13 @@ class Choice:
 
     def optional(self) -> dict[str, object]:
         """The members that are there only where they were asked for."""
-        asked = {"token_ids": self.token_ids, "prompt_token_ids": self.prompt_token_ids}
-        return {name: list(ids) for name, ids in asked.items() if ids is not None}
+        lists = {
+            "token_ids": self.token_ids,
+            "prompt_token_ids": self.prompt_token_ids,
+            "prompt_logprobs": self.prompt_logprobs,
+        }
+        reason = {"stop_reason": self.stop_reason} if self.has_stop_reason else {}
+        return reason | {name: list(each) for name, each in lists.items() if each is not None}
 
 
 def completion_body(

@@ -13,8 +13,8 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 
 from serve_app.constraints.gbnf import read_gbnf
-from serve_app.constraints.json_schema import PreparedSchema, prepare_schema
-from serve_app.constraints.lark import to_lark
+from serve_app.constraints.json_schema import WHITESPACE, PreparedSchema, prepare_schema
+from serve_app.constraints.lark import quoted, to_lark
 from serve_app.constraints.limits import parser_limits
 from serve_app.constraints.refusal import Refusal
 from serve_app.constraints.structural_tag import structural_tag_to_lark
@@ -43,7 +43,7 @@ def compile_source(kind: ConstraintKind, source: str, tokenizer: LLTokenizer) ->
     try:
         _try(grammar.text, tokenizer)
     except Refusal:
-        if kind == "json_schema":
+        if kind in ("json_schema", "compact_json"):
             _find_culprit(prepare_schema(source))
         raise
     return grammar
@@ -56,8 +56,8 @@ def build_matcher(text: str, tokenizer: LLTokenizer) -> LLMatcher:
 
 def _grammar(kind: ConstraintKind, source: str) -> Grammar:
     match kind:
-        case "json_schema":
-            prepared = prepare_schema(source)
+        case "json_schema" | "compact_json":
+            prepared = prepare_schema(source, whitespace=WHITESPACE if kind == "json_schema" else None)
             return Grammar(text=_of_schema(prepared.schema), formats=prepared.formats)
         case "gbnf":
             symbol, lines = to_lark(read_gbnf(source))
@@ -65,6 +65,8 @@ def _grammar(kind: ConstraintKind, source: str) -> Grammar:
         case "structural_tag":
             text, formats = structural_tag_to_lark(source)
             return Grammar(text=text, formats=formats)
+        case "choice":
+            return Grammar(text="start: TEXT\nTEXT: " + " | ".join(map(quoted, json.loads(source))))
         case "regex":
             return Grammar(text=LLMatcher.grammar_from_regex(source))
         case "lark":

@@ -77,6 +77,8 @@ class SamplingParams:
                  and output, the other two the output
     repetition_sees_prompt: False: repetition, too, sees the output alone (without a window)
     logit_bias:  (token id, addend), -inf bans; addends to one token add up
+    allowed_token_ids: no other token is ever drawn; none is no such bound
+    bad_words:   token sequences; the last token of each is banned behind the others, where all of them were generated
     """
 
     temperature: float = 1.0
@@ -101,6 +103,8 @@ class SamplingParams:
     penalty_window: int | None = None
     repetition_sees_prompt: bool = True
     logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     dry: DryParams | None = None
 
     @property
@@ -136,21 +140,38 @@ class StopParams:
 class LogprobParams:
     """Which log-probabilities are reported, of the raw distribution unless said otherwise.
 
-    top:    so many likeliest tokens beside the chosen one, per position
-    prompt: also of the prompt's own tokens; always raw
+    top:    so many likeliest tokens beside the chosen one, per position; None reports no generated token
+    prompt: also of the prompt's own tokens that are echoed; always raw
+    whole_prompt: so many likeliest tokens, with ranks, at every position of the prompt, echoed or not; None is none
     post_sampling: those of generated tokens are of the distribution that they were drawn from, dropped tokens left out
     """
 
-    top: int = 0
+    top: int | None = 0
     prompt: bool = False
+    whole_prompt: int | None = None
     post_sampling: bool = False
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's own tokens are scored."""
+        return self.prompt or self.whole_prompt is not None
+
+    @property
+    def prompt_top(self) -> int:
+        """Likeliest tokens that are looked for at a position of the prompt."""
+        echoed = self.top or 0 if self.prompt else 0
+        return max(echoed, self.whole_prompt or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Text and token ids in their order. A leading text part gets the tokenizer's BOS, later ones do not."""
+    """Text and token ids in their order.
+
+    adds_special: a leading text part gets the tokenizer's BOS; later ones never do
+    """
 
     parts: tuple[str | tuple[int, ...], ...]
+    adds_special: bool = True
 
     @property
     def text(self) -> str | None:
@@ -176,13 +197,22 @@ class ContextParams:
 
     truncates_prompt:     a prompt that leaves no room loses its beginning, to half of the context at most where the
                           completion may be shortened; otherwise it is refused
+    max_prompt_tokens:    of any prompt so many tokens are kept; None is all, 0 what the completion leaves of it
+    keeps_beginning:      those are its first ones, not its last
     shortens_completion:  fewer tokens are generated; otherwise the request is refused
     max_tokens_name:      what the client called its limit, for the refusal
     """
 
     truncates_prompt: bool = False
+    max_prompt_tokens: int | None = None
+    keeps_beginning: bool = False
     shortens_completion: bool = True
     max_tokens_name: str = "max_tokens"
+
+    @property
+    def takes_any_length(self) -> bool:
+        """Whether a prompt of any length may come to fit."""
+        return self.truncates_prompt or self.max_prompt_tokens is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,10 +221,12 @@ class UnencodedParams:
 
     logit_bias:   (text, addend); each of its tokens gets the addend
     dry_breakers: texts across which DRY follows no run
+    bad_words:    texts that are not generated, at the beginning of a text, behind a letter, and as a word of its own
     """
 
     logit_bias: tuple[tuple[str, float], ...] = ()
     dry_breakers: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +239,7 @@ class GenerationRequest:
     echo_last:    of so many last tokens of the prompt only; 0 is the whole prompt
     reports_prompt_ids: the first delta carries the prompt's token ids
     uses_cache:   prefixes computed before may be used
+    cache_salt:   they are found by requests of the same salt alone
     skips_special_tokens: tokens like the end of text are not shown
     constraint:   what each completion has to be; None is any text
     """
@@ -223,6 +256,7 @@ class GenerationRequest:
     echo_last: int = 0
     reports_prompt_ids: bool = False
     uses_cache: bool = True
+    cache_salt: str = ""
     skips_special_tokens: bool = True
     constraint: Constraint | None = None
     context: ContextParams = field(default_factory=ContextParams)

@@ -107,9 +107,8 @@ class Output:
         return sequence.stop_matcher.feed(text)
 
     def _exhaust(self, sequence: Sequence) -> Delta:
-        """End a text that is complete and may not go on, without a token."""
-        assert sequence.matcher is not None, f"{sequence} is not constrained"
-        if not sequence.matcher.may_end:
+        """End a text that may not go on, without a token: well where it is complete."""
+        if sequence.matcher is None or not sequence.matcher.may_end:
             return _lose(sequence, _dead_end(sequence))
         report = self._reporter.report(sequence)
         text = self._finish(sequence, is_over=True, stop_token=None)
@@ -174,6 +173,7 @@ class Output:
             logprob=scored.logprob,
             offset=offset,
             top=tuple(TopLogprob(token_id=id_, text=token_text(id_), logprob=p) for id_, p in scored.top),
+            rank=scored.rank,
         )
 
 
@@ -198,9 +198,12 @@ def _refusal(sequence: Sequence) -> ServeError | None:
 
 
 def _dead_end(sequence: Sequence) -> ServeError:
-    name = _constraint_name(sequence)
-    must = 'leave a way on by tokens that "logit_bias", "min_tokens", "ignore_eos" and the vocabulary leave, too'
-    return InvalidRequest.refusing(name, must=must, found="none where it is not satisfied yet")
+    others = '"logit_bias", "bad_words", "min_tokens", "ignore_eos" and the vocabulary leave, too'
+    if sequence.matcher is None:
+        name = "allowed_token_ids" if sequence.request.sampling.allowed_token_ids else "logit_bias"
+        return InvalidRequest.refusing(name, must=f"leave tokens that {others}", found="none behind what was generated")
+    must = f'leave a way on by tokens that "allowed_token_ids", {others}'
+    return InvalidRequest.refusing(_constraint_name(sequence), must=must, found="none where it is not satisfied yet")
 
 
 def _constraint_name(sequence: Sequence) -> str:

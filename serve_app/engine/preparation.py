@@ -74,17 +74,27 @@ class Preparation:
         ]
 
     def _kept(self, request: GenerationRequest, prompt_ids: list[int]) -> list[int]:
-        """The prompt, without its beginning where that was asked for and it leaves no room.
+        """What is left of the prompt: as many tokens as are wanted at most, without its beginning where that was asked
+        for and it leaves no room.
 
         As mistral.rs does, the last `context - min(max_tokens or 1, context)` tokens stay. Where the completion may be
         shortened, at least half of the context stays the prompt's; otherwise at least one token.
         """
+        prompt_ids = self._bounded(request, prompt_ids)
         context, wanted = self._max_model_len, request.stop.max_tokens
         if not request.context.truncates_prompt or not self._leaves_no_room(request, len(prompt_ids)):
             return prompt_ids
         least = context // 2 if request.context.shortens_completion else 1
         num_kept = max(1, least, context - min(wanted or 1, context))
         return prompt_ids[-num_kept:]
+
+    def _bounded(self, request: GenerationRequest, prompt_ids: list[int]) -> list[int]:
+        """One end of the prompt, where only so many of its tokens are wanted."""
+        most, wanted = request.context.max_prompt_tokens, request.stop.max_tokens
+        if most is None:
+            return prompt_ids
+        most = most or max(1, self._max_model_len - (1 if wanted is None else wanted))
+        return prompt_ids[:most] if request.context.keeps_beginning else prompt_ids[-most:]
 
     def _leaves_no_room(self, request: GenerationRequest, num_prompt_tokens: int) -> bool:
         room = self._max_model_len - num_prompt_tokens
@@ -122,4 +132,6 @@ class Preparation:
         if dry is not None:
             ways = self._tokenizer.encode_behind(texts.dry_breakers)
             dry = replace(dry, breakers=(*dry.breakers, *dict.fromkeys(ways)))
-        return replace(sampling, logit_bias=(*sampling.logit_bias, *biased), dry=dry)
+        words = self._tokenizer.encode_behind([way for word in texts.bad_words for way in (word, " " + word.lstrip())])
+        bad_words = (*sampling.bad_words, *dict.fromkeys(words))
+        return replace(sampling, logit_bias=(*sampling.logit_bias, *biased), bad_words=bad_words, dry=dry)

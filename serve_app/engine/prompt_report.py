@@ -21,9 +21,10 @@ class PromptReporter:
             return None
         request = sequence.request
         prompt_ids = sequence.token_ids[: sequence.prompt_length]
-        logprobs = None
-        if request.logprobs is not None and request.logprobs.prompt:
-            logprobs = self._placed(prompt_ids, sequence.prompt_logprobs)
+        wanted, scored, logprobs = request.logprobs, None, None
+        if wanted is not None and wanted.scores_prompt:
+            scored = self._placed(prompt_ids, sequence.prompt_logprobs)
+            logprobs = scored if wanted.prompt else None
         text = None
         if request.echo:
             text = self._echoed(sequence)
@@ -37,6 +38,7 @@ class PromptReporter:
             queue_s=max(0.0, (sequence.started_at or sequence.arrived_at) - sequence.arrived_at),
             text=text,
             logprobs=logprobs,
+            whole_logprobs=scored if wanted is not None and wanted.whole_prompt is not None else None,
             token_ids=tuple(prompt_ids) if request.reports_prompt_ids else None,
             unenforced_formats=() if sequence.matcher is None else sequence.matcher.formats,
         )

@@ -82,8 +82,12 @@ class Sequence:
 
     @property
     def salt(self) -> bytes:
-        """What besides tokens decides its keys and values: the adapter's version."""
-        return self.request.model.version.encode()
+        """What besides tokens names its keys and values: the adapter's version, which decides them, and whose they are.
+
+        No version holds the byte between the two.
+        """
+        version, own = self.request.model.version.encode(), self.request.cache_salt
+        return version + b"\0" + own.encode("utf-8", "surrogatepass") if own else version
 
     @property
     def num_tokens(self) -> int:
@@ -116,7 +120,7 @@ class Sequence:
     def scores_prompt(self) -> bool:
         """Whether log-probabilities of the prompt's own tokens are still wanted of this sequence."""
         wanted = self.request.logprobs
-        return wanted is not None and wanted.prompt and self.sample == 0 and not self.was_reported
+        return wanted is not None and wanted.scores_prompt and self.sample == 0 and not self.was_reported
 
     def __repr__(self) -> str:
         return f"Sequence({self.request.request_id}#{self.sample}, {self.num_computed}/{self.num_tokens})"

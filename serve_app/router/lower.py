@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.core.cards import ModelCard
@@ -48,7 +48,7 @@ def lower(
         vocab_size = targets[request.lora_path_of(index)].card.vocab_size
         _check_prompt_ids(prompt, index, request=request, vocab_size=vocab_size)
     vocab_size = min(target.card.vocab_size for target in targets.values())
-    _check_stop_ids(request, vocab_size)
+    _check_ids(request, vocab_size)
     _check_amount(request, max_model_len=max(target.card.max_model_len for target in targets.values()))
     return _lowered(request, response_id, targets, lower_sampling(request, vocab_size=vocab_size))
 
@@ -62,7 +62,7 @@ def _lowered(
         GenerationRequest(
             request_id=f"{response_id}/{index}",
             model=targets[request.lora_path_of(index)].model,
-            prompt=prompt,
+            prompt=prompt if request.add_special_tokens else replace(prompt, adds_special=False),
             prompt_index=index,
             n=request.num_candidates,
             sampling=sampling,
@@ -72,6 +72,7 @@ def _lowered(
             echo_last=request.echo_last,
             reports_prompt_ids=request.return_token_ids,
             uses_cache=request.cache_prompt,
+            cache_salt=request.cache_salt,
             skips_special_tokens=request.skip_special_tokens,
             constraint=request.constraint,
             context=context,
@@ -120,6 +121,8 @@ def _stop(request: CompletionRequest) -> StopParams:
 def _context(request: CompletionRequest) -> ContextParams:
     return ContextParams(
         truncates_prompt=request.truncate_sequence,
+        max_prompt_tokens=0 if request.truncate_prompt_tokens == -1 else request.truncate_prompt_tokens,
+        keeps_beginning=request.truncation_side == "right",
         shortens_completion=request.context_length_exceeded_behavior == "truncate",
         max_tokens_name=request.max_tokens_name,
     )
@@ -127,11 +130,13 @@ def _context(request: CompletionRequest) -> ContextParams:
 
 def _logprobs(request: CompletionRequest) -> LogprobParams | None:
     """Also where nothing but a ranking needs them."""
-    if request.logprobs is None:
-        return LogprobParams() if request.is_ranked else None
+    top = 0 if request.logprobs is None and request.is_ranked else request.logprobs
+    if top is None and request.prompt_logprobs is None:
+        return None
     return LogprobParams(
-        top=request.logprobs,
-        prompt=request.echo or request.echo_last > 0,
+        top=top,
+        prompt=request.logprobs is not None and (request.echo or request.echo_last > 0),
+        whole_prompt=request.prompt_logprobs,
         post_sampling=request.post_sampling_probs,
     )
 
@@ -143,10 +148,11 @@ def _check_prompt_ids(prompt: Prompt, index: int, *, request: CompletionRequest,
         raise InvalidRequest.refusing(path, must=_hold_ids(vocab_size), found=str(highest))
 
 
-def _check_stop_ids(request: CompletionRequest, vocab_size: int) -> None:
-    highest = max(request.stop_token_ids, default=-1)
-    if highest >= vocab_size:
-        raise InvalidRequest.refusing("stop_token_ids", must=_hold_ids(vocab_size), found=str(highest))
+def _check_ids(request: CompletionRequest, vocab_size: int) -> None:
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        highest = max(getattr(request, name), default=-1)
+        if highest >= vocab_size:
+            raise InvalidRequest.refusing(name, must=_hold_ids(vocab_size), found=str(highest))
 
 
 def _hold_ids(vocab_size: int) -> str:

@@ -66,7 +66,7 @@ class TextTokenizer:
         or an id is not of the model's vocabulary.
         """
         token_ids: list[int] = []
-        if prompt.parts and isinstance(prompt.parts[0], str):
+        if prompt.adds_special and prompt.parts and isinstance(prompt.parts[0], str):
             token_ids += self._prefix_ids
         num_prefixed = len(token_ids)
         for part in prompt.parts:
