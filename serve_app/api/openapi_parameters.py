@@ -79,7 +79,8 @@ def _property(name: str, disposition: Disposition, terms: Terms) -> Schema:
             described = f"Another name of `{disposition.to}`. {disposition.besides}".rstrip()
             return {**_renamed_schema(name, disposition, terms), "description": described}
         case Accepted(parameter):
-            return {**_value_schema(name, terms), "description": f"Has no effect. {parameter.about}"}
+            described = f"Has no effect. {parameter.about} Must be {parameter.form.words(terms)}."
+            return {**_value_schema(name, terms), "description": described}
         case NotYet():
             return {"enum": [*disposition.neutral, None], "description": NOT_CARRIED_OUT}
         case _:

@@ -361,7 +361,7 @@ def test_a_neutral_value_changes_nothing(name, value):
     [
         ("raw_output", 0),  # a number is not false
         ("n_keep", True),
-        ("guided_json", {}),
+        ("logprob_token_ids", []),
         ("suffix", " tail"),
         ("t_max_predict_ms", 5),
         ("adapter", "sql"),

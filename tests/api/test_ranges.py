@@ -33,7 +33,7 @@ COMPANIONS: dict[str, dict[str, object]] = {
     "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
 }
-OF_NO_USE: dict[str, object] = {"stream_options": "value", "json_schema": 5}
+OF_NO_USE: dict[str, object] = {"stream_options": "value", "json_schema": 5, "guided_json": 5}
 """Where any object is of some use."""
 
 
@@ -192,5 +192,6 @@ def test_most_parameters_have_a_range_that_is_probed() -> None:
     ranged = {name for name, schema in described("union").items() if list(probes(schema))}
     flags = {name for name in NAMES if "a boolean" in str(listed()["union"][name].get("allowed"))}
     unbounded = {"user", "context_length_exceeded_behavior", "samplers", "stream_options", "response_format"}
-    renamed_flags = {"include_stop_str_in_output", "return_tokens"}
+    unbounded |= {"truncation_side", "structured_outputs"}
+    renamed_flags = {"include_stop_str_in_output", "return_tokens", "add_bos_token"}
     assert set(NAMES) - ranged == (flags - {"logprobs"}) | unbounded | renamed_flags
