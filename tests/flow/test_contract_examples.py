@@ -1,4 +1,4 @@
-"""The examples that the five systems document work as written, but for the model's name (part two's excepted)."""
+"""The examples that the systems document work as written, but for the model's name (part two's excepted)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,22 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     },
     "llama.cpp mirostat": {
         "prompt": "Write a creative story:", "max_tokens": 200, "mirostat": 2, "mirostat_tau": 5.0, "mirostat_eta": 0.1,
+    },
+    "llama.cpp grammar": {
+        "prompt": "Generate a simple arithmetic expression:", "max_tokens": 20,
+        "grammar": "root ::= expr\nexpr ::= term (('+' | '-') term)*\nterm ::= factor (('*' | '/') factor)*\n"
+        "factor ::= [0-9]+ | '(' expr ')'",
+    },
+    "llama.cpp schema": {
+        "prompt": "Generate a product:", "max_tokens": 100,
+        "json_schema": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"}, "price": {"type": "number", "minimum": 0}, "in_stock": {"type": "boolean"},
+                "tags": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 5},
+            },
+            "required": ["name", "price", "in_stock"],
+        },
     },
     "mistral.rs": {
         "best_of": 1, "dry_allowed_length": None, "dry_base": None, "dry_multiplier": None,
@@ -66,6 +82,12 @@ DOCUMENTED = {
     " presence_penalty repetition_penalty response_format json_schema regex ebnf stream stream_options echo logprobs"
     " logit_bias best_of suffix ignore_eos skip_special_tokens no_stop_trim stop_regex min_tokens lora_path"
     " return_hidden_states return_routed_experts return_cached_tokens_details",
+    "vllm": "model prompt echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream"
+    " stream_options suffix temperature top_p user use_beam_search top_k min_p repetition_penalty length_penalty"
+    " stop_token_ids include_stop_str_in_output ignore_eos min_tokens skip_special_tokens"
+    " spaces_between_special_tokens truncate_prompt_tokens truncation_side allowed_token_ids prompt_logprobs bad_words"
+    " prompt_embeds add_special_tokens response_format structured_outputs priority request_id return_token_ids"
+    " return_tokens_as_token_ids cache_salt kv_transfer_params vllm_xargs",
 }
 
 
@@ -80,7 +102,7 @@ WHOLE: dict[str, dict[str, Any]] = {
         "prompt": "Once upon a time", "max_tokens": -1, "temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05,
         "stream": False, "stop": ["\n\n"], "presence_penalty": 0.0, "frequency_penalty": 0.0, "repeat_penalty": 1.1,
         "n": 1, "seed": -1, "logprobs": 5, "echo": False, "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1,
-        "cache_prompt": True,
+        "cache_prompt": True, "grammar": "root ::= [a-z]+", "json_schema": None,
     },
     "mistral.rs": {
         "best_of": 1, "dry_allowed_length": 2, "dry_base": 1.75, "dry_multiplier": 0.8,
@@ -89,13 +111,13 @@ WHOLE: dict[str, dict[str, Any]] = {
         "logprobs": 1, "max_tokens": 16, "min_p": 0.05, "n": 1, "presence_penalty": 0.1,
         "prompt": "Say this is a test.", "repetition_penalty": 1.1, "stop": "example", "stream": False,
         "temperature": 0.7, "tool_choice": "none", "top_k": 32, "top_p": 0.9, "truncate_sequence": False,
-        "user": "example",
+        "user": "example", "grammar": {"type": "regex", "value": "example"},
     },
     "fireworks": {
         "prompt": "The sky is", "context_length_exceeded_behavior": "truncate", "echo": False, "frequency_penalty": 0,
         "ignore_eos": False, "logprobs": 5, "max_tokens": 16, "mirostat_lr": 0.1, "mirostat_target": 1.5, "n": 1,
         "presence_penalty": 0, "repetition_penalty": 1, "stop": ["a", "b", "c", "d"], "stream": False,
-        "temperature": 1, "top_k": 50, "top_p": 1, "user": "example",
+        "temperature": 1, "top_k": 50, "top_p": 1, "user": "example", "response_format": {"type": "json_object"},
     },
     "omlx": {
         "prompt": ["The quick brown fox", "The lazy dog"], "stream": False, "stream_options": {"include_usage": True},
@@ -110,9 +132,23 @@ WHOLE: dict[str, dict[str, Any]] = {
         "logit_bias": {"7": -1.5}, "best_of": 2, "ignore_eos": False, "skip_special_tokens": True,
         "no_stop_trim": False, "stop_regex": "[0-9]{3}", "min_tokens": 2, "lora_path": ["pirate", None],
         "return_hidden_states": False, "return_routed_experts": False, "return_cached_tokens_details": True,
+        "response_format": {"type": "text"}, "json_schema": None, "regex": "[a-z ]+", "ebnf": None,
+    },
+    "vllm": {
+        "prompt": ["Once upon", "a time"], "echo": False, "frequency_penalty": 0.0, "logit_bias": {"7": -1.5},
+        "logprobs": 2, "max_tokens": 16, "n": 2, "presence_penalty": 0.0, "seed": 1, "stop": [], "stream": False,
+        "stream_options": None, "temperature": 1.0, "top_p": 1.0, "user": "example", "use_beam_search": False,
+        "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "length_penalty": 1.0, "stop_token_ids": [],
+        "include_stop_str_in_output": False, "ignore_eos": False, "min_tokens": 0, "skip_special_tokens": True,
+        "spaces_between_special_tokens": True, "truncate_prompt_tokens": 8, "truncation_side": "left",
+        "allowed_token_ids": None, "prompt_logprobs": 1, "bad_words": ["bad"], "prompt_embeds": None,
+        "add_special_tokens": True, "response_format": {"type": "text"},
+        "structured_outputs": {"choice": ["positive", "negative"]}, "priority": 0, "request_id": "example",
+        "return_token_ids": True, "return_tokens_as_token_ids": True, "cache_salt": "example",
+        "kv_transfer_params": None, "vllm_xargs": None,
     },
 }  # fmt: skip
-PART_TWO = {"grammar", "json_schema", "regex", "ebnf", "response_format", "tools", "suffix", "images"}
+PART_TWO = {"tools", "suffix", "images"}
 
 
 @pytest.mark.parametrize("system", WHOLE)
