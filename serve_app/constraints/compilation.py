@@ -12,6 +12,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
+from serve_app.constraints.forcing import MAX_LITERAL_CHARS, forces_little, without_forcing
 from serve_app.constraints.gbnf import read_gbnf
 from serve_app.constraints.json_schema import WHITESPACE, PreparedSchema, prepare_schema
 from serve_app.constraints.lark import quoted, to_lark
@@ -57,22 +58,28 @@ def build_matcher(text: str, tokenizer: LLTokenizer) -> LLMatcher:
 def _grammar(kind: ConstraintKind, source: str) -> Grammar:
     match kind:
         case "json_schema" | "compact_json":
-            prepared = prepare_schema(source, whitespace=WHITESPACE if kind == "json_schema" else None)
-            return Grammar(text=_of_schema(prepared.schema), formats=prepared.formats)
+            is_compact = kind == "compact_json"
+            prepared = prepare_schema(source, whitespace=None if is_compact else WHITESPACE)
+            text = _of_schema(prepared.schema)
+            is_short = forces_little(prepared.schema, is_compact=is_compact)
+            return Grammar(text=text if is_short else without_forcing(text), formats=prepared.formats)
         case "gbnf":
             symbol, lines = to_lark(read_gbnf(source))
-            return Grammar(text="\n".join((f"start: {symbol}", *lines)))
+            return Grammar(text=without_forcing("\n".join((f"start: {symbol}", *lines))))
         case "structural_tag":
             text, formats = structural_tag_to_lark(source)
-            return Grammar(text=text, formats=formats)
+            return Grammar(text=without_forcing(text), formats=formats)
         case "choice":
-            return Grammar(text="start: TEXT\nTEXT: " + " | ".join(map(quoted, json.loads(source))))
+            texts = json.loads(source)
+            text = "start: TEXT\nTEXT: " + " | ".join(map(quoted, texts))
+            is_short = max(map(len, texts)) <= MAX_LITERAL_CHARS
+            return Grammar(text=text if is_short else without_forcing(text))
         case "regex":
-            return Grammar(text=LLMatcher.grammar_from_regex(source))
+            return Grammar(text=without_forcing(LLMatcher.grammar_from_regex(source)))
         case "lark":
-            return Grammar(text=LLMatcher.grammar_from_lark(source))
+            return Grammar(text=without_forcing(LLMatcher.grammar_from_lark(source)))
         case "llguidance":
-            return Grammar(text=source)
+            return Grammar(text=without_forcing(source))
 
 
 def _of_schema(schema: Mapping[str, Any]) -> str:

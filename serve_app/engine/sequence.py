@@ -27,6 +27,7 @@ class Sequence:
     num_dropped_tokens: of the prompt's beginning, which are not in `token_ids`
     matcher:    follows what was generated along the request's constraint, if any; preemption leaves it as it is
     sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
+    num_held:   of its last tokens, which were forced and are shown once they were scored
     is_prompt_published: whether others can find its prompt's blocks
     """
 
@@ -55,6 +56,7 @@ class Sequence:
         self.started_at: float | None = None
 
         self.num_computed = 0
+        self.num_held = 0
         self.is_prompt_published = False
         self.holding: Holding | None = None
         self.slot = -1
@@ -70,6 +72,9 @@ class Sequence:
     def end(self, reason: FinishReason, *, matched_stop: str | int | None = None) -> Finish:
         """End it, once and for good."""
         assert self.finish is None, f"{self} has ended already"
+        if self.num_held:  # they are behind its end
+            del self.token_ids[-self.num_held :]
+            self.num_held = 0
         wanted = self.request.stop.max_tokens
         is_short = wanted is None or self.num_generated < wanted
         self.finish = Finish(
@@ -79,6 +84,14 @@ class Sequence:
             is_context_end=reason is FinishReason.LENGTH and is_short,
         )
         return self.finish
+
+    def give_up_held(self) -> None:
+        """Forget the tokens that wait for their scores; they will be forced again."""
+        if self.num_held:
+            assert self.matcher is not None, f"{self} is not constrained"
+            self.matcher.go_back(self.num_held)
+            del self.token_ids[-self.num_held :]
+            self.num_held = 0
 
     @property
     def salt(self) -> bytes:
@@ -101,6 +114,11 @@ class Sequence:
     @property
     def num_generated(self) -> int:
         return len(self.token_ids) - self.prompt_length
+
+    @property
+    def num_taken(self) -> int:
+        """Generated tokens without those that wait for their scores."""
+        return self.num_generated - self.num_held
 
     @property
     def is_prompt_computed(self) -> bool:

@@ -121,9 +121,7 @@ SMALL = {"boolean": True, "integer": 2, "number": 0.5, "object": {}, "string": "
 
 def unnamed(values: dict[str, object]) -> dict[str, object]:
     """The same, where a constraint does not say what it was called."""
-    return {
-        name: replace(value, name="") if isinstance(value, Constraint) else value for name, value in values.items()
-    }
+    return {name: replace(value, name="") if isinstance(value, Constraint) else value for name, value in values.items()}
 
 
 @pytest.mark.parametrize(("other", "name"), OTHER_NAMES)

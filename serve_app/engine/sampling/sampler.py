@@ -28,7 +28,7 @@ class SampledSpan:
     is_finite: False where the model gave no usable logits
     is_exhausted: the model gave some, and constraint, bans and what is allowed together leave no token
     scored:   log-probability of the drawn token, where asked for
-    prompt:   of prompt tokens start+1 … start+scores, where asked for
+    prompt:   of tokens start+1 … start+scores, where asked for: of the prompt, or forced ones
     """
 
     token_id: int | None = None
@@ -132,8 +132,9 @@ class Sampler:
         prompt: tuple[Scored, ...] = ()
         if span.scores and wanted is not None:
             targets = sequence.token_ids[span.start + 1 : span.start + 1 + span.scores]
-            ranked = wanted.whole_prompt is not None
-            prompt = tuple(score(rows[: span.scores], targets, wanted.prompt_top, self._scratch, ranked=ranked))
+            ranked = wanted.whole_prompt is not None and not span.decodes
+            num_top = wanted.top or 0 if span.decodes else wanted.prompt_top
+            prompt = tuple(score(rows[: span.scores], targets, num_top, self._scratch, ranked=ranked))
         if not span.samples:
             return SampledSpan(prompt=prompt)
         token = drawn[id(sequence)]
