@@ -12,6 +12,7 @@ import pickle
 import resource
 import signal
 import socket
+from typing import Any
 
 from llguidance import LLTokenizer
 
@@ -65,15 +66,16 @@ def _try(descriptor: int, tokenizer: LLTokenizer, limits: ConstraintLimits) -> N
         with socket.socket(fileno=descriptor) as connection:
             send(connection, json.dumps(os.getpid()).encode())
             job = json.loads(receive(connection))
+            signal.setitimer(signal.ITIMER_REAL, job["wall_s"])
             send(connection, json.dumps(_answer(job, tokenizer)).encode())
         status = 0
     finally:
         os._exit(status)
 
 
-def _answer(job: dict[str, str], tokenizer: LLTokenizer) -> dict[str, object]:
+def _answer(job: dict[str, Any], tokenizer: LLTokenizer) -> dict[str, object]:
     try:
-        grammar = compile_source(job["kind"], job["source"], tokenizer)  # type: ignore[arg-type]
+        grammar = compile_source(job["kind"], job["source"], tokenizer)
     except Refusal as refusal:
         return {"refused": refusal.message, "path": refusal.path}
     return {"grammar": grammar.text, "formats": grammar.formats}

@@ -73,7 +73,7 @@ class Scheduler:
         return self._store.num_copied_tokens - self._copied_before < self._max_copied_tokens
 
     def schedule(self) -> Batch:
-        """Plan a step: sequences that miss a token, or some forced ones, then newcomers, then a share of the prompts."""
+        """Plan a step: sequences that miss a token, or forced ones too, then newcomers, then a share of the prompts."""
         preempted_before = self.num_preemptions
         for sequence in [each for each in self.running if self._is_near(each)]:
             if sequence.holding is not None:
