@@ -130,7 +130,7 @@ async def test_who_waits_too_long_for_a_place_is_told_to_come_again() -> None:
     async with compiler(**limits) as shared:
         await shared.warm()
         first = asyncio.create_task(shared.compile(endless(0)))
-        while not shared._places._free.locked():
+        while not shared._places._free.locked():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         with pytest.raises(Overloaded):
             await shared.compile(regex("a"))
