@@ -77,15 +77,21 @@ class FakeBackend:
 
     Steps come by themselves, one per turn of the event loop, unless `is_stepped`: then `step` makes them. What is
     paused takes no part in them.
-    `refusal` refuses every submission; while `submit_gate` is not set, submissions wait.
+    `refusal` refuses every submission; while `submit_gate` is not set, submissions wait. `tail` ends every prompt.
     """
 
     def __init__(
-        self, card: ReplicaCard | None = None, *, script: Script = counting_script, is_stepped: bool = False
+        self,
+        card: ReplicaCard | None = None,
+        *,
+        script: Script = counting_script,
+        is_stepped: bool = False,
+        tail: str = "",
     ) -> None:
         self.card = card or replica_card()
         self.script = script
         self.is_stepped = is_stepped
+        self.tail = tail
         self.refusal: Exception | None = None
         self.submit_gate = asyncio.Event()
         self.submit_gate.set()
@@ -217,7 +223,7 @@ class FakeBackend:
 
     def _advance(self, sequence: FakeSequence) -> Delta:
         request, limit = sequence.request, sequence.request.stop.max_tokens
-        report = _report(request) if sequence.sample == 0 and sequence.is_first else None
+        report = _report(request, self.tail) if sequence.sample == 0 and sequence.is_first else None
         sequence.is_first = False
         if limit == 0:
             return self._end(sequence, FinishReason.LENGTH, None, report=report)
@@ -271,7 +277,7 @@ def prompt_words(request: GenerationRequest) -> list[str]:
     return words
 
 
-def _report(request: GenerationRequest) -> PromptReport:
+def _report(request: GenerationRequest, tail: str) -> PromptReport:
     words = prompt_words(request)
     logprobs = None
     if request.logprobs is not None and request.logprobs.prompt:
@@ -285,6 +291,7 @@ def _report(request: GenerationRequest) -> PromptReport:
         num_cached_tokens=len(words) // 2,
         text="".join(words) if request.echo else None,
         logprobs=logprobs,
+        tail=tail if request.reports_tail else "",
     )
 
 

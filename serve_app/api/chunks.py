@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
 
+from serve_app.api.chat_responses import ChatChoice
 from serve_app.api.responses import OBJECT, Choice, ResponseHead
 from serve_app.api.sse import event
 
+Chosen = TypeVar("Chosen")
 SEPARATORS = (",", ":")
 
 
-class ChunkWriter:
-    """Events of one response. Equal, byte for byte, to what `event(dump(…))` makes of the same members."""
+class ChunkWriter(Generic[Chosen]):
+    """Events of one response. Equal, byte for byte, to what `event(dump(…))` makes of the same members.
 
-    def __init__(self, head: ResponseHead) -> None:
+    write: a choice as JSON;  kind: the chunks' `object`
+    """
+
+    def __init__(self, head: ResponseHead, write: Callable[[Chosen], str], *, kind: str = OBJECT) -> None:
+        self._write = write
         self._prefix = (
-            f'data: {{"id":{json.dumps(head.id)},"object":"{OBJECT}","created":{head.created},'
+            f'data: {{"id":{json.dumps(head.id)},"object":"{kind}","created":{head.created},'
             f'"model":{json.dumps(head.model)},"choices":['
         )
 
-    def choice(self, choice: Choice, extras: Mapping[str, object] | None = None) -> bytes:
+    def choice(self, choice: Chosen, extras: Mapping[str, object] | None = None) -> bytes:
         """What one choice gained; `extras` are further members of the chunk, such as `usage`."""
-        return f"{self._prefix}{_choice(choice)}]{_members(extras)}}}\n\n".encode()
+        return f"{self._prefix}{self._write(choice)}]{_members(extras)}}}\n\n".encode()
 
     def bare(self, extras: Mapping[str, object]) -> bytes:
         """A chunk without choices."""
@@ -39,7 +46,8 @@ def dump(value: object) -> str:
     return json.dumps(value, separators=SEPARATORS, allow_nan=False)
 
 
-def _choice(choice: Choice) -> str:
+def written_choice(choice: Choice) -> str:
+    """What a chunk adds to a choice of a completion."""
     logprobs = "null" if choice.logprobs is None else dump(choice.logprobs.body())
     reason = "null" if choice.finish_reason is None else f'"{choice.finish_reason.value}"'
     matched = "null" if choice.matched_stop is None else json.dumps(choice.matched_stop)
@@ -47,6 +55,11 @@ def _choice(choice: Choice) -> str:
         f'{{"index":{choice.index},"text":{json.dumps(choice.text)},"logprobs":{logprobs},'
         f'"finish_reason":{reason},"matched_stop":{matched}{_members(choice.optional())}}}'
     )
+
+
+def written_message(choice: ChatChoice) -> str:
+    """What a chunk adds to a choice of a chat."""
+    return dump(choice.chunk())
 
 
 def _members(members: Mapping[str, object] | None) -> str:

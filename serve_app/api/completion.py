@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import secrets
-from typing import Annotated
+from typing import Annotated, ClassVar, Self
 
 from pydantic import ConfigDict, Field, InstanceOf
 
 from serve_app.api.dialects.dialect import BestOf, Dialect
 from serve_app.api.dialects.tables import UNION
 from serve_app.api.groups.amount import Amount
+from serve_app.api.groups.calling import Calling
 from serve_app.api.groups.held import Held
 from serve_app.api.groups.prompted import Prompted
 from serve_app.api.groups.sampling import Sampling
 from serve_app.api.groups.shown import Shown
 from serve_app.api.groups.stopping import Stopping
+from serve_app.api.groups.suffixed import Suffixed
 from serve_app.api.groups.target import Target
 from serve_app.api.limits import DEFAULT_LIMITS
+from serve_app.core.conversation import Conversation
+from serve_app.core.request import Prompt
 
 SEED_BITS = 53
 """Of a seed that is drawn: as many as every JSON reader keeps."""
 
 
-class CompletionRequest(Shown, Held, Stopping, Sampling, Amount, Target, Prompted):
+class CompletionRequest(Shown, Calling, Held, Stopping, Sampling, Amount, Target, Suffixed, Prompted):
     """What a client asked for, with the defaults of its dialect filled in; those here are of `union`.
 
     max_tokens_name:    as the client spelled it
     ignored_parameters: names that were sent and are nobody's
     max_total_tokens:   what all completions together may come to
+    id_prefix:          of the response's id;  prompt_name: what is completed, as clients call it
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    id_prefix: ClassVar[str] = "cmpl"
+    prompt_name: ClassVar[str] = "prompt"
 
     max_tokens_name: Annotated[str, Field(exclude=True, repr=False)] = "max_tokens"
     ignored_parameters: Annotated[tuple[str, ...], Field(exclude=True, repr=False)] = ()
@@ -57,9 +64,21 @@ class CompletionRequest(Shown, Held, Stopping, Sampling, Amount, Target, Prompte
         return self.best_of is not None and self.num_candidates > 1
 
     @property
+    def num_parts(self) -> int:
+        """Every prompt once for each model, the prompts of the first model first."""
+        return len(self.models) * len(self.prompts)
+
+    @property
     def num_choices(self) -> int:
         """Completions computed in all."""
-        return len(self.prompts) * self.num_candidates
+        return self.num_parts * self.num_candidates
+
+    def listed_model_of(self, part: int) -> str | None:
+        """The model of this part, where it is one of a list."""
+        return self.listed[part // len(self.prompts)] if self.listed else None
+
+    def prompt_of(self, part: int) -> Prompt:
+        return self.prompts[part % len(self.prompts)]
 
     @property
     def has_timings(self) -> bool:
@@ -77,12 +96,20 @@ class CompletionRequest(Shown, Held, Stopping, Sampling, Amount, Target, Prompte
             options.include_usage or not self.dialect.continuous_usage_needs_usage
         )
 
+    def conversation(self, template: str) -> Conversation | None:
+        """What this chat template of a model is to make the prompt of; None where there is a prompt."""
+        return None
+
+    def splits_reasoning(self, template: str) -> bool:
+        """Whether what the model thinks is told apart from what it says."""
+        return False
+
     def lora_path_of(self, prompt_index: int) -> str | None:
         """The adapter that was named for this prompt beside the model."""
         if isinstance(self.lora_path, tuple):
             return self.lora_path[prompt_index]
         return self.lora_path
 
-    def seeded(self) -> CompletionRequest:
+    def seeded(self) -> Self:
         """The same with a seed, drawn where none was sent, so that the completion can be asked for again."""
         return self if self.seed is not None else self.model_copy(update={"seed": secrets.randbits(SEED_BITS)})

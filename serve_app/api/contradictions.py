@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import BestOf
 from serve_app.api.fields import Fields
+from serve_app.api.groups.conversed import check_continuation
 from serve_app.api.groups.held import Held
 from serve_app.api.limits import WireLimits
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest
 
+ADAPTERS = ("lora_path", "lora", "adapter")
 CONSTRAINTS = tuple(Held.model_fields)
+ALONE = frozenset(("lark", "llguidance", "structural_tag"))
+"""Kinds of constraints that stand beside no strict tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +96,12 @@ def _check_post_sampling(sent: Sent) -> None:
 
 
 def _check_adapters(sent: Sent) -> None:
-    if sent.request.lora and sent.request.lora_path is not None:
-        raise sent.refused("lora", 'be absent beside "lora_path", as both name adapters', sent.values["lora"])
+    request = sent.request
+    named = (request.lora_path is not None, any(scale for _, scale in request.lora), request.adapter is not None)
+    found = [name for name, is_named in zip(ADAPTERS, named, strict=True) if is_named]
+    if len(found) > 1:
+        alone = f'be absent beside "{found[0]}", as both name adapters'
+        raise sent.refused(found[1], alone, sent.values[found[1]])
 
 
 def _check_adapter_of_each_prompt(sent: Sent) -> None:
@@ -109,6 +118,38 @@ def _check_constraints(sent: Sent) -> None:
         raise sent.refused(found[1], alone, sent.values[found[1]])
 
 
+def _check_tools(sent: Sent) -> None:
+    """A call can be demanded only of tools that there are, and of a text that has to be nothing else."""
+    request, choice = sent.request, sent.request.tool_choice
+    if choice is None or choice.mode == "none":
+        return
+    found = sent.values["tool_choice"]
+    if choice.names is None and choice.mode == "auto":
+        return
+    if not request.tools:
+        raise sent.refused("tool_choice", 'be "none" or "auto" without "tools"', found)
+    names = {tool.name for tool in request.tools}
+    for name in choice.names or ():
+        if name not in names:
+            raise sent.refused("tool_choice", 'name functions of "tools"', name)
+    constraint = request.constraint
+    if choice.mode == "required" and constraint is not None:
+        alone = f'be "none" or "auto" beside "{constraint.name}", as a call is nothing else'
+        raise sent.refused("tool_choice", alone, found)
+
+
+def _check_strict_tools(sent: Sent) -> None:
+    """A text may be a call or what a constraint says, but not of a language that cannot be part of another grammar."""
+    constraint = sent.request.constraint
+    if constraint is None or constraint.kind not in ALONE:
+        return
+    for tool in sent.request.tool_use.usable:
+        if tool.is_strict:
+            must = f'be absent or false beside "{constraint.name}", which holds the text to a grammar of its own'
+            path = f"{sent.spelled('tools')}[{tool.at}].function.strict"
+            raise InvalidRequest.refusing(path, must=must, found="true")
+
+
 def _check_mirostat(sent: Sent) -> None:
     """Fireworks' name of the target switches Mirostat on, which `mirostat: 0` contradicts."""
     if "mirostat_target" in sent.fields.names and sent.values.get("mirostat") == 0:
@@ -123,11 +164,16 @@ def _check_stream_options(sent: Sent) -> None:
         raise sent.refused("stream_options", alone, sent.values["stream_options"])
 
 
+def _check_continuation(sent: Sent) -> None:
+    if isinstance(sent.request, ChatRequest):
+        check_continuation({**sent.values, "messages": sent.request.messages})
+
+
 def _check_prompts(sent: Sent) -> None:
     if sent.request.dialect.takes_mixed_prompts:
         return
     for index, prompt in enumerate(sent.request.prompts):
-        if len(prompt.parts) > 1:
+        if {str, tuple} <= set(map(type, prompt.parts)):
             path = "prompt" if len(sent.request.prompts) == 1 else f"prompt[{index}]"
             raise InvalidRequest.refusing(
                 path, must=f"be text or token ids in the dialect {sent.request.dialect.name}", found="both mixed"
@@ -137,13 +183,18 @@ def _check_prompts(sent: Sent) -> None:
 def _check_amount(sent: Sent) -> None:
     """Bound the number of completions, before anything of that size exists."""
     request, limits = sent.request, sent.limits
-    num_prompts, each = len(request.prompts), request.num_candidates
+    each = request.num_candidates
+    counts = [len(request.prompts), each]
+    factors = "prompts"
+    if request.listed:
+        counts.insert(0, len(request.listed))
+        factors = "models times prompts"
     counted = "n" if each == request.n else "best_of"
     if request.num_choices > limits.max_choices:
         raise InvalidRequest.refusing(
             sent.spelled(counted),
-            must=f"be such that prompts times it are at most {limits.max_choices}",
-            found=f"{num_prompts} × {each} = {request.num_choices}",
+            must=f"be such that {factors} times it are at most {limits.max_choices}",
+            found=f"{' × '.join(map(str, counts))} = {request.num_choices}",
         )
 
 
@@ -156,8 +207,11 @@ CHECKS: tuple[Callable[[Sent], None], ...] = (
     _check_adapter_of_each_prompt,
     _check_post_sampling,
     _check_constraints,
+    _check_tools,
+    _check_strict_tools,
     _check_mirostat,
     _check_stream_options,
+    _check_continuation,
     _check_prompts,
     _check_amount,
 )

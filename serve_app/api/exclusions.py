@@ -10,7 +10,7 @@ from itertools import combinations, product
 
 from serve_app.api.contradictions import CONSTRAINTS
 from serve_app.api.dialects.dialect import BestOf
-from serve_app.api.dispositions import Renamed
+from serve_app.api.dispositions import Disposition, Renamed
 from serve_app.api.forms.form import Schema, Terms
 from serve_app.api.forms.shared import FLAG
 from serve_app.api.forms.structured import KINDS
@@ -21,34 +21,58 @@ NEUTRAL: Schema = {"enum": [None, "", [], False]}
 """Of a source of any kind."""
 TRUE: Schema = {"const": True}
 SEVERAL: Schema = {"type": "integer", "minimum": 2}
-WITHOUT_LOGPROBS: Mapping[str, Schema] = {"logprobs": {"enum": [None, False]}, "n_probs": {"enum": [None, 0]}}
-SWITCHED_ON: Schema = {"type": "array", "contains": {"properties": {"scale": {"const": 1}}, "required": ["scale"]}}
+WITHOUT_LOGPROBS: Mapping[str, Schema] = {"logprobs": {"enum": [None, False]}, "n_probs": {"enum": [None, 0, False]}}
+NO_TOOLS: Schema = {"type": "array", "maxItems": 0}
+OF_TOOLS: Schema = {"anyOf": [{"const": "required"}, {"type": "object"}]}
+"""Choices that need something to choose from."""
+
+DEMANDED: Schema = {
+    "anyOf": [
+        {"const": "required"},
+        {"type": "object", "properties": {"type": {"const": "function"}}},
+        {"type": "object", "properties": {"allowed_tools": {"properties": {"mode": {"const": "required"}}}}},
+    ]
+}
+"""Of choices that make a text a call."""
+
+SWITCHED_ON: Schema = {
+    "type": "array",
+    "contains": {"properties": {"scale": {"not": {"const": 0}}}, "required": ["scale"]},
+}
+ADAPTERS: Mapping[str, Schema] = {"lora": SWITCHED_ON, "lora_path": {"not": NOTHING}, "adapter": {"not": NOTHING}}
 
 
-def excluded(terms: Terms) -> list[Schema]:
-    """What no body may match, each with a sentence that says why."""
+def excluded(terms: Terms, table: Mapping[str, Disposition] = PARAMETERS) -> list[Schema]:
+    """What no body of these parameters may match, each with a sentence that says why."""
+    return [each for each in _excluded(terms, table) if table.keys() >= set(each["required"])]
+
+
+def _excluded(terms: Terms, table: Mapping[str, Disposition]) -> list[Schema]:
     found = [
         _together("`echo_last` is a part of `echo`.", {"echo": TRUE, "echo_last": {"type": "integer", "minimum": 1}}),
         _together("`top_logprobs` counts `logprobs`.", {"top_logprobs": {"type": "integer"}}, WITHOUT_LOGPROBS),
         _together("These are probabilities of `logprobs`.", {"post_sampling_probs": TRUE}, WITHOUT_LOGPROBS),
-        _together("Both name adapters.", {"lora": SWITCHED_ON, "lora_path": {"not": NOTHING}}),
+        *(_together("Both name adapters.", dict(pair)) for pair in combinations(ADAPTERS.items(), 2)),
         _together(
             "The target switches Mirostat on.",
             {"mirostat_target": {"type": "number", "exclusiveMinimum": 0}, "mirostat": {"const": 0}},
         ),
-        _together(
-            "Tools are not carried out.",
-            {"tools": {"type": "array", "minItems": 1}},
-            {"tool_choice": {"not": {"const": "none"}}},
-        ),
+        _together("There is nothing to call.", {"tool_choice": OF_TOOLS}, {"tools": {"anyOf": [NOTHING, NO_TOOLS]}}),
+        *_demanded_calls(),
         *_ranked_streams(terms),
         *_constraints(terms),
-        *_flags_that_differ(),
+        *_flags_that_differ(table),
+        *continued(),
     ]
     if terms.dialect.stream_options_need_stream:
         without_stream: Schema = {"stream": {"enum": [None, False]}}
         found.append(_together("They are of streams.", {"stream_options": {"type": "object"}}, without_stream))
     return found
+
+
+def continued() -> list[Schema]:
+    """Two that say how the prompt of a chat ends."""
+    return [_together("One of them ends the prompt.", {"continue_final_message": TRUE, "add_generation_prompt": TRUE})]
 
 
 def _together(why: str, sent: Mapping[str, Schema], besides: Mapping[str, Schema] | None = None) -> Schema:
@@ -84,6 +108,12 @@ def _spelled(name: str) -> list[str]:
     return [name, *(other for other, each in PARAMETERS.items() if isinstance(each, Renamed) and each.to == name)]
 
 
+def _demanded_calls() -> list[Schema]:
+    why = "A text that has to be a call is nothing else."
+    names = [name for each in CONSTRAINTS for name in _spelled(each)]
+    return [_together(why, {"tool_choice": DEMANDED, name: {"not": _free(name)}}) for name in names]
+
+
 def _free(name: str) -> Schema:
     """Of values that leave the text free."""
     match name:
@@ -96,10 +126,10 @@ def _free(name: str) -> Schema:
             return NEUTRAL
 
 
-def _flags_that_differ() -> list[Schema]:
+def _flags_that_differ(table: Mapping[str, Disposition]) -> list[Schema]:
     """Two names of one flag, of which one is true and the other false."""
     pairs = [
-        (name, each.to) for name, each in PARAMETERS.items() if isinstance(each, Renamed) and form_of(name) is FLAG
+        (name, each.to) for name, each in table.items() if isinstance(each, Renamed) and form_of(name, table) is FLAG
     ]
     return [
         _together("Both are names of one parameter.", {one: TRUE, other: {"const": False}})

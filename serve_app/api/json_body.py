@@ -22,7 +22,7 @@ def read_json_object(body: bytes, *, max_depth: int) -> dict[str, object]:
     value = _parse(text)
     if not isinstance(value, dict):
         raise InvalidRequest(f"The request body must be a JSON object; found {shown(value)}.")
-    _check_depth(value, max_depth)
+    check_depth(value, max_depth)
     if SURROGATE_ESCAPE.search(text):
         _check_characters(value)
     return value
@@ -68,7 +68,8 @@ def _unique_members(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return members
 
 
-def _check_depth(value: object, max_depth: int) -> None:
+def check_depth(value: object, max_depth: int) -> None:
+    """Raises InvalidRequest where containers stand within more containers than that."""
     level = [value]
     for _ in range(max_depth):
         level = [child for container in level for child in _containers(container)]

@@ -8,12 +8,14 @@ from typing import Any
 
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import DIALECTS, HEADER, LLAMA_CPP
+from serve_app.api.exclusions import continued
 from serve_app.api.forms.form import Parameter, Schema, Terms
+from serve_app.api.infill import ASKED, INFILL, NEEDLESS
 from serve_app.api.limits import WireLimits
-from serve_app.api.openapi_parameters import completion_schema, native_schema
+from serve_app.api.openapi_parameters import chat_schema, completion_schema, native_schema
 from serve_app.api.openapi_schemas import NOTHING, SCHEMAS, STRING, nullable, record, reference
 from serve_app.api.paths import Path
-from serve_app.api.tokenize import DETOKENIZE, SPECIAL_NAMES, TOKENIZE
+from serve_app.api.tokenize import APPLY_TEMPLATE, CONVERSED, DETOKENIZE, SPECIAL_NAMES, TEXT_NAMES, TOKENIZE
 
 ERRORS = {
     400: "The request is malformed or a parameter is out of its range; `param` names it.",
@@ -25,6 +27,7 @@ ERRORS = {
     415: "The body is not JSON, or in an encoding other than gzip.",
     422: "As 400, in the dialect mistral.rs.",
     500: "The server failed.",
+    501: "The model that was asked is not made for this route.",
     503: "No replica is ready, or every queue is full; repeat after `Retry-After` seconds.",
     504: "The request took longer than the server's limit.",
 }
@@ -37,6 +40,10 @@ TOLD_HEADERS: dict[str, Any] = {
         "description": "Names that are no parameters, percent-encoded; `+n` stands for n more.",
         "schema": STRING,
     },
+    "X-Suffix-Mode": {
+        "description": "Where there is a suffix: whether the model filled the gap before it, or it was appended.",
+        "schema": {"enum": ["fim", "append"]},
+    },
     "X-Truncated-Prompt-Tokens": {"description": "Tokens that prompts lost at their beginning.", "schema": STRING},
 }
 DIALECT_HEADER: dict[str, Any] = {
@@ -46,6 +53,7 @@ DIALECT_HEADER: dict[str, Any] = {
     "description": "Whose defaults and meanings hold; each is described at /v1/dialects.",
     "schema": {"enum": list(DIALECTS)},
 }
+_NO_CHAT = dict.fromkeys(CONVERSED, NOTHING)
 MODEL_QUERY = {"name": "model", "in": "query", "required": False, "schema": STRING}
 MODEL_PATH = {"name": "id", "in": "path", "required": True, "schema": STRING, "description": "May hold `:` and `/`."}
 
@@ -61,8 +69,11 @@ def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
             "schemas": {
                 **SCHEMAS,
                 "CompletionRequest": completion_schema(terms),
+                "ChatRequest": chat_schema(terms),
                 "NativeRequest": native_schema(Terms(limits=limits, dialect=LLAMA_CPP)),
+                "InfillRequest": _infill(Terms(limits=limits, dialect=LLAMA_CPP)),
                 "TokenizeRequest": _tokenize(terms),
+                "ApplyTemplateRequest": _apply_template(terms),
                 "DetokenizeRequest": _object(DETOKENIZE, terms, asked="tokens"),
             }
         },
@@ -73,10 +84,13 @@ def _operations() -> dict[Path, dict[str, Any]]:
     native = _completions("NativeRequest", "NativeCompletion", "NativeResult", has_end=False)
     return {
         Path.COMPLETIONS: _completions("CompletionRequest", "Completion", "CompletionChunk", has_end=True),
+        Path.CHAT: _completions("ChatRequest", "ChatCompletion", "ChatChunk", has_end=True, summary="Answer a chat"),
         Path.NATIVE_COMPLETION: native,
         Path.NATIVE_COMPLETIONS: native,
+        Path.INFILL: _completions("InfillRequest", "NativeCompletion", "NativeResult", has_end=False),
         Path.TOKENIZE: _operation("Cut a text into tokens", "Tokens", body="TokenizeRequest"),
         Path.DETOKENIZE: _operation("Give the text of tokens", "Text", body="DetokenizeRequest"),
+        Path.APPLY_TEMPLATE: _operation("Give the prompt of a chat", "RenderedPrompt", body="ApplyTemplateRequest"),
         Path.TOKENIZER_INFO: _operation("The tokenizer of a model", "TokenizerInfo", parameters=[MODEL_QUERY]),
         Path.MODELS: _operation("List the models", "ModelList"),
         Path.MODEL: _operation("One model", "Model", parameters=[MODEL_PATH]),
@@ -91,8 +105,10 @@ def _operations() -> dict[Path, dict[str, Any]]:
     }
 
 
-def _completions(body: str, answer: str, chunk: str, *, has_end: bool) -> dict[str, Any]:
-    operation = _operation("Complete prompts", answer, body=body, parameters=[DIALECT_HEADER])
+def _completions(
+    body: str, answer: str, chunk: str, *, has_end: bool, summary: str = "Complete prompts"
+) -> dict[str, Any]:
+    operation = _operation(summary, answer, body=body, parameters=[DIALECT_HEADER])
     operation["responses"]["200"]["headers"] = TOLD_HEADERS
     operation["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": _event(chunk, has_end=has_end)}
     return operation
@@ -152,15 +168,35 @@ def _json(name: str) -> dict[str, Any]:
     return {"application/json": {"schema": reference(name)}}
 
 
+def _infill(terms: Terms) -> Schema:
+    """A native body whose prompt is a gap."""
+    schema = native_schema(terms)
+    others = {name: each for name, each in schema["properties"].items() if name not in NEEDLESS}
+    own = _properties(INFILL, terms, asked=ASKED)["properties"]
+    others["truncate_sequence"] = {**others["truncate_sequence"], "default": True}
+    return {**schema, "required": list(ASKED), "properties": {**others, **own}}
+
+
 def _tokenize(terms: Terms) -> Schema:
-    either = [_one_of("content", "prompt"), _one_of("prompt", "content")]
+    texts = [{**_one_of(name), "properties": {**_one_of(name)["properties"], **_NO_CHAT}} for name in TEXT_NAMES[:2]]
+    either = [*texts, _one_of("messages")]
     twice = {"required": list(SPECIAL_NAMES), "properties": {name: {"type": "boolean"} for name in SPECIAL_NAMES}}
-    return {"type": "object", "oneOf": either, "not": twice, **_properties(TOKENIZE, terms, asked=())}
+    return {
+        "type": "object",
+        "oneOf": either,
+        "not": {"anyOf": [twice, *continued()]},
+        **_properties(TOKENIZE, terms, asked=()),
+    }
 
 
-def _one_of(name: str, other: str) -> Schema:
-    """A string under this name, and nothing under the other."""
-    return {"required": [name], "properties": {name: STRING, other: {"type": "null"}}}
+def _one_of(name: str) -> Schema:
+    """What is cut into tokens under this name, and nothing under the others."""
+    others = [other for other in TEXT_NAMES if other != name]
+    return {"required": [name], "properties": {name: {"not": NOTHING}, **dict.fromkeys(others, NOTHING)}}
+
+
+def _apply_template(terms: Terms) -> Schema:
+    return {**_object(APPLY_TEMPLATE, terms, asked="messages"), "not": {"anyOf": continued()}}
 
 
 def _object(table: Mapping[str, Parameter], terms: Terms, *, asked: str) -> Schema:

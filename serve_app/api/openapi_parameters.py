@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from collections.abc import Mapping
+from typing import Any, assert_never
 
-from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import UNLIMITED
 from serve_app.api.dispositions import Accepted, Carried, Disposition, NotYet, Renamed
 from serve_app.api.exclusions import excluded
 from serve_app.api.forms.form import Schema, Terms
 from serve_app.api.openapi_schemas import NOTHING, nullable
-from serve_app.api.parameters import PARAMETERS, STREAM_OPTIONS, form_of
-from serve_app.api.parse import REQUIRED
+from serve_app.api.parameters import STREAM_OPTIONS, form_of
+from serve_app.api.parse import CHAT, COMPLETION, Body
 from serve_app.api.stream_options import StreamOptions
-from serve_app.api.tools import TOOLS
 
 NOT_CARRIED_OUT = "Not carried out by this server."
 UNKNOWN_NAMES = (
@@ -24,17 +23,25 @@ UNKNOWN_NAMES = (
 
 def completion_schema(terms: Terms) -> Schema:
     """The body of POST /v1/completions in one dialect."""
+    return _body_schema(COMPLETION, terms)
+
+
+def chat_schema(terms: Terms) -> Schema:
+    """The body of POST /v1/chat/completions in one dialect."""
+    return _body_schema(CHAT, terms)
+
+
+def _body_schema(kind: Body[Any], terms: Terms) -> Schema:
     has_default_model = terms.dialect.default_model is not None
-    properties = {name: _property(name, each, terms) for name, each in PARAMETERS.items()}
+    properties = {name: _property(name, kind, terms) for name in kind.table}
     properties["stream_options"]["anyOf"] = [_options(terms), {"type": "null"}]
-    properties["tools"]["anyOf"] = [{"enum": properties["tools"].pop("enum")}, TOOLS]
     schema = {
         "type": "object",
-        "required": list(REQUIRED),
+        "required": list(kind.required),
         "additionalProperties": NOTHING if terms.dialect.refuses_unknown else True,
         "description": UNKNOWN_NAMES,
         "properties": properties,
-        "not": {"anyOf": excluded(terms)},
+        "not": {"anyOf": excluded(terms, kind.table)},
     }
     return with_optional_model(schema) if has_default_model else schema
 
@@ -51,7 +58,7 @@ def with_optional_model(schema: Schema) -> Schema:
     model = dict(schema["properties"]["model"])
     about = {"description": model.pop("description")}
     properties = {**schema["properties"], "model": {**nullable(model), **about}}
-    return {**schema, "required": [name for name in REQUIRED if name != "model"], "properties": properties}
+    return {**schema, "required": [name for name in schema["required"] if name != "model"], "properties": properties}
 
 
 def _options(terms: Terms) -> Schema:
@@ -70,48 +77,51 @@ def _option(disposition: Disposition) -> Schema:
     return {**nullable({"type": "boolean"}), "description": disposition.parameter.about}
 
 
-def _property(name: str, disposition: Disposition, terms: Terms) -> Schema:
-    match disposition:
+def _property(name: str, kind: Body[Any], terms: Terms) -> Schema:
+    match kind.table[name]:
         case Carried(parameter):
             described = f"{parameter.about} Must be {parameter.form.words(terms)}."
-            return {**_value_schema(name, terms), "description": described}
-        case Renamed():
+            return {**_value_schema(name, kind, terms), "description": described}
+        case Renamed() as disposition:
             described = f"Another name of `{disposition.to}`. {disposition.besides}".rstrip()
-            return {**_renamed_schema(name, disposition, terms), "description": described}
+            return {**_renamed_schema(name, disposition, kind, terms), "description": described}
         case Accepted(parameter):
             described = f"Has no effect. {parameter.about} Must be {parameter.form.words(terms)}."
-            return {**_value_schema(name, terms), "description": described}
-        case NotYet():
+            return {**_value_schema(name, kind, terms), "description": described}
+        case NotYet() as disposition:
             return {"enum": [*disposition.neutral, None], "description": NOT_CARRIED_OUT}
-        case _:
+        case _ as disposition:
             assert_never(disposition)
 
 
-def _value_schema(name: str, terms: Terms) -> Schema:
+def _value_schema(name: str, kind: Body[Any], terms: Terms) -> Schema:
     """What may be sent under a parameter's own name; null is the default everywhere but in what is required."""
-    schema = form_of(name).schema(terms)
-    if name in REQUIRED:
+    schema = form_of(name, kind.table).schema(terms)
+    if name in kind.required:
         return schema
-    return {**nullable(*_forms(schema)), "default": _default(name, terms)}
+    return {**nullable(*_forms(schema)), "default": _default(name, kind, terms)}
 
 
-def _renamed_schema(name: str, disposition: Renamed, terms: Terms) -> Schema:
+def _renamed_schema(name: str, disposition: Renamed, kind: Body[Any], terms: Terms) -> Schema:
     """What may be sent under another name; one that does more than the parameter does so only where it is sent."""
-    values = [*_forms(form_of(name).schema(terms)), *({"const": value} for value in disposition.absent)]
-    return {**nullable(*values), "default": None if disposition.besides else _default(disposition.to, terms)}
+    values = [*_forms(form_of(name, kind.table).schema(terms)), *({"const": value} for value in disposition.absent)]
+    return {**nullable(*values), "default": None if disposition.besides else _default(disposition.to, kind, terms)}
 
 
 def _forms(schema: Schema) -> list[Schema]:
     return list(schema.get("anyOf") or [schema])
 
 
-def _default(name: str, terms: Terms) -> object:
-    if name in terms.dialect.defaults:
-        value = terms.dialect.defaults[name]
+def _default(name: str, kind: Body[Any], terms: Terms) -> object:
+    defaults = {**kind.defaults, **terms.dialect.defaults}
+    if name in defaults:
+        value = defaults[name]
     else:
-        field = CompletionRequest.model_fields.get(name)
+        field = kind.request.model_fields.get(name)
         value = None if field is None else field.get_default()
     is_unlimited = name == "max_tokens" and value == UNLIMITED
     if isinstance(value, StreamOptions) or (is_unlimited and not terms.dialect.takes_unlimited_tokens):
         return None  # means the same, and may be sent
+    if isinstance(value, Mapping):
+        return dict(value)
     return list(value) if isinstance(value, tuple) else value

@@ -43,6 +43,7 @@ LOGPROBS = record(
     }
 )
 RANKED = record({"logprob": NUMBER, "rank": nullable(COUNT), "decoded_token": STRING})
+CALL = record({"id": STRING, "type": {"const": "function"}, "function": record({"name": STRING, "arguments": STRING})})
 CHOICE = record(
     {
         "index": COUNT,
@@ -52,10 +53,44 @@ CHOICE = record(
         "matched_stop": {"anyOf": [STRING, INTEGER, {"type": "null"}]},
     },
     optional={
+        "model": STRING,
         "token_ids": array(COUNT),
         "prompt_token_ids": array(COUNT),
         "prompt_logprobs": array(nullable({"type": "object", "additionalProperties": RANKED})),
         "stop_reason": nullable(STRING, INTEGER),
+        "tool_calls": array(CALL),
+    },
+)
+SCORED: dict[str, Schema] = {"token": STRING, "logprob": NUMBER, "bytes": array(COUNT)}
+CHAT_ENDS: dict[str, Schema] = {
+    "index": COUNT,
+    "logprobs": nullable(
+        record(
+            {
+                "content": array(record({**SCORED, "top_logprobs": array(record(SCORED))})),
+                "refusal": NOTHING,
+            }
+        )
+    ),
+    "finish_reason": CHOICE["properties"]["finish_reason"],
+    "matched_stop": CHOICE["properties"]["matched_stop"],
+}
+CHAT_BESIDES: dict[str, Schema] = {"token_ids": array(COUNT), "prompt_token_ids": array(COUNT)}
+CALL_DELTA = record(
+    {"index": COUNT, "function": record({"arguments": STRING}, optional={"name": STRING})},
+    optional={"id": STRING, "type": {"const": "function"}},
+)
+MESSAGE = record(
+    {"role": {"const": "assistant"}, "content": nullable(STRING), "refusal": NOTHING},
+    optional={"reasoning_content": STRING, "tool_calls": array(CALL)},
+)
+MESSAGE_DELTA = record(
+    {},
+    optional={
+        "role": {"const": "assistant"},
+        "content": STRING,
+        "reasoning_content": STRING,
+        "tool_calls": array(CALL_DELTA),
     },
 )
 USAGE = record(
@@ -125,6 +160,23 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     "Choice": CHOICE,
     "Usage": USAGE,
+    "ChatCompletion": record(
+        {
+            **HEAD,
+            "object": {"const": "chat.completion"},
+            "choices": array(record({**CHAT_ENDS, "message": MESSAGE}, optional=CHAT_BESIDES)),
+            "usage": reference("Usage"),
+        },
+        optional=EXTRAS,
+    ),
+    "ChatChunk": record(
+        {
+            **HEAD,
+            "object": {"const": "chat.completion.chunk"},
+            "choices": array(record({**CHAT_ENDS, "delta": MESSAGE_DELTA}, optional=CHAT_BESIDES)),
+        },
+        optional={"usage": reference("Usage"), **EXTRAS},
+    ),
     "NativeCompletion": {"anyOf": [reference("NativeResult"), array(reference("NativeResult"))]},
     "NativeResult": NATIVE,
     "Error": ERROR,
@@ -134,6 +186,7 @@ SCHEMAS: Mapping[str, Schema] = {
         {"tokens": array(TOKEN), "count": COUNT, "max_model_len": COUNT}, optional={"token_strs": array(STRING)}
     ),
     "Text": record({"content": STRING, "prompt": STRING}),
+    "RenderedPrompt": record({"prompt": STRING}),
     "Health": record({"status": {"enum": ["ok", "loading"]}}, optional={"models": array(STRING)}),
     "Props": record(
         {

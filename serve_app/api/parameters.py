@@ -38,7 +38,7 @@ OTHER_NAMES: Mapping[str, Renamed] = MappingProxyType(
 )
 
 
-def _declared(model: type[BaseModel]) -> dict[str, Parameter]:
+def declared(model: type[BaseModel]) -> dict[str, Parameter]:
     """The parameters in the annotations of a model's fields, by their names on the wire."""
     return {
         each.name or field_name: each
@@ -52,7 +52,7 @@ PARAMETERS: Mapping[str, Disposition] = MappingProxyType(
     {
         **{
             name: Accepted(parameter) if name in WITHOUT_EFFECT else Carried(parameter)
-            for name, parameter in _declared(CompletionRequest).items()
+            for name, parameter in declared(CompletionRequest).items()
         },
         "top_logprobs": Carried(Parameter(CANDIDATES, "The count of log-probabilities where `logprobs` is true.")),
         **OTHER_NAMES,
@@ -61,7 +61,7 @@ PARAMETERS: Mapping[str, Disposition] = MappingProxyType(
 )
 STREAM_OPTIONS: Mapping[str, Disposition] = MappingProxyType(
     {
-        **{name: Carried(parameter) for name, parameter in _declared(StreamOptions).items()},
+        **{name: Carried(parameter) for name, parameter in declared(StreamOptions).items()},
         "include_obfuscation": NotYet(False),
     }
 )

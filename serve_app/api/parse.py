@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
+from serve_app.api.chat import CHAT_DEFAULTS, CHAT_PARAMETERS, ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.contradictions import Sent, check_contradictions
 from serve_app.api.dialects.dialect import Dialect
@@ -11,15 +14,38 @@ from serve_app.api.dialects.tables import UNION
 from serve_app.api.dispositions import Disposition
 from serve_app.api.fields import Fields, is_same, read_fields
 from serve_app.api.forms.form import Terms, Value
+from serve_app.api.illustrated import illustrated
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parameters import PARAMETERS, STREAM_OPTIONS, form_of
 from serve_app.api.stream_options import StreamOptions
-from serve_app.api.tools import without_unused_tools
 from serve_app.core.errors import InvalidRequest
+from serve_app.core.request import Prompt
 
-REQUIRED = ("model", "prompt")
+Request = TypeVar("Request", bound=CompletionRequest)
 ChooseDialect = Callable[[object], Dialect]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body(Generic[Request]):
+    """One kind of body: what its members are, and the request that they make.
+
+    defaults: of parameters that were not sent, where the dialect says nothing of them
+    """
+
+    request: type[Request]
+    table: Mapping[str, Disposition]
+    required: tuple[str, ...]
+    defaults: Mapping[str, object] = field(default_factory=dict)
+
+
+COMPLETION = Body(request=CompletionRequest, table=PARAMETERS, required=("model", "prompt"))
+CHAT = Body(
+    request=ChatRequest,
+    table=CHAT_PARAMETERS,
+    required=("model", "messages"),
+    defaults=CHAT_DEFAULTS,
+)
 
 
 def parse_completion(
@@ -31,21 +57,33 @@ def parse_completion(
 
     Raises InvalidRequest (or UnsupportedParameter) whose `param` is the parameter as the client spelled it.
     """
+    return parse_request(COMPLETION, body, limits, choose_dialect)
+
+
+def parse_request(kind: Body[Request], body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> Request:
+    """As `parse_completion`, of any kind of body."""
     members = read_json_object(body, max_depth=limits.max_depth)
-    return read_completion(members, limits, choose_dialect(members.get("model")))
+    return read_request(kind, members, limits, dialect=choose_dialect(members.get("model")))
 
 
 def read_completion(members: Mapping[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
     """The request that these members of a JSON object make. Raises as `parse_completion`."""
+    return read_request(COMPLETION, members, limits, dialect=dialect)
+
+
+def read_request(
+    kind: Body[Request], members: Mapping[str, object], limits: WireLimits, *, dialect: Dialect
+) -> Request:
+    """As `read_completion`, of any kind of body."""
     terms = Terms(limits=limits, dialect=dialect)
     members, overruled = _without_overruled(members, dialect)
-    fields = read_fields(without_unused_tools(members), PARAMETERS, refuses_unknown=dialect.refuses_unknown)
+    fields = read_fields(members, kind.table, refuses_unknown=dialect.refuses_unknown)
     if dialect.default_model is not None:
         fields.values.setdefault("model", dialect.default_model)
-    for name in REQUIRED:
+    for name in kind.required:
         if name not in fields.values:
-            raise InvalidRequest.refusing(name, must=f"be {form_of(name).words(terms)}", found="nothing")
-    values = _completion_values(fields, terms)
+            raise InvalidRequest.refusing(name, must=f"be {form_of(name, kind.table).words(terms)}", found="nothing")
+    values = _completion_values(fields, kind.table, terms)
     overruled += _without_overruled_constraints(values, fields, dialect)
     internal = {
         "dialect": dialect,
@@ -53,18 +91,21 @@ def read_completion(members: Mapping[str, object], limits: WireLimits, dialect: 
         "ignored_parameters": (*overruled, *fields.ignored),
         "max_total_tokens": limits.max_total_tokens,
     }
-    request = CompletionRequest.model_validate({**dialect.defaults, **values, **internal})
+    request = kind.request.model_validate({**kind.defaults, **dialect.defaults, **values, **internal})
     check_contradictions(Sent(request=request, values=fields.values, fields=fields, limits=limits))
     return request
 
 
-def _completion_values(fields: Fields, terms: Terms) -> dict[str, object]:
-    """What was sent, as the fields of `CompletionRequest` hold it; options that are nobody's join the ignored."""
-    values = _read_values(fields, PARAMETERS, terms)
-    values["prompts"] = values.pop("prompt")
+def _completion_values(fields: Fields, table: Mapping[str, Disposition], terms: Terms) -> dict[str, object]:
+    """What was sent, as the fields of a request hold it; options that are nobody's join the ignored."""
+    values = _read_values(fields, table, terms)
+    if "prompt" in values:
+        values["prompts"] = _prompts(values, fields, terms)
     top_logprobs = values.pop("top_logprobs", None)
     if fields.values.get("logprobs") is True and top_logprobs is not None:
         values["logprobs"] = top_logprobs
+    if isinstance(values.get("logprobs"), bool):
+        values["logprobs"] = 0 if values["logprobs"] else None
     if "stream_options" in values:
         options = _read_options(values["stream_options"], terms)
         fields.ignored += options.ignored
@@ -72,6 +113,13 @@ def _completion_values(fields: Fields, terms: Terms) -> dict[str, object]:
     if "mirostat_target" in fields.names:
         values.setdefault("mirostat", 2)
     return values
+
+
+def _prompts(values: dict[str, object], fields: Fields, terms: Terms) -> tuple[Prompt, ...]:
+    """The prompts, taken out of the values, with the images in them that were sent beside them."""
+    prompts: Any = values.pop("prompt")
+    images: Any = values.get("images", ())
+    return illustrated(prompts, images, name=fields.spelled("images"), limits=terms.limits)
 
 
 def _read_values(fields: Fields, table: Mapping[str, Disposition], terms: Terms) -> dict[str, object]:

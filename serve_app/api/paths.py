@@ -9,10 +9,13 @@ class Path(StrEnum):
     """One route; what is in braces is the client's."""
 
     COMPLETIONS = "/v1/completions"
+    CHAT = "/v1/chat/completions"
     NATIVE_COMPLETION = "/completion"
     NATIVE_COMPLETIONS = "/completions"
+    INFILL = "/infill"
     TOKENIZE = "/tokenize"
     DETOKENIZE = "/detokenize"
+    APPLY_TEMPLATE = "/apply-template"
     TOKENIZER_INFO = "/tokenizer_info"
     MODELS = "/v1/models"
     MODEL = "/v1/models/{id}"
@@ -30,4 +33,15 @@ class Path(StrEnum):
         return "POST" if self in POSTED else "GET"
 
 
-POSTED = frozenset({Path.COMPLETIONS, Path.NATIVE_COMPLETION, Path.NATIVE_COMPLETIONS, Path.TOKENIZE, Path.DETOKENIZE})
+POSTED = frozenset(
+    {
+        Path.COMPLETIONS,
+        Path.CHAT,
+        Path.NATIVE_COMPLETION,
+        Path.NATIVE_COMPLETIONS,
+        Path.INFILL,
+        Path.TOKENIZE,
+        Path.DETOKENIZE,
+        Path.APPLY_TEMPLATE,
+    }
+)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.core.delta import FinishReason, Usage
+from serve_app.core.tools import ToolCall
 
 OBJECT = "text_completion"
 
@@ -16,7 +18,7 @@ class ResponseHead:
     """What is the same in every chunk of a response.
 
     created: Unix seconds
-    model:   the string that the client sent
+    model:   the string that the client sent; of a list, all of them with commas between
     """
 
     id: str
@@ -31,6 +33,8 @@ class Choice:
     token_ids, prompt_token_ids, prompt_logprobs: None where they were not asked for; a body leaves them out then
     has_stop_reason: whether it says in vLLM's terms, too, what ended it
     stop_reason:     the stop string or the stop token; None where the model's own end did, or length
+    model: that answers, where several do
+    tool_calls: that the whole text is, beside its end; a body leaves them out where it is none
     """
 
     index: int
@@ -43,6 +47,8 @@ class Choice:
     prompt_logprobs: list[dict[str, object] | None] | None = None
     has_stop_reason: bool = False
     stop_reason: str | int | None = None
+    model: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def is_silent(self) -> bool:
@@ -61,22 +67,38 @@ class Choice:
         }
 
     def optional(self) -> dict[str, object]:
-        """The members that are there only where they were asked for."""
+        """The members that are there only where they were asked for, or where there is something to tell."""
         lists = {
             "token_ids": self.token_ids,
             "prompt_token_ids": self.prompt_token_ids,
             "prompt_logprobs": self.prompt_logprobs,
         }
-        reason = {"stop_reason": self.stop_reason} if self.has_stop_reason else {}
-        return reason | {name: list(each) for name, each in lists.items() if each is not None}
+        found: dict[str, object] = {} if self.model is None else {"model": self.model}
+        if self.has_stop_reason:
+            found["stop_reason"] = self.stop_reason
+        found |= {name: list(each) for name, each in lists.items() if each is not None}
+        if self.tool_calls:
+            found["tool_calls"] = [call.body() for call in self.tool_calls]
+        return found
+
+
+class Shown(Protocol):
+    """A choice of any kind of response."""
+
+    def body(self) -> dict[str, object]: ...
 
 
 def completion_body(
-    head: ResponseHead, choices: Sequence[Choice], *, usage: Usage, extras: Mapping[str, object] | None = None
+    head: ResponseHead,
+    choices: Sequence[Shown],
+    *,
+    usage: Usage,
+    extras: Mapping[str, object] | None = None,
+    kind: str = OBJECT,
 ) -> dict[str, object]:
     """A whole response. `extras` are the members that a client or its dialect asked for."""
     return {
-        **_head_body(head),
+        **_head_body(head, kind),
         "choices": [choice.body() for choice in choices],
         "usage": usage_body(usage),
         **(extras or {}),
@@ -104,5 +126,5 @@ def sglext_body(usage: Usage) -> dict[str, object]:
     return {"cached_tokens_details": {"device": usage.cached_tokens, "host": 0}}
 
 
-def _head_body(head: ResponseHead) -> dict[str, object]:
-    return {"id": head.id, "object": OBJECT, "created": head.created, "model": head.model}
+def _head_body(head: ResponseHead, kind: str) -> dict[str, object]:
+    return {"id": head.id, "object": kind, "created": head.created, "model": head.model}

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from serve_app.api.forms.form import Parameter
 from serve_app.api.forms.plain import Text
 from serve_app.api.forms.shared import FLAG
 from serve_app.api.forms.tokens import TokenText
+from serve_app.api.groups.calling import Calling
+from serve_app.api.groups.conversed import Conversed, check_continuation, conversation_of
 from serve_app.api.limits import WireLimits
 from serve_app.api.members import read_members
+from serve_app.api.parameters import declared
 from serve_app.api.paths import Path
+from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.core.tools import Tool
 
 TEXT = Text(max_chars=lambda terms: terms.limits.max_prompt_chars)
 MODEL = Parameter(Text(), "A model or an adapter; the only one where one is served.")
+CONVERSED: Mapping[str, Parameter] = MappingProxyType(
+    {
+        **{name: each for name, each in declared(Conversed).items() if name != "separate_reasoning"},
+        "tools": declared(Calling)["tools"],
+    }
+)
 ADD_SPECIAL = "Whether special tokens like the beginning of text are added."
 TOKENIZE: Mapping[str, Parameter] = MappingProxyType(
     {
         "model": MODEL,
         "content": Parameter(TEXT, "llama.cpp's name; without special tokens unless asked for."),
         "prompt": Parameter(TEXT, "vLLM's name; with special tokens unless refused."),
+        **CONVERSED,
         "add_special": Parameter(FLAG, ADD_SPECIAL),
         "add_special_tokens": Parameter(FLAG, ADD_SPECIAL),
         "parse_special": Parameter(FLAG, "Whether the text of a special token is that token."),
@@ -31,6 +44,9 @@ TOKENIZE: Mapping[str, Parameter] = MappingProxyType(
         "return_token_strs": Parameter(FLAG, "The pieces come in a list of their own."),
     }
 )
+TEXT_NAMES = ("content", "prompt", "messages")
+"""What is cut into tokens, under one of these names."""
+APPLY_TEMPLATE: Mapping[str, Parameter] = MappingProxyType({"model": MODEL, **CONVERSED})
 SPECIAL_NAMES = ("add_special", "add_special_tokens")
 """Names of one parameter, of which one may be sent."""
 DETOKENIZE: Mapping[str, Parameter] = MappingProxyType(
@@ -46,6 +62,14 @@ class TokenizeCall:
     request: TokenizeRequest
     has_pieces: bool
     returns_strings: bool
+    conversed: Conversed | None = None
+    tools: tuple[Tool, ...] = ()
+
+    def request_to(self, card: ModelCard) -> TokenizeRequest:
+        """What this model is asked."""
+        if self.conversed is None:
+            return self.request
+        return replace(self.request, conversation=conversation_of(self.conversed, card.chat_template, tools=self.tools))
 
     def answer(self, found: Tokenization, *, max_model_len: int) -> dict[str, object]:
         """llama.cpp's `tokens` with vLLM's `count` and `max_model_len` beside them."""
@@ -68,14 +92,17 @@ class DetokenizeCall:
 
 
 def parse_tokenize(body: bytes, limits: WireLimits) -> TokenizeCall:
-    """`content` is llama.cpp's, without special tokens unless asked; `prompt` is vLLM's, with them.
+    """`content` is llama.cpp's, without special tokens unless asked; `prompt` is vLLM's, with them; `messages` are
+    a chat, whose template writes them itself.
 
     Raises InvalidRequest.
     """
     values = read_members(body, TOKENIZE, limits, path=Path.TOKENIZE)
-    if ("content" in values) is ("prompt" in values):
-        found = "both" if "content" in values else "neither"
-        raise InvalidRequest.refusing("content", must='be a string, or else "prompt"', found=found)
+    sent = [name for name in TEXT_NAMES if name in values]
+    if len(sent) != 1:
+        must = 'be a string, or else "prompt" or "messages"'
+        raise InvalidRequest.refusing("content", must=must, found=" and ".join(sent) or "none of them")
+    conversed = _conversed(values, beside=sent[0])
     if all(name in values for name in SPECIAL_NAMES):
         one, other = SPECIAL_NAMES
         raise InvalidRequest.refusing(
@@ -86,14 +113,42 @@ def parse_tokenize(body: bytes, limits: WireLimits) -> TokenizeCall:
     return TokenizeCall(
         model=values.get("model"),
         request=TokenizeRequest(
-            text=values["content"] if "content" in values else values["prompt"],
+            text="" if conversed is not None else values[sent[0]],
             adds_special=adds_special,
             parses_special=values.get("parse_special", True),
             with_pieces=has_pieces or returns_strings,
         ),
         has_pieces=has_pieces,
         returns_strings=returns_strings,
+        conversed=conversed,
+        tools=values.get("tools", ()),
     )
+
+
+def parse_apply_template(body: bytes, limits: WireLimits) -> TokenizeCall:
+    """The chat whose text is asked for. Raises InvalidRequest."""
+    values = read_members(body, APPLY_TEMPLATE, limits, path=Path.APPLY_TEMPLATE, required="messages")
+    conversed = _conversed(values, beside="messages")
+    return TokenizeCall(
+        model=values.get("model"),
+        request=TokenizeRequest(),
+        has_pieces=False,
+        returns_strings=False,
+        conversed=conversed,
+        tools=values.get("tools", ()),
+    )
+
+
+def _conversed(values: Mapping[str, Any], *, beside: str) -> Conversed | None:
+    """The chat that these members make; None where they are of a text."""
+    members = {name: values[name] for name in CONVERSED if name in values}
+    if beside == "messages":
+        check_continuation(members)
+        return Conversed.model_validate({name: value for name, value in members.items() if name != "tools"})
+    if members:
+        name = next(iter(members))
+        raise InvalidRequest.refusing(name, must=f'be absent beside "{beside}", as it is of chats', found="both")
+    return None
 
 
 def parse_detokenize(body: bytes, limits: WireLimits) -> DetokenizeCall:

@@ -1,13 +1,30 @@
-"""Reads a model's chat template, to be shown; nothing here is run."""
+"""Reads a model's chat template, its own or the one it is given; nothing here is run."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+from serve_app.catalog.errors import CatalogError
+
 FILE = "chat_template.jinja"
 CONFIG = "tokenizer_config.json"
 MAX_BYTES = 1 << 20
+
+
+def chat_template_of(folder: Path, given: str | None) -> str:
+    """The template that the model is given in its settings: a file, or the template itself. None is its own.
+
+    Raises CatalogError where there is no such file.
+    """
+    if given is None:
+        return read_chat_template(folder)
+    if not given or "{{" in given or "{%" in given:
+        return given
+    found = _read(Path(given))
+    if not found:
+        raise CatalogError(f"{given} is no file of a chat template of at most {MAX_BYTES} bytes in UTF-8")
+    return found
 
 
 def read_chat_template(folder: Path) -> str:

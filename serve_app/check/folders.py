@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path as FilePath
 
 from serve_app.catalog.adapters import read_adapters
+from serve_app.catalog.chat_template import chat_template_of
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.check.findings import Finding, Path, Severity
@@ -13,15 +14,21 @@ from serve_app.deployments.arguments import ModelArgs
 
 
 def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
-    """Findings of `args.path` and `args.adapters`; usable adapters are notes."""
+    """Findings of `args.path`, `args.chat_template` and `args.adapters`; usable adapters are notes."""
     from serve_app.engine.errors import ModelNotSupported
     from serve_app.engine.judgement import judge  # imported here: it brings torch, which takes time
     from serve_app.engine.weights import weight_bytes_on_cpu
 
     try:  # to make it without its weights shows what else it lacks
-        weight_bytes_on_cpu(judge(read_model_folder(locate_model(args.path)).path), args.dtype)
+        folder = read_model_folder(locate_model(args.path))
+        weight_bytes_on_cpu(judge(folder.path, with_images=args.images), args.dtype)
     except (CatalogError, ModelNotSupported, OSError) as error:
         yield Finding(path=(*path, "path"), message=str(error))
+    if args.chat_template is not None:
+        try:
+            chat_template_of(FilePath(), args.chat_template)
+        except CatalogError as error:
+            yield Finding(path=(*path, "chat_template"), message=str(error))
     if args.adapters is not None:
         yield from _check_adapters(FilePath(args.adapters), (*path, "adapters"))
 

@@ -6,8 +6,9 @@ Runs in a trial, a process that may be ended at any moment: see `trial_process`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
@@ -19,10 +20,12 @@ from serve_app.constraints.lark import quoted, to_lark
 from serve_app.constraints.limits import parser_limits
 from serve_app.constraints.refusal import Refusal
 from serve_app.constraints.structural_tag import structural_tag_to_lark
+from serve_app.constraints.tool_calls import Special, schemas_in, tool_calls_to_lark
 from serve_app.core.constraint import ConstraintKind
 
 MAX_REASON_CHARS = 300
 NOTHING_FITS = "no text satisfies it"
+NO_SPECIAL: Special = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +38,20 @@ class Grammar:
     formats: tuple[str, ...] = ()
 
 
-def compile_source(kind: ConstraintKind, source: str, tokenizer: LLTokenizer) -> Grammar:
-    """The grammar, tried: it was built, and begins with some token. Raises Refusal."""
+def compile_source(kind: ConstraintKind, source: str, tokenizer: LLTokenizer, special: Special = NO_SPECIAL) -> Grammar:
+    """The grammar, tried: it was built, and begins with some token. Raises Refusal.
+
+    special: tokens of the model by their names, which calls of tools may be written with
+    """
     try:
-        grammar = _grammar(kind, source)
+        grammar = _grammar(kind, source, special)
     except RecursionError:
         raise Refusal("it is nested too deeply") from None
     try:
         _try(grammar.text, tokenizer)
     except Refusal:
-        if kind in ("json_schema", "compact_json"):
-            _find_culprit(prepare_schema(source))
+        for path, schema in _schemas(kind, source):
+            _find_culprit(prepare_schema(schema), path)
         raise
     return grammar
 
@@ -55,7 +61,15 @@ def build_matcher(text: str, tokenizer: LLTokenizer) -> LLMatcher:
     return LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
 
 
-def _grammar(kind: ConstraintKind, source: str) -> Grammar:
+def _schemas(kind: ConstraintKind, source: str) -> Iterator[tuple[str, str]]:
+    """Those that a source is made of, with what stands before their paths."""
+    if kind in ("json_schema", "compact_json"):
+        yield "#", source
+    if kind == "tools":
+        yield from schemas_in(source)
+
+
+def _grammar(kind: ConstraintKind, source: str, special: Special) -> Grammar:
     match kind:
         case "json_schema" | "compact_json":
             is_compact = kind == "compact_json"
@@ -68,6 +82,9 @@ def _grammar(kind: ConstraintKind, source: str) -> Grammar:
             return Grammar(text=without_forcing("\n".join((f"start: {symbol}", *lines))))
         case "structural_tag":
             text, formats = structural_tag_to_lark(source)
+            return Grammar(text=without_forcing(text), formats=formats)
+        case "tools":
+            text, formats = tool_calls_to_lark(source, special)
             return Grammar(text=without_forcing(text), formats=formats)
         case "choice":
             texts = json.loads(source)
@@ -97,7 +114,7 @@ def _try(text: str, tokenizer: LLTokenizer) -> None:
         raise Refusal(NOTHING_FITS)
 
 
-def _find_culprit(prepared: PreparedSchema) -> None:
+def _find_culprit(prepared: PreparedSchema, within: str) -> None:
     """Raise Refusal for the first part that fails by itself: the library says what it lacks, but not where."""
     parts: list[tuple[str, str, dict[str, Any]]] = []
     parts += [(path, "pattern", {"type": "string", "pattern": pattern}) for path, pattern in prepared.patterns.items()]
@@ -105,7 +122,7 @@ def _find_culprit(prepared: PreparedSchema) -> None:
     for path, name, schema in parts:
         failure = LLMatcher.validate_grammar(_of_schema(schema), limits=parser_limits())
         if failure and not failure.startswith("WARNING"):
-            raise Refusal(f'"{name}" cannot be enforced: {_reason(failure)}', path)
+            raise Refusal(f'"{name}" cannot be enforced: {_reason(failure)}', within + path.removeprefix("#"))
 
 
 def _reason(error: str) -> str:

@@ -18,6 +18,7 @@ LANGUAGES: Mapping[ConstraintKind, str] = MappingProxyType(
         "lark": "a grammar in Lark",
         "llguidance": "a grammar of llguidance",
         "structural_tag": "a structural tag",
+        "tools": "JSON schemas of arguments",
     }
 )
 

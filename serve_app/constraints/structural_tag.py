@@ -22,7 +22,7 @@ MAX_PARTS = 1000
 def structural_tag_to_lark(source: str) -> tuple[str, tuple[str, ...]]:
     """The grammar, and the formats in its schemas that nobody enforces. Raises Refusal, which says where."""
     tag = json.loads(source)
-    writer = _Writer()
+    writer = Writer()
     if "format" in tag:
         start = writer.format(tag["format"], "#/format", follows=None)
     else:
@@ -47,7 +47,7 @@ def _as_triggered(tag: dict[str, Any]) -> dict[str, Any]:
     return {"triggers": tag.get("triggers"), "tags": tags}
 
 
-class _Writer:
+class Writer:
     """Writes one rule per part. A text that ends where something is written takes that into its own lexeme, and ends
     at the first."""
 
@@ -86,7 +86,7 @@ class _Writer:
                 body = self._separated(part, path)
             case _:
                 _refuse_kind(kind, path)
-        return self._define(body)
+        return self.define(body)
 
     def triggered(self, part: dict[str, Any], path: str) -> str:
         """Free text, in which each trigger begins one of the tags that begin with it."""
@@ -101,14 +101,14 @@ class _Writer:
             trigger = next((each for each in triggers if begin.startswith(each)), None)
             if trigger is None:
                 raise Refusal('"begin" must begin with one of the "triggers"', where)
-            head = self._define(f"{ANY_TEXT} {quoted(trigger)}", is_lazy=True)
+            head = self.define(f"{ANY_TEXT} {quoted(trigger)}", is_lazy=True)
             rest = quoted(begin[len(trigger) :]) if len(begin) > len(trigger) else ""
             options.append(f"{head} {rest} {self._content(tag, where)}")
-        once = self._define(" | ".join(options))
+        once = self.define(" | ".join(options))
         least = 1 if part.get("at_least_one") else 0
         if part.get("stop_after_first"):
-            return self._define(once if least else f"{once} | {self._define(ANY_TEXT)}")
-        return self._define(f"{once}{{{least},}} {self._define(ANY_TEXT)}")
+            return self.define(once if least else f"{once} | {self.define(ANY_TEXT)}")
+        return self.define(f"{once}{{{least},}} {self.define(ANY_TEXT)}")
 
     def _tag(self, part: Any, path: str) -> str:
         return f"{quoted(_text(part, 'begin', path))} {self._content(part, path)}"
@@ -134,8 +134,8 @@ class _Writer:
     def _separated(self, part: Any, path: str) -> str:
         separator = _text(part, "separator", path)
         tags = _parts(part, "tags", path)
-        symbols = [self._define(self._tag(tag, child(path, "tags", at))) for at, tag in enumerate(tags)]
-        one = self._define(" | ".join(symbols))
+        symbols = [self.define(self._tag(tag, child(path, "tags", at))) for at, tag in enumerate(tags)]
+        one = self.define(" | ".join(symbols))
         more = "" if part.get("stop_after_first") else f" ({quoted(separator) if separator else ''} {one})*"
         return f"{one}{more}" if part.get("at_least_one") else f"({one}{more})?"
 
@@ -143,8 +143,8 @@ class _Writer:
         if part.get("excludes"):
             raise Refusal('"excludes" cannot be enforced', path)
         if not follows:
-            return self._define(ANY_TEXT)
-        return self._define(f"{ANY_TEXT} {quoted(follows)}", is_lazy=True)
+            return self.define(ANY_TEXT)
+        return self.define(f"{ANY_TEXT} {quoted(follows)}", is_lazy=True)
 
     def _schema(self, schema: Any, path: str) -> str:
         try:
@@ -159,7 +159,8 @@ class _Writer:
         self.lines += lines
         return symbol
 
-    def _define(self, body: str, *, is_lazy: bool = False) -> str:
+    def define(self, body: str, *, is_lazy: bool = False) -> str:
+        """A rule of this body; return its symbol. Raises Refusal where there are too many."""
         self._num_parts += 1
         if self._num_parts > MAX_PARTS:
             raise Refusal(f"the structural tag has more than {MAX_PARTS} parts")

@@ -19,6 +19,7 @@ from llguidance import LLTokenizer
 from serve_app.constraints.compilation import compile_source
 from serve_app.constraints.limits import ConstraintLimits
 from serve_app.constraints.refusal import Refusal
+from serve_app.constraints.vocabulary import Vocabulary
 
 MESSAGE_BYTES = 4
 
@@ -35,7 +36,7 @@ def main() -> None:
                 return
             if os.fork() == 0:
                 control.close()
-                _try(descriptors[0], tokenizer, limits)
+                _try(descriptors[0], tokenizer, vocabulary, limits)
             os.close(descriptors[0])
 
 
@@ -58,7 +59,7 @@ def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
     return bytes(found)
 
 
-def _try(descriptor: int, tokenizer: LLTokenizer, limits: ConstraintLimits) -> None:
+def _try(descriptor: int, tokenizer: LLTokenizer, vocabulary: Vocabulary, limits: ConstraintLimits) -> None:
     """Tell who one is, take one constraint, answer, and end."""
     status = 1
     try:
@@ -67,15 +68,15 @@ def _try(descriptor: int, tokenizer: LLTokenizer, limits: ConstraintLimits) -> N
             send(connection, json.dumps(os.getpid()).encode())
             job = json.loads(receive(connection))
             signal.setitimer(signal.ITIMER_REAL, job["wall_s"])
-            send(connection, json.dumps(_answer(job, tokenizer)).encode())
+            send(connection, json.dumps(_answer(job, tokenizer, vocabulary)).encode())
         status = 0
     finally:
         os._exit(status)
 
 
-def _answer(job: dict[str, Any], tokenizer: LLTokenizer) -> dict[str, object]:
+def _answer(job: dict[str, Any], tokenizer: LLTokenizer, vocabulary: Vocabulary) -> dict[str, object]:
     try:
-        grammar = compile_source(job["kind"], job["source"], tokenizer)
+        grammar = compile_source(job["kind"], job["source"], tokenizer, dict(vocabulary.special))
     except Refusal as refusal:
         return {"refused": refusal.message, "path": refusal.path}
     return {"grammar": grammar.text, "formats": grammar.formats}

@@ -24,11 +24,13 @@ class Vocabulary:
     pieces: the bytes that each token adds to a text; None where it adds none: special tokens, and padding
     eos_token_ids: those that end a text; a text without any ends where its grammar does
     definition: the tokenizer as its library writes it; "" where that is not known
+    special: names of special tokens and their ids; grammars that were written here may name them
     """
 
     pieces: tuple[bytes | None, ...]
     eos_token_ids: tuple[int, ...] = ()
     definition: str = ""
+    special: tuple[tuple[str, int], ...] = ()
 
     def __len__(self) -> int:
         return len(self.pieces)

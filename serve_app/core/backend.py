@@ -48,7 +48,10 @@ class Backend(Protocol):
         ...
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
-        """Cut a text into tokens, for its own sake. Raises Overloaded."""
+        """Cut a text, or what the template makes of a conversation, into tokens, for its own sake.
+
+        Raises Overloaded, InvalidRequest.
+        """
         ...
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:

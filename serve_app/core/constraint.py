@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Literal
 
 ConstraintKind = Literal[
-    "json_schema", "compact_json", "regex", "choice", "gbnf", "lark", "llguidance", "structural_tag"
+    "json_schema", "compact_json", "regex", "choice", "gbnf", "lark", "llguidance", "structural_tag", "tools"
 ]  # fmt: skip
 
 
@@ -15,8 +15,8 @@ ConstraintKind = Literal[
 class Constraint:
     """One language that the text is to be of; nothing of it was checked but its form.
 
-    kind:   what the source is written in; json_schema, llguidance and structural_tag are JSON, compact_json is a schema
-            of JSON without white space, choice a list of texts in JSON, of which the text is one
+    kind:   what the source is written in; json_schema, llguidance, structural_tag and tools are JSON, compact_json is a
+            schema of JSON without white space, choice a list of texts in JSON, of which the text is one
     source: text that the whole completion has to follow
     name:   the parameter it came in, as the client spelled it, for refusals
     """

@@ -57,6 +57,7 @@ class PromptReport:
     whole_logprobs: one entry per token of the prompt, where those were asked for whatever is echoed
     token_ids: of the whole prompt, where they were asked for
     unenforced_formats: of the completion's JSON schema, which are taken for annotations
+    tail:      the end of its text, special tokens by their names, where it was asked for
     """
 
     num_tokens: int
@@ -68,6 +69,7 @@ class PromptReport:
     whole_logprobs: tuple[TokenLogprob, ...] | None = None
     token_ids: tuple[int, ...] | None = None
     unenforced_formats: tuple[str, ...] = ()
+    tail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

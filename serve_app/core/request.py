@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from serve_app.core.constraint import Constraint
+from serve_app.core.context import ContextParams
+from serve_app.core.conversation import Conversation
+from serve_app.core.images import Image
+from serve_app.core.infill import Infill
 from serve_app.core.names import ModelRef
 
 SamplerName = Literal[
@@ -165,13 +170,18 @@ class LogprobParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Text and token ids in their order.
+    """Text, token ids and images in their order. A leading text part gets the tokenizer's BOS, later ones do not.
 
-    adds_special: a leading text part gets the tokenizer's BOS; later ones never do
+    Images and the texts beside them are one text, in which what the model wants for an image stands in its place.
+
+    adds_special: False: nor does the leading one
+    foreign:      of a prompt of one text, markers of images included: where in it no special token may reach, see
+                  `Rendering`
     """
 
-    parts: tuple[str | tuple[int, ...], ...]
+    parts: tuple[str | tuple[int, ...] | Image, ...]
     adds_special: bool = True
+    foreign: tuple[int, ...] = ()
 
     @property
     def text(self) -> str | None:
@@ -188,31 +198,33 @@ class Prompt:
     @property
     def num_ids(self) -> int:
         """Token ids that it gives itself."""
-        return sum(len(part) for part in self.parts if not isinstance(part, str))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextParams:
-    """What is done where prompt and completion do not fit the model's context.
-
-    truncates_prompt:     a prompt that leaves no room loses its beginning, to half of the context at most where the
-                          completion may be shortened; otherwise it is refused
-    max_prompt_tokens:    of any prompt so many tokens are kept; None is all, 0 what the completion leaves of it
-    keeps_beginning:      those are its first ones, not its last
-    shortens_completion:  fewer tokens are generated; otherwise the request is refused
-    max_tokens_name:      what the client called its limit, for the refusal
-    """
-
-    truncates_prompt: bool = False
-    max_prompt_tokens: int | None = None
-    keeps_beginning: bool = False
-    shortens_completion: bool = True
-    max_tokens_name: str = "max_tokens"
+        return sum(len(part) for part in self.parts if isinstance(part, tuple))
 
     @property
-    def takes_any_length(self) -> bool:
-        """Whether a prompt of any length may come to fit."""
-        return self.truncates_prompt or self.max_prompt_tokens is not None
+    def images(self) -> tuple[Image, ...]:
+        return tuple(part for part in self.parts if isinstance(part, Image))
+
+    def count(self, marker: str) -> int:
+        """How often a marker of images stands in its texts."""
+        return sum(part.count(marker) for part in self.parts if isinstance(part, str))
+
+    def with_images(self, images: Sequence[Image], marker: str) -> Prompt:
+        """The same with the images in the places of their markers, of which there are as many."""
+        assert self.count(marker) == len(images), "as many images as markers"
+        waiting = iter(images)
+        parts: list[str | tuple[int, ...] | Image] = []
+        for part in self.parts:
+            first, *rest = part.split(marker) if isinstance(part, str) else (part,)
+            parts.append(first)
+            for text in rest:
+                parts += [replace(next(waiting), marker=marker), text]
+        return Prompt(parts=tuple(part for part in parts if part != ""))
+
+    @property
+    def written(self) -> str:
+        """Its texts with a marker for each image, as they were sent; nothing of token ids."""
+        texts = (part.marker if isinstance(part, Image) else part for part in self.parts)
+        return "".join(text for text in texts if isinstance(text, str))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +254,9 @@ class GenerationRequest:
     cache_salt:   they are found by requests of the same salt alone
     skips_special_tokens: tokens like the end of text are not shown
     constraint:   what each completion has to be; None is any text
+    infill:       what stands behind the gap that the prompt stands before; None where there is no gap
+    conversation: what the prompt is still to be rendered of; the prompt is empty until then
+    reports_tail: the first delta carries the end of the prompt's text
     """
 
     request_id: str
@@ -259,5 +274,19 @@ class GenerationRequest:
     cache_salt: str = ""
     skips_special_tokens: bool = True
     constraint: Constraint | None = None
+    conversation: Conversation | None = None
+    reports_tail: bool = False
     context: ContextParams = field(default_factory=ContextParams)
     unencoded: UnencodedParams = field(default_factory=UnencodedParams)
+    infill: Infill | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Every text that is cut into tokens for the model to read."""
+        of_prompt = tuple(part for part in self.prompt.parts if isinstance(part, str))
+        return of_prompt if self.infill is None else (*of_prompt, *self.infill.texts)
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of them together."""
+        return sum(map(len, self.texts))

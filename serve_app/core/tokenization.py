@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from serve_app.core.conversation import Conversation
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeRequest:
@@ -12,17 +14,22 @@ class TokenizeRequest:
     adds_special:   with the tokens that the tokenizer puts in front of a prompt
     parses_special: special tokens written out in the text are such; otherwise they are text
     with_pieces:    also the bytes of each token
+    conversation:   what the text is rendered of, where that is asked for; the text is empty then
     """
 
-    text: str
+    text: str = ""
     adds_special: bool = False
     parses_special: bool = True
     with_pieces: bool = False
+    conversation: Conversation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenization:
-    """pieces: of each token, where they were asked for; else None"""
+    """pieces: of each token, where they were asked for; else None
+    text:   of a conversation, what was rendered of it
+    """
 
     token_ids: tuple[int, ...]
     pieces: tuple[bytes, ...] | None = None
+    text: str = ""

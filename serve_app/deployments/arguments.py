@@ -27,6 +27,7 @@ class ModelArgs(BaseModel):
     path:     folder with config.json, safetensors weights and a tokenizer; `builtin:demo` is the embedded model
     adapters: folder with one sub-folder per adapter; relative to where the cluster was started; null is none
     dialect:  of requests to this model that name none; null is that of the router
+    chat_template: a file with a chat template in Jinja, or the template itself; null is the folder's own, "" is none
 
     The rest is described at serve_app.engine.config.EngineConfig.
     """
@@ -37,6 +38,7 @@ class ModelArgs(BaseModel):
     path: Annotated[str, Field(min_length=1)]
     adapters: str | None = None
     dialect: DialectName | None = None
+    chat_template: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_model_len: PositiveInt | None = None
@@ -57,6 +59,10 @@ class ModelArgs(BaseModel):
     max_tokenized_chars: PositiveInt | None = None
     max_outbox_deltas: PositiveInt = 4096
     max_outbox_bytes: PositiveInt = 64 << 20
+    images: bool = True
+    max_image_pixels: PositiveInt = 25_000_000
+    max_waiting_image_bytes: PositiveInt = 256 << 20
+    image_cache_bytes: Annotated[int, Field(ge=0)] = 256 << 20
 
 
 class RouterArgs(BaseModel):
@@ -72,9 +78,11 @@ class LimitSettings(BaseModel):
 
     max_depth: PositiveInt = 64
     max_model_chars: PositiveInt = 512
+    max_models: PositiveInt = 16
     max_prompts: PositiveInt = 256
     max_prompt_chars: PositiveInt = 4_000_000
     max_prompt_ids: PositiveInt = 1_000_000
+    max_messages: PositiveInt = 4096
     max_n: PositiveInt = 128
     max_choices: PositiveInt = 2048
     max_total_tokens: PositiveInt = 16_777_216
@@ -84,12 +92,14 @@ class LimitSettings(BaseModel):
     max_stop_token_ids: PositiveInt = 1024
     max_logit_bias: PositiveInt = 16_384
     max_constraint_chars: PositiveInt = 262_144
+    max_images: PositiveInt = 32
+    max_image_bytes: PositiveInt = 10_485_760
 
 
 class RouterSettings(BaseModel):
     """The router's `user_config`: taken over by running replicas within a second, nothing restarts.
 
-    aliases:        further names of models, `alias: base` or `alias: base:adapter`
+    aliases:        further names of models, `alias: base`, `alias: base:adapter` or a mix of adapters
     timeout_s:      how long one request may take in all
     max_body_bytes: of a request's body
     keep_alive_s:   after so long without an event a stream gets a comment line, so that nothing closes it as idle

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serve_app.catalog.adapters import read_records
-from serve_app.catalog.chat_template import read_chat_template
+from serve_app.catalog.chat_template import chat_template_of
 from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.logs import log_as_configured
@@ -36,5 +36,5 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
         root=args.path,
         created=folder.created,
         dialect=args.dialect,
-        chat_template=read_chat_template(folder.path),
+        chat_template=chat_template_of(folder.path, args.chat_template),
     )

@@ -8,6 +8,8 @@ from serve_app.core.delta import PromptReport, TokenLogprob
 from serve_app.engine.sequence import Sequence
 from serve_app.text.tokenizer import TextTokenizer
 
+NUM_TAIL_TOKENS = 16
+
 
 class PromptReporter:
     """Reports the prompt of a request with the first delta of its first sample."""
@@ -24,7 +26,7 @@ class PromptReporter:
         wanted, scored, logprobs = request.logprobs, None, None
         if wanted is not None and wanted.scores_prompt:
             scored = self._placed(prompt_ids, sequence.prompt_logprobs)
-            logprobs = scored if wanted.prompt else None
+            logprobs = _shown(scored, sequence.shown_prompt) if wanted.prompt else None
         text = None
         if request.echo:
             text = self._echoed(sequence)
@@ -41,12 +43,13 @@ class PromptReporter:
             whole_logprobs=scored if wanted is not None and wanted.whole_prompt is not None else None,
             token_ids=tuple(prompt_ids) if request.reports_prompt_ids else None,
             unenforced_formats=() if sequence.matcher is None else sequence.matcher.formats,
+            tail=self._tokenizer.untokenize(prompt_ids[-NUM_TAIL_TOKENS:]) if request.reports_tail else "",
         )
 
     def _echoed(self, sequence: Sequence) -> str:
         """The prompt as it was written where it was text and is echoed whole, else what its tokens mean."""
         request = sequence.request
-        prompt_ids = sequence.token_ids[: sequence.prompt_length]
+        prompt_ids = [sequence.token_ids[place] for place in sequence.shown_prompt]
         if request.echo_last:
             first = max(0, len(prompt_ids) - request.echo_last)
             before = self._tokenizer.decode(prompt_ids[:first])
@@ -64,6 +67,12 @@ class PromptReporter:
             placed.append(replace(entry, offset=detokenizer.num_chars))
             detokenizer.feed(entry.token_id)
         return tuple(placed)
+
+
+def _shown(logprobs: tuple[TokenLogprob, ...], places: range) -> tuple[TokenLogprob, ...]:
+    """Those at these places, with offsets that count from the first of them."""
+    kept = logprobs[places.start : places.stop]
+    return tuple(replace(entry, offset=entry.offset - kept[0].offset) for entry in kept)
 
 
 def _last(logprobs: tuple[TokenLogprob, ...] | None, count: int) -> tuple[TokenLogprob, ...] | None:

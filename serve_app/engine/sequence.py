@@ -8,7 +8,9 @@ from collections.abc import Sequence as Items
 from serve_app.constraints.matcher import Matcher
 from serve_app.core.delta import Finish, FinishReason, TokenLogprob
 from serve_app.core.request import GenerationRequest
+from serve_app.engine.illustration import Illustration
 from serve_app.engine.kv.storage import Holding
+from serve_app.engine.lora.plan import Mix
 from serve_app.engine.sampling.state import SamplingState
 from serve_app.text.detokenizer import Detokenizer
 from serve_app.text.ending import Ending
@@ -21,10 +23,12 @@ class Sequence:
     catches up. It may be sampled when nothing but its next token is missing.
 
     holding:    what it has of the key/value store while it runs, else None
-    slot:       its adapter's place in the bank while it is pinned there; -1 for the base
+    mix:        its adapters' slots in the bank while they are pinned there, each with its factor; () for the base
     siblings:   sequences of the same request that start when this one has computed their common prompt
     max_tokens: bound on generated tokens, the context's end considered
     num_dropped_tokens: of the prompt's beginning, which are not in `token_ids`
+    shown_prompt: where the prompt that is echoed stands among `token_ids`; of a gap that is its prefix alone
+    illustration: the images of its prompt, if any
     matcher:    follows what was generated along the request's constraint, if any; preemption leaves it as it is
     sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
     num_held:   of its last tokens, which were forced and are shown once they were scored
@@ -39,8 +43,10 @@ class Sequence:
         sample: int,
         max_tokens: int,
         num_dropped_tokens: int = 0,
+        shown_prompt: range | None = None,
         detokenizer: Detokenizer,
         matcher: Matcher | None = None,
+        illustration: Illustration | None = None,
     ) -> None:
         self.request = request
         self.sample = sample
@@ -48,8 +54,10 @@ class Sequence:
         self.token_ids: list[int] = list(prompt_ids)
         self.max_tokens = max_tokens
         self.num_dropped_tokens = num_dropped_tokens
+        self.shown_prompt = range(len(prompt_ids)) if shown_prompt is None else shown_prompt
         self.detokenizer = detokenizer
         self.matcher = matcher
+        self.illustration = illustration
         self.stop_matcher = Ending(request.stop)
         self.sampling_state = SamplingState(request.sampling, len(prompt_ids))
         self.arrived_at = time.monotonic()
@@ -59,7 +67,7 @@ class Sequence:
         self.num_held = 0
         self.is_prompt_published = False
         self.holding: Holding | None = None
-        self.slot = -1
+        self.mix: Mix = ()
         self.siblings: list[Sequence] = []
         self.finish: Finish | None = None
 
@@ -95,12 +103,20 @@ class Sequence:
 
     @property
     def salt(self) -> bytes:
-        """What besides tokens names its keys and values: the adapter's version, which decides them, and whose they are.
+        """What besides tokens names its keys and values: most often the adapter's version, or the mix's, which decides
+        them, and the client's own salt.
 
         No version holds the byte between the two.
         """
-        version, own = self.request.model.version.encode(), self.request.cache_salt
+        version, own = self.request.model.salt.encode(), self.request.cache_salt
         return version + b"\0" + own.encode("utf-8", "surrogatepass") if own else version
+
+    @property
+    def names(self) -> Items[int]:
+        """What its blocks are named by: its tokens, and of images their digests."""
+        if self.illustration is None:
+            return self.token_ids
+        return [*self.illustration.names, *self.token_ids[self.prompt_length :]]
 
     @property
     def num_tokens(self) -> int:

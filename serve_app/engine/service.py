@@ -10,6 +10,7 @@ from collections.abc import Sequence as Items
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import Context
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,9 +21,10 @@ from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.constraint import Constraint
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound
-from serve_app.core.request import GenerationRequest
+from serve_app.core.request import GenerationRequest, Prompt
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.engine.allocator import keep_freed_memory
+from serve_app.engine.card import model_card
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.delivery import Delivery
 from serve_app.engine.driver import Driver
@@ -37,6 +39,8 @@ from serve_app.engine.preparation import Preparation
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.tokenization import Tokenizations
 from serve_app.engine.tokenizer_lanes import TokenizerLanes
+from serve_app.engine.vision.looking import Looks, make_looking
+from serve_app.templates.chat_template import ChatTemplate
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -48,6 +52,7 @@ class ModelService:
     clock:  seconds, monotonic
     lanes:  the threads in which prompts are cut into tokens
     engine: once started it belongs to its thread, but its load and its counters may be read by any
+    looking: what looks at images, of a model that sees
     """
 
     def __init__(
@@ -68,14 +73,19 @@ class ModelService:
             model_name=card.name,
             max_model_len=card.max_model_len,
             max_chars=config.max_tokenized_chars,
+            eyes=engine.model.eyes,
         )
+        self.looking = make_looking(engine.model, config)
         self._card = card
         self._replica_id = replica_id
         self._lanes = lanes or TokenizerLanes()
         self._compiler = Compiler(
             lambda: vocabulary_of(tokenizer, engine.model.eos_token_ids), encode=tokenizer.encode_literal
         )
-        self._tokenizations = Tokenizations(tokenizer, max_chars=self._preparation.max_chars)
+        self._template = _template_of(card, tokenizer)
+        self._tokenizations = Tokenizations(
+            tokenizer, max_chars=self._preparation.max_chars, render=self._template.render
+        )
         self._open = OpenRequests(config.max_num_sequences + config.max_waiting, clock)
         self._delivery = Delivery(
             self._open,
@@ -117,19 +127,8 @@ class ModelService:
         bound, cards = bind_adapters(adapters, model.module)
         loader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
         engine = Engine(config, model, tokenizer, bound, loader=loader)
-        card = ModelCard(
-            name=config.name,
-            root=root or config.path,
-            created=created,
-            max_model_len=model.max_model_len,
-            vocab_size=model.vocab_size,
-            adapters=cards,
-            dialect=dialect,
-            max_num_sequences=config.max_num_sequences,
-            max_waiting=config.max_waiting,
-            kv_cache_bytes=model.kv_cache_bytes,
-            chat_template=chat_template,
-            tokenizer=tokenizer.card,
+        card = model_card(
+            config, model, tokenizer, cards, root=root, created=created, dialect=dialect, chat_template=chat_template
         )
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
@@ -158,6 +157,9 @@ class ModelService:
             self.engine.close()
         self._delivery.close()
         self._compiler.close()
+        if self.looking is not None:
+            await asyncio.to_thread(self.looking.close)
+        self._template.close()
         await asyncio.to_thread(self._lanes.close)
         self._tokenizations.close()
 
@@ -190,13 +192,15 @@ class ModelService:
         self._open.check_room(requests)
         for request in requests:
             self._check_adapter(request)
-            self._preparation.check_length(request)
+            self._preparation.check_length(request)  # of a conversation, which has no text yet, later
         self._leases.hear(router_id)
         self._delivery.expect(router_id)
         self._open.add(router_id, requests)
         try:
-            compiled = await self._compiled(requests)
-            prepared = await self._lanes.run(requests, lambda: self._prepare(requests, compiled))
+            requests = [await self._rendered(request) for request in requests]
+            compiled = await self._compiler.compile_all(request.constraint for request in requests)
+            looks = await self.looking.look(requests, self._open.__contains__) if self.looking else {}
+            prepared = await self._lanes.run(requests, lambda: self._prepare(requests, compiled, looks))
         except BaseException:
             self._open.drop(request.request_id for request in requests)
             raise
@@ -228,20 +232,25 @@ class ModelService:
                 logger.warning("router %s was not heard of for %.0f s", router_id, self._leases.lease_s)
                 self._delivery.detach(router_id)
 
-    async def _compiled(self, requests: Items[GenerationRequest]) -> Mapping[Constraint | None, Compiled]:
-        """Each constraint once, however many prompts have it. Raises InvalidRequest where one is not taken."""
-        wanted = dict.fromkeys(each.constraint for each in requests if each.constraint is not None)
-        return {constraint: await self._compiler.compile(constraint) for constraint in wanted}
+    async def _rendered(self, request: GenerationRequest) -> GenerationRequest:
+        """The same with its conversation in the prompt's place. Raises InvalidRequest, ContextOverflow."""
+        if request.conversation is None:
+            return request
+        rendering = await self._template.render(request.conversation)
+        prompt = Prompt(parts=(rendering.text,), adds_special=False, foreign=rendering.foreign)
+        request = replace(request, prompt=prompt, conversation=None)
+        self._preparation.check_length(request)
+        return request
 
     def _prepare(
-        self, requests: Items[GenerationRequest], compiled: Mapping[Constraint | None, Compiled]
+        self, requests: Items[GenerationRequest], compiled: Mapping[Constraint | None, Compiled], looks: Looks
     ) -> list[list[Sequence]]:
         """Tokenise, but nothing that was aborted while it waited; runs in a worker thread.
 
         Raises InvalidRequest, ContextOverflow.
         """
         return [
-            self._preparation.sequences(request, compiled.get(request.constraint))
+            self._preparation.sequences(request, compiled.get(request.constraint), looks.get(request.request_id, ()))
             if request.request_id in self._open
             else []
             for request in requests
@@ -257,10 +266,7 @@ class ModelService:
 
     def _check_adapter(self, request: GenerationRequest) -> None:
         model = request.model
-        if model.adapter is None:
-            return
-        card = self._card.adapter(model.adapter)
-        if card is None or not card.is_usable or card.version != model.version:
+        if not self._card.has(model):
             must = f"name an adapter of {self._card.name} in a version that this replica serves"
             raise AdapterNotFound.refusing("model", must=must, found=f"{model.name} in another")
 
@@ -277,3 +283,12 @@ class ModelService:
     def _running_driver(self) -> Driver:
         assert self._driver is not None, "start() was not called"
         return self._driver
+
+
+def _template_of(card: ModelCard, tokenizer: TextTokenizer) -> ChatTemplate:
+    return ChatTemplate(
+        card.chat_template,
+        model_name=card.name,
+        special_names=tuple(name for name, _ in tokenizer.special_names),
+        special_tokens=dict(card.tokenizer.special_tokens),
+    )

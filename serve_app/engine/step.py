@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.batch import Batch
+from serve_app.engine.illustrated import lay_images
 from serve_app.engine.kv.groups import Group, Reading
 from serve_app.engine.kv.storage import Storage
+from serve_app.engine.lora.plan import Mix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,16 +23,22 @@ class Step:
     token_ids, positions: [tokens] int64
     places:     [tokens] int64, where keys and values are written, as the storage counts them
     logit_rows: [rows] int64, the tokens whose logits are wanted: of each span its scored positions, then its last
-    slots:      the adapter's slot of each token, -1 for the base
+    mixes:      [tokens], the adapters' slots of each with their factors, () for the base
     groups:     calls of attention
+    embeddings: [illustrated, hidden], in the place of the ids of the tokens `illustrated`, [illustrated] int64; None
+                where no token is part of an image
+    rope_positions: [3, tokens] int64, by which tokens are rotated in the place of `positions`; None where these say all
     """
 
     token_ids: Tensor
     positions: Tensor
     places: Tensor
     logit_rows: Tensor
-    slots: tuple[int, ...]
+    mixes: tuple[Mix, ...]
     groups: tuple[Group, ...]
+    embeddings: Tensor | None = None
+    illustrated: Tensor | None = None
+    rope_positions: Tensor | None = None
 
 
 def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
@@ -39,7 +47,7 @@ def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
     positions: list[int] = []
     places: list[int] = []
     logit_rows: list[int] = []
-    slots: list[int] = []
+    mixes: list[Mix] = []
     readings: list[Reading] = []
     for span in batch.spans:
         sequence, holding = span.sequence, span.sequence.holding
@@ -48,20 +56,24 @@ def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
         token_ids += sequence.token_ids[span.start : span.end]
         positions += range(span.start, span.end)
         places += storage.places(holding, span.start, span.end)
-        slots += [sequence.slot] * span.length
+        mixes += [sequence.mix] * span.length
         logit_rows += range(first, first + span.scores)
         if span.samples:
             logit_rows.append(first + span.length - 1)
         readings.append(
             Reading(first_token=first, place=holding.place, blocks=holding.blocks, start=span.start, length=span.length)
         )
+    images = lay_images(batch, positions, device=device)
     return Step(
         token_ids=torch.tensor(token_ids, device=device),
         positions=torch.tensor(positions, device=device),
         places=torch.tensor(places, device=device),
         logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
-        slots=tuple(slots),
+        mixes=tuple(mixes),
         groups=tuple(storage.groups(readings)),
+        embeddings=images.embeddings,
+        illustrated=images.illustrated,
+        rope_positions=images.rope_positions,
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
+from serve_app.core.conversation import Conversation, Rendering
 from serve_app.core.errors import InvalidRequest, Overloaded
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.text.tokenizer import TextTokenizer
@@ -20,23 +22,36 @@ class Tokenizations:
     """Has a thread of its own, so that the prompt of a completion never waits for one of these.
 
     max_chars: of one text
+    render:    what the model's chat template makes of a conversation
     """
 
-    def __init__(self, tokenizer: TextTokenizer, *, max_chars: int) -> None:
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        *,
+        max_chars: int,
+        render: Callable[[Conversation], Awaitable[Rendering]],
+    ) -> None:
         self._tokenizer = tokenizer
+        self._render = render
         self._max_chars = max_chars
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._num_waiting = 0
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
         """Raises InvalidRequest where the text is too long, Overloaded where too many wait."""
+        foreign: tuple[int, ...] = ()
+        if request.conversation is not None:
+            rendering = await self._render(request.conversation)
+            request, foreign = replace(request, text=rendering.text), rendering.foreign
         if len(request.text) > self._max_chars:
             raise InvalidRequest(
                 f"A text to be tokenized must have at most {self._max_chars} characters; found {len(request.text)}.",
                 None,
                 {"n_prompt_chars": len(request.text), "max_prompt_chars": self._max_chars},
             )
-        return await self._run(lambda: self._tokenizer.tokenize(request))
+        found = await self._run(lambda: self._tokenizer.tokenize(request, foreign))
+        return found if request.conversation is None else replace(found, text=request.text)
 
     async def detokenize(self, token_ids: Items[int]) -> str:
         """Raises Overloaded where too many wait."""

@@ -92,11 +92,12 @@ class Completions:
             return exchange.dialect
 
         try:
-            request = story.request = self._style.parse(body, self._settings.limits, choose_dialect)
+            story.request = self._style.parse(body, self._settings.limits, choose_dialect)
+            request = story.request = self._router.settled(story.request)
             exchange.tell = lambda: response_headers(request, None if story.run is None else story.run.tally.usage)
             async with self._router.open(request, story.ticket) as run:
                 story.run = run
-                own_id = run.response_id if request.request_id is None else f"cmpl-{request.request_id}"
+                own_id = run.response_id if request.request_id is None else f"{request.id_prefix}-{request.request_id}"
                 head = ResponseHead(id=own_id, created=int(time.time()), model=request.model)
                 if request.stream:
                     renderer = self._style.renderer(run, request, head)

@@ -9,7 +9,7 @@ from starlette.routing import Route
 from serve_app.api.limits import WireLimits
 from serve_app.api.paths import Path
 from serve_app.api.props import adapters_body, props_body, tokenizer_body
-from serve_app.api.tokenize import detokenized, parse_detokenize, parse_tokenize
+from serve_app.api.tokenize import detokenized, parse_apply_template, parse_detokenize, parse_tokenize
 from serve_app.http.bodies import body_of
 from serve_app.http.exchange import CLIENT_CLOSED, ClientGone
 from serve_app.http.routes import route
@@ -22,8 +22,13 @@ def model_routes(inquiries: Inquiries, *, limits: WireLimits, max_body_bytes: in
     async def tokenize(request: Request) -> Response:
         call = parse_tokenize(await body_of(request, max_bytes=max_body_bytes), limits)
         card = inquiries.card(call.model)
-        found = await inquiries.tokenize(call.model, call.request)
+        found = await inquiries.tokenize(call.model, call.request_to(card))
         return JSONResponse(call.answer(found, max_model_len=card.max_model_len))
+
+    async def apply_template(request: Request) -> Response:
+        call = parse_apply_template(await body_of(request, max_bytes=max_body_bytes), limits)
+        found = await inquiries.tokenize(call.model, call.request_to(inquiries.card(call.model)))
+        return JSONResponse({"prompt": found.text})
 
     async def detokenize(request: Request) -> Response:
         call = parse_detokenize(await body_of(request, max_bytes=max_body_bytes), limits)
@@ -41,6 +46,7 @@ def model_routes(inquiries: Inquiries, *, limits: WireLimits, max_body_bytes: in
     return [
         route(Path.TOKENIZE, tokenize),
         route(Path.DETOKENIZE, detokenize),
+        route(Path.APPLY_TEMPLATE, apply_template),
         route(Path.TOKENIZER_INFO, tokenizer_info),
         route(Path.PROPS, props),
         route(Path.ADAPTERS, adapters),

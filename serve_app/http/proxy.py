@@ -1,7 +1,8 @@
-"""Has Serve's proxies speak HTTP as we want it spoken: bounded headers, declined upgrades, refusals that cost little.
+"""Has Serve's proxies accept clients as they come and speak HTTP as we want it spoken.
 
-Serve has no setting for any of it. What it does offer is to call a function in every process that serves HTTP, before
-its server starts (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH): `protect`.
+That is: bounded headers, declined upgrades, refusals that cost little. Serve has no setting for any of it. What it
+does offer is to call a function in every process that serves HTTP, before its server starts
+(RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH): `protect`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import uvicorn
 from uvicorn.config import HTTP_PROTOCOLS
 
+from serve_app.http.accepting import accepting_many
 from serve_app.http.shedding import Shedding
 from serve_app.http.turnstile import Turnstile, settings_of_environment
 from serve_app.http.written_refusals import WrittenRefusals
@@ -24,6 +27,7 @@ def protect() -> list[Any]:
     """
     protocol = protocol_of(Turnstile(settings_of_environment()))
     HTTP_PROTOCOLS["auto"] = protocol  # type: ignore[assignment]  # uvicorn imports names and takes all else as it is
+    uvicorn.Server.startup = accepting_many(uvicorn.Server.startup)  # type: ignore[assignment, method-assign]
     return []
 
 

@@ -27,6 +27,7 @@ from serve_app.http.header_limits import LINGER_S, BoundedHeaders
 from serve_app.http.refusals import dialect_heard, error_response
 from serve_app.http.slots import SLOTS
 from serve_app.http.turnstile import Turnstile, Visit
+from serve_app.http.untold import tell
 from serve_app.http.written_refusals import WrittenRefusals
 
 MAX_IN_A_ROW = 3
@@ -203,6 +204,7 @@ class Shedding(BoundedHeaders):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """app: of a type that uvicorn spells otherwise than starlette"""
         if not _computes(cast(Scope, cycle.scope)):
+            tell(cast(Scope, cycle.scope), self._turnstile.take_untold())
             super()._start_asgi_task(cycle, app)
         elif self._turnstile.is_full:  # it has waited behind another one of its connection
             super()._start_asgi_task(cycle, cast(Any, self._refuse_late))
@@ -215,6 +217,7 @@ class Shedding(BoundedHeaders):
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             visit = self._visit
             assert visit is not None, "it was let in"
+            tell(scope, self._turnstile.take_untold())
 
             async def listening(message: Message) -> None:
                 self._turnstile.num_slots = message.get(SLOTS, self._turnstile.num_slots)

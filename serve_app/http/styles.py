@@ -1,22 +1,25 @@
-"""The two ways in which completions are asked for and answered: OpenAI's, and llama.cpp's own."""
+"""The ways in which completions are asked for and answered: OpenAI's, its chats, and llama.cpp's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
 
+from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import LLAMA_CPP
+from serve_app.api.infill import read_infill
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import WireLimits
-from serve_app.api.parse import parse_completion, read_completion
+from serve_app.api.parse import CHAT, parse_completion, parse_request, read_completion
 from serve_app.api.responses import ResponseHead
 from serve_app.core.errors import UnsupportedParameter
 from serve_app.http.streams import Renderer
+from serve_app.router.chat import chat_renderer, collect_chat
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.native import NativeRenderer, collect_native
-from serve_app.router.render import StreamRenderer, collect
+from serve_app.router.render import collect, completion_renderer
 from serve_app.router.router import Router
 from serve_app.router.run import Run
 
@@ -54,10 +57,31 @@ class OpenAiStyle:
         return parse_completion(body, limits, choose_dialect=choose_dialect).seeded()
 
     def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
-        return StreamRenderer(request, head, run.tally)
+        return completion_renderer(request, head, run.tally)
 
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
         return await collect(run, request, head=head)
+
+
+class ChatStyle:
+    """POST /v1/chat/completions."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def dialect_of(self, model: object) -> Dialect:
+        return self._router.dialect_of(model)
+
+    def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
+        return parse_request(CHAT, body, limits, choose_dialect).seeded()
+
+    def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
+        assert isinstance(request, ChatRequest)
+        return chat_renderer(request, head, run, templates=self._router.templates_of(run))
+
+    async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
+        assert isinstance(request, ChatRequest)
+        return await collect_chat(run, request, head=head, templates=self._router.templates_of(run))
 
 
 class NativeStyle:
@@ -83,6 +107,17 @@ class NativeStyle:
 
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
         return await collect_native(run, request)
+
+
+class InfillStyle(NativeStyle):
+    """POST /infill: a gap by llama.cpp's names, answered in its shape."""
+
+    def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
+        members = read_json_object(body, max_depth=limits.max_depth)
+        dialect = choose_dialect(members.get("model"))
+        request = read_infill(members, limits, dialect, model=lambda: self._inquiries.model_named(None))
+        check_native(request)
+        return request.seeded()
 
 
 def check_native(request: CompletionRequest) -> None:

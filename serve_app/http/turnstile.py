@@ -90,6 +90,7 @@ class Turnstile:
         self.settings = settings or TurnstileSettings()
         self.num_slots = 0
         self.num_refused = 0
+        self._num_told = 0  # of them to a router
         self._num_handed_on = 0
         self._waiting: dict[Visit, None] = {}
         self._clock = clock
@@ -143,6 +144,12 @@ class Turnstile:
         """Count it; the client has an appointment already."""
         self.num_refused += 1
 
+    def take_untold(self) -> int:
+        """Refusals that no router was told of; it is being told now."""
+        num_untold = self.num_refused - self._num_told
+        self._num_told = self.num_refused
+        return num_untold
+
     def refusal(self, retry_after_s: int) -> Overloaded:
         """What such a client is told."""
         return Overloaded(
@@ -164,7 +171,7 @@ class Turnstile:
             visit.begin()
 
     def _report(self) -> None:
-        """A line now and then: what is refused here reaches no router, and so none of its metrics."""
+        """A line now and then, beside what routers count."""
         self._reports_at = self._clock() + REPORT_PERIOD_S
         num_new = self.num_refused - self._num_reported
         self._num_reported = self.num_refused

@@ -10,6 +10,7 @@ from serve_app.api.native import native_settings
 from serve_app.api.responses import Choice
 from serve_app.api.sse import event as sse_event
 from serve_app.core.delta import FinishReason
+from serve_app.core.images import Image
 from serve_app.core.request import Prompt
 from serve_app.router.compose import Composer, Part
 from serve_app.router.event import Event
@@ -47,9 +48,9 @@ class NativeRenderer:
             "tokens": list(choice.token_ids or ()),
             "id_slot": -1,
             "stop": choice.finish_reason is not None,
-            "model": self._request.model,
+            "model": choice.model or self._request.model,
             "tokens_predicted": part.completion_tokens,
-            "tokens_evaluated": self._composer.prompt_tokens(part.prompt_index),
+            "tokens_evaluated": self._composer.prompt_tokens(part.part),
         }
         if choice.logprobs is not None:
             result["completion_probabilities"] = _probabilities(choice.logprobs.body())
@@ -59,12 +60,12 @@ class NativeRenderer:
         choice, timings = part.choice, self._tally.timings
         return {
             "generation_settings": native_settings(self._request),
-            "prompt": _shown_prompt(self._request.prompts[part.prompt_index]),
+            "prompt": _shown_prompt(self._request.prompt_of(part.part)),
             "has_new_line": choice.index in self._has_new_line,
-            "truncated": part.is_context_end or self._composer.is_prompt_cut(part.prompt_index),
+            "truncated": part.is_context_end or self._composer.is_prompt_cut(part.part),
             "stop_type": _stop_type(choice),
             "stopping_word": choice.matched_stop if isinstance(choice.matched_stop, str) else "",
-            "tokens_cached": self._composer.prompt_tokens(part.prompt_index) + part.completion_tokens,
+            "tokens_cached": self._composer.prompt_tokens(part.part) + part.completion_tokens,
             "timings": timings.body(),
         }
 
@@ -99,16 +100,20 @@ def _list(value: object) -> list[object]:
 def _stop_type(choice: Choice) -> str:
     if choice.finish_reason is FinishReason.LENGTH:
         return "limit"
-    if choice.finish_reason is not FinishReason.STOP:
+    if choice.finish_reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS):
         return "none"
     return "word" if isinstance(choice.matched_stop, str) else "eos"
 
 
 def _shown_prompt(prompt: Prompt) -> object:
     """The prompt as it was sent: a text, or a list of texts and token ids."""
-    if prompt.text is not None:
-        return prompt.text
-    return [element for part in prompt.parts for element in ((part,) if isinstance(part, str) else part)]
+    if not any(isinstance(part, tuple) for part in prompt.parts):
+        return prompt.written
+    return [element for part in prompt.parts for element in (part if isinstance(part, tuple) else (_written(part),))]
+
+
+def _written(part: str | Image) -> str:
+    return part if isinstance(part, str) else part.marker
 
 
 def _probabilities(logprobs: Mapping[str, object]) -> list[dict[str, object]]:

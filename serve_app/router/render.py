@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from serve_app.api.chunks import ChunkWriter
+from serve_app.api.chunks import ChunkWriter, written_choice
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.api.responses import Choice, ResponseHead, completion_body, sglext_body, token_counts, usage_body
 from serve_app.api.sse import DONE
+from serve_app.core.delta import FinishReason
 from serve_app.router.compose import Composer, Part
 from serve_app.router.event import Event
 from serve_app.router.ranking import Score, best_choices
@@ -16,19 +18,56 @@ from serve_app.router.run import Run
 from serve_app.router.tally import Tally
 
 
-class StreamRenderer:
+class Shown(Protocol):
+    """A choice of any kind of chunk."""
+
+    @property
+    def is_silent(self) -> bool: ...
+
+    @property
+    def finish_reason(self) -> FinishReason | None: ...
+
+
+Chosen = TypeVar("Chosen", bound=Shown)
+ChosenOf = TypeVar("ChosenOf", bound=Shown, covariant=True)
+
+
+class Composed(Protocol[ChosenOf]):
+    """What one event adds to its choice."""
+
+    @property
+    def choice(self) -> ChosenOf: ...
+
+    @property
+    def part(self) -> int: ...
+
+    @property
+    def completion_tokens(self) -> int: ...
+
+
+class Composes(Protocol[ChosenOf]):
+    """Puts the deltas of a response in their places."""
+
+    def add(self, event: Event) -> Sequence[Composed[ChosenOf]]: ...
+
+    def prompt_tokens(self, part: int) -> int: ...
+
+
+class StreamRenderer(Generic[Chosen]):
     """Writes the chunks of one response.
 
     tally: of the run whose events these are
     """
 
-    def __init__(self, request: CompletionRequest, head: ResponseHead, tally: Tally) -> None:
+    def __init__(
+        self, request: CompletionRequest, tally: Tally, *, composer: Composes[Chosen], writer: ChunkWriter[Chosen]
+    ) -> None:
         self._request = request
-        self._composer = Composer(request)
-        self._writer = ChunkWriter(head)
+        self._composer = composer
+        self._writer = writer
         self._tally = tally
         self._num_finished = 0
-        self._last: Part | None = None  # kept for the usage of the whole response, which it carries
+        self._last: Composed[Chosen] | None = None  # kept for the usage of the whole response, which it carries
 
     def chunks(self, event: Event) -> bytes:
         """The chunks that this event allows; nothing where it shows nothing."""
@@ -46,31 +85,42 @@ class StreamRenderer:
             chunks += self._writer.bare({"usage": usage_body(usage)})
         return chunks + DONE
 
-    def _chunk(self, part: Part) -> bytes:
+    def _chunk(self, part: Composed[Chosen]) -> bytes:
         self._num_finished += part.choice.finish_reason is not None
         if self._request.finish_chunk_has_usage and self._num_finished == self._request.num_choices:
             self._last = part
             return b""
         extras: dict[str, object] = {}
         if self._request.has_continuous_usage:
-            extras["usage"] = token_counts(self._composer.prompt_tokens(part.prompt_index), part.completion_tokens)
+            extras["usage"] = token_counts(self._composer.prompt_tokens(part.part), part.completion_tokens)
         return self._writer.choice(part.choice, extras | self._extras(part))
 
-    def _extras(self, part: Part) -> dict[str, object]:
+    def _extras(self, part: Composed[Chosen]) -> dict[str, object]:
         """Timings: with every chunk where each token's are wanted, otherwise with the last of a choice."""
         is_timed = self._request.timings_per_token or part.choice.finish_reason is not None
         return {"timings": self._tally.timings.body()} if self._request.has_timings and is_timed else {}
 
 
+def completion_renderer(request: CompletionRequest, head: ResponseHead, tally: Tally) -> StreamRenderer[Choice]:
+    """Of the chunks of POST /v1/completions."""
+    writer = ChunkWriter(head, written_choice)
+    return StreamRenderer(request, tally, composer=Composer(request), writer=writer)
+
+
 async def collect(run: Run, request: CompletionRequest, *, head: ResponseHead) -> dict[str, object]:
     """Read a run to its end and build the whole body."""
     choices = await _choices(run, request)
+    return completion_body(head, choices, usage=run.tally.usage, extras=whole_extras(run.tally, request))
+
+
+def whole_extras(tally: Tally, request: CompletionRequest) -> dict[str, object]:
+    """Members of a whole body that were asked for."""
     extras: dict[str, object] = {}
     if request.return_cached_tokens_details:
-        extras["sglext"] = sglext_body(run.tally.usage)
+        extras["sglext"] = sglext_body(tally.usage)
     if request.has_timings:
-        extras["timings"] = run.tally.timings.body()
-    return completion_body(head, choices, usage=run.tally.usage, extras=extras)
+        extras["timings"] = tally.timings.body()
+    return extras
 
 
 async def _choices(events: AsyncIterator[Event], request: CompletionRequest) -> list[Choice]:
@@ -107,4 +157,6 @@ def _joined(parts: list[Part], request: CompletionRequest) -> Choice:
         prompt_logprobs=parts[0].choice.prompt_logprobs,
         has_stop_reason=last.has_stop_reason,
         stop_reason=last.stop_reason,
+        model=last.model,
+        tool_calls=last.tool_calls,
     )

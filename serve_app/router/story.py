@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from serve_app.api.chat import CHAT_PARAMETERS
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.tables import HEADER
 from serve_app.api.parameters import PARAMETERS
@@ -15,7 +16,7 @@ from serve_app.router.admission import Ticket
 from serve_app.router.run import Run
 
 NAME = re.compile(r"([A-Za-z_][\w-]*)(?:\[\d+\])*")
-KNOWN_NAMES = frozenset({*PARAMETERS, "content-type", "content-length", HEADER.lower()})
+KNOWN_NAMES = frozenset({*PARAMETERS, *CHAT_PARAMETERS, "content-type", "content-length", HEADER.lower()})
 UNKNOWN_NAME = "(unknown)"
 
 
@@ -57,7 +58,7 @@ class Story:
     def end(self) -> None:
         """The request is over: its place is free."""
         if self.ticket is not None:
-            self.ticket.give_back(num_completed=0 if self.run is None else self.run.tally.num_finished)
+            self.ticket.give_back(None if self.run is None else self.run.num_finished)
 
 
 def _known(param: str | None) -> str | None:

@@ -11,11 +11,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from serve_app.core.cards import TokenizerCard
 from serve_app.core.errors import InvalidRequest
+from serve_app.core.images import Image
 from serve_app.core.request import Prompt
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.text.detokenizer import Detokenizer, join
+from serve_app.text.markers import find_markers
 from serve_app.text.pieces import Pieces, UnsupportedTokenizer
 from serve_app.text.reach import chars_per_token
+from serve_app.text.rendered import encode_rendered
 
 
 class TextTokenizer:
@@ -27,6 +30,8 @@ class TextTokenizer:
     card:        how it calls itself and its special tokens
     special_ids: tokens that have a meaning but no text
     chars_per_token: the most characters of a text that end up in one token; None where nothing bounds them
+    prefix_ids:  tokens that it puts before a text
+    markers:     with which its model fills gaps; None where it has none
     """
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, card: TokenizerCard | None = None) -> None:
@@ -34,12 +39,13 @@ class TextTokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._pieces = Pieces(tokenizer)
-        self._prefix_ids = _prefix_ids(tokenizer)
+        self.prefix_ids = _prefix_ids(tokenizer)
         self._token_texts: dict[int, str] = {}
         self.vocab_size = vocab_size
         self.card = card or TokenizerCard()
         self.special_ids = self._pieces.special_ids
         self.chars_per_token = chars_per_token(tokenizer)
+        self.markers = find_markers(tokenizer, dict(self.card.special_tokens), vocab_size=vocab_size)
 
     @classmethod
     def load(cls, path: Path, *, vocab_size: int) -> TextTokenizer:
@@ -67,10 +73,14 @@ class TextTokenizer:
         """
         token_ids: list[int] = []
         if prompt.adds_special and prompt.parts and isinstance(prompt.parts[0], str):
-            token_ids += self._prefix_ids
+            token_ids += self.prefix_ids
         num_prefixed = len(token_ids)
         for part in prompt.parts:
-            token_ids += self.encode_text(part) if isinstance(part, str) else part
+            assert not isinstance(part, Image), "what a model writes for an image is a text before this"
+            if isinstance(part, str):
+                token_ids += self._encode_rendered(part, prompt.foreign) if prompt.foreign else self.encode_text(part)
+            else:
+                token_ids += part
         if len(token_ids) == num_prefixed:
             raise InvalidRequest.refusing("prompt", must="not be empty", found="no token that the model knows")
         self._check_range(token_ids)
@@ -105,10 +115,35 @@ class TextTokenizer:
         """Give the tokens of a text inside another, in which names of special tokens are text like any other."""
         return tuple(_encodings(self._literal_tokenizer, [text])[0].ids)
 
+    def encode_inside(self, text: str) -> tuple[int, ...]:
+        """As `encode_literal`, without the space that some tokenizers think before any text."""
+        if not self._thinks_space:
+            return self.encode_literal(text)
+        return self.encode_literal("\n" + text)[len(self.encode_literal("\n")) :]
+
+    def encode_parts(self, prompt: Prompt) -> tuple[int, ...]:
+        """Give the tokens of a prompt without any in front, its texts as `encode_literal` has them.
+
+        Raises InvalidRequest for an id outside the vocabulary.
+        """
+        token_ids: tuple[int, ...] = ()
+        for part in prompt.parts:
+            assert not isinstance(part, Image), "nobody fills a gap beside images"
+            token_ids += self.encode_literal(part) if isinstance(part, str) else part
+        if token_ids:
+            self._check_range(token_ids)
+        return token_ids
+
     @property
     def pieces(self) -> tuple[bytes | None, ...]:
         """[vocab_size] the bytes that each token adds behind other text; None for special tokens and padding."""
         return tuple(self._pieces.middle(token_id) for token_id in range(self.vocab_size))
+
+    @property
+    def special_names(self) -> tuple[tuple[str, int], ...]:
+        """Special tokens with their ids."""
+        named = ((self._pieces.name(token_id), token_id) for token_id in sorted(self.special_ids))
+        return tuple((name, token_id) for name, token_id in named if name is not None and token_id < self.vocab_size)
 
     @property
     def definition(self) -> str:
@@ -120,11 +155,17 @@ class TextTokenizer:
         """Give the text of tokens; special tokens and ids that mean nothing are left out."""
         return join(self._pieces, token_ids)
 
-    def tokenize(self, request: TokenizeRequest) -> Tokenization:
-        """Cut a text into tokens; the empty text has none but those put in front."""
-        tokenizer = self._tokenizer if request.parses_special else self._literal_tokenizer
-        encoding = _encodings(tokenizer, [request.text])[0]
-        token_ids = (*(self._prefix_ids if request.adds_special else ()), *encoding.ids)
+    def tokenize(self, request: TokenizeRequest, foreign: Sequence[int] = ()) -> Tokenization:
+        """Cut a text into tokens; the empty text has none but those put in front.
+
+        foreign: where in a rendered text no special token may reach
+        """
+        if foreign:
+            found = self._encode_rendered(request.text, foreign)
+        else:
+            tokenizer = self._tokenizer if request.parses_special else self._literal_tokenizer
+            found = tuple(_encodings(tokenizer, [request.text])[0].ids)
+        token_ids = (*(self.prefix_ids if request.adds_special else ()), *found)
         pieces = tuple(map(self._bytes_of, token_ids)) if request.with_pieces else None
         return Tokenization(token_ids=token_ids, pieces=pieces)
 
@@ -166,6 +207,23 @@ class TextTokenizer:
         tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
         tokenizer.encode_special_tokens = True
         return tokenizer
+
+    @cached_property
+    def _thinks_space(self) -> bool:
+        """Whether a text is cut as if a space stood before it."""
+        first, *_ = self.encode_literal("\n")
+        return self._pieces.middle(first) == b" "
+
+    def _encode_rendered(self, text: str, foreign: Sequence[int]) -> tuple[int, ...]:
+        """Give the tokens of a text in which no special token may reach over a foreign character."""
+        _check_unicode(text)
+        return encode_rendered(
+            text,
+            foreign,
+            encode=lambda texts: self._tokenizer.encode_batch(texts, add_special_tokens=False),
+            encode_literally=lambda texts: _encodings(self._literal_tokenizer, texts),
+            special_ids=self.special_ids,
+        )
 
     def _bytes_of(self, token_id: int) -> bytes:
         piece = self._pieces.middle(token_id)

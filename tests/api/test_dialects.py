@@ -17,6 +17,7 @@ from serve_app.api.openapi_schemas import SCHEMAS
 from serve_app.api.parameters import PARAMETERS
 from serve_app.api.parse import parse_completion
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, MalformedJson, ModelNotFound, Unavailable
+from tests.pictures import sent
 
 NAMES = ("union", "openai", "llama.cpp", "mistral.rs", "fireworks", "omlx", "sglang", "vllm")
 MAX = 2**31 - 1
@@ -145,7 +146,8 @@ def test_what_was_sent_beats_every_default(dialect):
 
 VALUES = {  # a value of each carried parameter that is not its default in any dialect
     **SENT,
-    "model": "other", "prompt": "text", "lora_path": "sql", "lora": [{"id": 0, "scale": 1}], "cache_prompt": False,
+    "model": "other", "prompt": "text", "lora_path": "sql", "lora": [{"id": 0, "scale": 0.5}],
+    "adapter": "sql", "cache_prompt": False,
     "n": 2, "best_of": 1, "min_tokens": 1, "truncate_sequence": True, "seed": 5, "typical_p": 0.9,
     "top_n_sigma": 1.0, "min_keep": 2, "samplers": ["top_k"], "dynatemp_range": 0.1, "dynatemp_exponent": 2,
     "presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {"5": 1}, "mirostat": 1, "dry_multiplier": 0.8,
@@ -158,6 +160,10 @@ VALUES = {  # a value of each carried parameter that is not its default in any d
     "ebnf": "root ::= 'a'", "guided_choice": ["a"], "structured_outputs": {"regex": "a+"}, "prompt_logprobs": 2,
     "allowed_token_ids": [5], "bad_words": ["x"], "add_special_tokens": False, "truncate_prompt_tokens": 9,
     "truncation_side": "right", "return_tokens_as_token_ids": True, "request_id": "mine", "cache_salt": "own",
+    "suffix": "!", "suffix_mode": "append",
+    "images": [sent(1)],
+    "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto",
+    "parallel_tool_calls": True,
 }  # fmt: skip
 ACCEPTED = {"user": "someone", "priority": 3, "spaces_between_special_tokens": False}
 COMPANIONS = {
@@ -166,6 +172,7 @@ COMPANIONS = {
     "post_sampling_probs": {"logprobs": 1},
     "best_of": {"n": 1},
     "mirostat_target": {"mirostat": 1},
+    "images": {"prompt": "What is <image>?"},
 }
 
 
@@ -310,12 +317,11 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
 @EVERY
-def test_tools_that_are_not_to_be_used_change_nothing(dialect):
-    assert parse(dialect, tools=[TOOL], tool_choice="none") == parse(dialect)
-    assert refusal(dialect, tools=[TOOL]).param == "tools"
-    assert refusal(dialect, tools=[TOOL], tool_choice="auto").param == "tools"
+def test_tools_mean_the_same_everywhere(dialect):
+    assert parse(dialect, tools=[TOOL], tool_choice="none").tool_use.usable == ()
+    assert parse(dialect, tools=[TOOL], tool_choice="required").tool_use.names == {"f"}
     assert refusal(dialect, tools=[TOOL, {"type": "f"}], tool_choice="none").param == "tools[1]"
-    assert refusal(dialect, tools="f", tool_choice="none").param == "tools"
+    assert refusal(dialect, tools=[TOOL], tool_choice="required", regex="a+").param == "tool_choice"
 
 
 def test_the_listing_says_what_a_name_does_beside_the_one_it_stands_for():
@@ -343,7 +349,7 @@ def test_the_listing_shows_defaults_meanings_and_a_disposition_for_each_paramete
         assert allowed.startswith(f"an integer from {dialect.least_max_tokens} to {MAX}")
         assert ("-1 is no limit" in allowed) == dialect.takes_unlimited_tokens
         assert shown["parameters"]["n_predict"] == {"disposition": "renamed", "to": "max_tokens"}
-        assert shown["parameters"]["suffix"]["disposition"] == "refused"
+        assert shown["parameters"]["suffix"]["disposition"] == "carried"
         assert shown["meanings"]["error_shape"] == dialect.error_shape.value
 
 

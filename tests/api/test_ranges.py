@@ -23,7 +23,7 @@ from serve_app.core.errors import InvalidRequest
 
 LIMITS = WireLimits(
     max_prompts=7, max_prompt_chars=90, max_prompt_ids=11, max_n=9, max_logprobs=13, max_stop_strings=6,
-    max_stop_chars=40, max_stop_token_ids=12, max_logit_bias=14, max_model_chars=80, max_constraint_chars=70,
+    max_stop_chars=40, max_stop_token_ids=12, max_logit_bias=14, max_model_chars=80, max_constraint_chars=9000,
 )  # fmt: skip
 NAMES = sorted(name for name, each in PARAMETERS.items() if not isinstance(each, NotYet))
 COMPANIONS: dict[str, dict[str, object]] = {
@@ -133,6 +133,8 @@ def example(schema: dict[str, Any], at: int) -> object:
             return at
         case "string":
             return f"x{at}"
+        case "object" if "function" in schema["properties"]:
+            return {"type": "function", "function": {"name": f"f{at}"}}
         case "object":
             return {"id": at, "scale": 0}
         case "array":
@@ -191,7 +193,16 @@ def test_the_listing_the_description_and_the_refusal_say_the_same(dialect: Diale
 def test_most_parameters_have_a_range_that_is_probed() -> None:
     ranged = {name for name, schema in described("union").items() if list(probes(schema))}
     flags = {name for name in NAMES if "a boolean" in str(listed()["union"][name].get("allowed"))}
-    unbounded = {"user", "context_length_exceeded_behavior", "samplers", "stream_options", "response_format"}
-    unbounded |= {"truncation_side", "structured_outputs"}
+    unbounded = {
+        "user",
+        "context_length_exceeded_behavior",
+        "samplers",
+        "stream_options",
+        "response_format",
+        "tool_choice",
+        "suffix_mode",
+        "truncation_side",
+        "structured_outputs",
+    }
     renamed_flags = {"include_stop_str_in_output", "return_tokens", "add_bos_token"}
     assert set(NAMES) - ranged == (flags - {"logprobs"}) | unbounded | renamed_flags

@@ -16,6 +16,7 @@ from serve_app.api.spelling import nearest
 
 Body = dict[str, Any]
 MOST_TOKENS = 4
+MOST_MODELS = 2
 MOST_CHOICES = 4
 FOLLOWED: Mapping[str, str] = {
     "json_schema": "{}",
@@ -69,10 +70,15 @@ def obey(body: Body, served: Served) -> Body:
 
 def models_are_served(body: Body, served: Served) -> None:
     """A model is one that is served, an adapter one that it has; anything else is a 404."""
-    if body.get("model") is not None:
-        body["model"] = served.models[len(body["model"]) % len(served.models)]
+    sent = body.get("model")
+    if isinstance(sent, list):
+        body["model"] = [served.models[len(each) % len(served.models)] for each in sent[:MOST_MODELS]]
+    elif sent is not None:
+        body["model"] = served.models[len(sent) % len(served.models)]
     if body.get("lora_path") is not None:
-        body["lora_path"] = [None] * prompts_in(body["prompt"]) if isinstance(body["lora_path"], list) else None
+        body["lora_path"] = [None] * prompts_in(body.get("prompt", "")) if isinstance(body["lora_path"], list) else None
+    if body.get("adapter") is not None:
+        body["adapter"] = None
     if body.get("lora"):
         body["lora"] = [{**each, "scale": 0} for each in body["lora"]]
 
@@ -113,7 +119,7 @@ def counts_are_in_order(body: Body, served: Served) -> None:
     """`min_tokens` is at most `max_tokens`; `best_of` at least `n`, or at most where it counts what is returned."""
     if body.get("min_tokens") is not None:
         body["min_tokens"] = min(body["min_tokens"], served.sent(body, "max_tokens"))
-    if body.get("best_of") is not None:
+    if body.get("best_of"):
         order = min if served.dialect["meanings"]["best_of"].startswith("returned") else max
         body["best_of"] = order(body["best_of"], served.sent(body, "n"))
 
@@ -169,9 +175,26 @@ def ids_are_of_the_vocabulary(body: Body, served: Served) -> None:
         body["logit_bias"] = [[within(key, size), value] for key, value in bias]
 
 
+def images_have_places(body: Body, served: Served) -> None:
+    """Images are whole files, as many as the prompt has places for them, and the model sees."""
+    for name in served.names_of("images"):
+        body.pop(name, None)
+
+
 def prompts_fit(body: Body, served: Served) -> None:
     """A prompt fits the context, and its ids are of the vocabulary."""
-    body["prompt"] = fitting(body["prompt"], served)
+    if "messages" not in body:
+        body["prompt"] = fitting(body["prompt"], served)
+
+
+def answers_are_gone_on_with(body: Body, served: Served) -> None:
+    """`continue_final_message` goes on with an assistant's last message; arguments in a string are an object's."""
+    for message in body.get("messages", ()):
+        for call in message.get("tool_calls") or () if message["role"] == "assistant" else ():
+            if isinstance(call["function"].get("arguments"), str):
+                call["function"]["arguments"] = "{}"
+    if body.get("continue_final_message"):
+        body["messages"] = [*body["messages"], {"role": "assistant", "content": "So"}]
 
 
 def followed(kind: str, sent: object) -> object:
@@ -252,7 +275,9 @@ RULES: tuple[Callable[[Body, Served], None], ...] = (
     patterns_are_supported,
     constraints_can_be_followed,
     ids_are_of_the_vocabulary,
+    images_have_places,
     prompts_fit,
+    answers_are_gone_on_with,
 )
 
 

@@ -18,7 +18,7 @@ from serve_app.api.dialects.tables import DIALECTS, LLAMA_CPP, UNION
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.openapi import openapi_document
-from serve_app.api.parse import parse_completion, read_completion
+from serve_app.api.parse import CHAT, parse_completion, parse_request, read_completion
 from serve_app.core.errors import InvalidRequest
 from serve_app.http.styles import check_native
 from tests.fakes import VOCAB_SIZE
@@ -38,10 +38,13 @@ def document(dialect: str) -> dict[str, Any]:
 
 
 @cache
-def served(dialect: str) -> Served:
+def served(dialect: str, schema: str) -> Served:
     listing = dialects_body(default=UNION, of_models={})["data"]
     assert isinstance(listing, list)
     (body,) = [each for each in listing if each["name"] == dialect]
+    if schema == "ChatRequest":
+        own = {name: {**body[name], **body["chat"][name]} for name in ("parameters", "defaults")}
+        body = {**body, **own}
     return Served(dialect=body, models=("tiny", "tiny:sql"), vocab_size=VOCAB_SIZE)
 
 
@@ -52,11 +55,13 @@ def validator(dialect: str, schema: str) -> jsonschema.Draft202012Validator:
     )
 
 
-def refusal(body: dict[str, Any], dialect: Dialect, *, is_native: bool) -> InvalidRequest | None:
+def refusal(body: dict[str, Any], dialect: Dialect, *, schema: str = "CompletionRequest") -> InvalidRequest | None:
     """What the parser says to a body; None where it takes it."""
     sent = json.dumps(body).encode()
     try:
-        if is_native:
+        if schema == "ChatRequest":
+            parse_request(CHAT, sent, DEFAULT_LIMITS, lambda model: dialect)
+        elif schema == "NativeRequest":
             members = {"model": "tiny", **read_json_object(sent, max_depth=64)}
             members["model"] = members["model"] if members["model"] is not None else "tiny"
             check_native(read_completion(members, DEFAULT_LIMITS, dialect))
@@ -67,7 +72,10 @@ def refusal(body: dict[str, Any], dialect: Dialect, *, is_native: bool) -> Inval
     return None
 
 
-SCHEMAS = [*((name, "CompletionRequest") for name in DIALECTS), ("llama.cpp", "NativeRequest")]
+SCHEMAS = [
+    *((name, schema) for schema in ("CompletionRequest", "ChatRequest") for name in DIALECTS),
+    ("llama.cpp", "NativeRequest"),
+]
 
 
 @pytest.mark.parametrize(("dialect", "schema"), SCHEMAS)
@@ -80,8 +88,8 @@ def test_whatever_fits_the_description_and_its_prose_is_taken(dialect: str, sche
         assert isinstance(body, dict)
         if not fits.is_valid(body):
             continue
-        body = obey(body, served(dialect))
-        error = refusal(body, DIALECTS[dialect], is_native=schema == "NativeRequest")
+        body = obey(body, served(dialect, schema))
+        error = refusal(body, DIALECTS[dialect], schema=schema)
         assert error is None, f"{error} for {json.dumps(body)[:2000]}"
         num_taken += 1
     assert num_taken > NUM_CASES // 20
@@ -96,7 +104,7 @@ def test_whatever_does_not_fit_the_description_is_refused_in_the_one_form(dialec
         body = maker.value(fits.schema)
         if not isinstance(body, dict):
             continue
-        error = refusal(body, DIALECTS[dialect], is_native=schema == "NativeRequest")
+        error = refusal(body, DIALECTS[dialect], schema=schema)
         if error is None:
             assert fits.is_valid(body), f"taken: {json.dumps(body)[:2000]}"
             continue
@@ -124,6 +132,15 @@ def test_whatever_does_not_fit_the_description_is_refused_in_the_one_form(dialec
         {"post_sampling_probs": True, "n_probs": 1},
         {"lora": [{"id": 0, "scale": 1}], "lora_path": "a"},
         {"lora": [{"id": 0, "scale": 0}], "lora_path": "a"},
+        {"lora": [{"id": 0, "scale": -0.5}], "adapter": "a"},
+        {"lora": [{"id": 0, "scale": 0}], "adapter": "a"},
+        {"lora_path": "a", "adapter": "a"},
+        {"lora_path": "a", "adapter": None},
+        {"lora": [{"id": 0, "scale": 101}]},
+        {"adapter": ""},
+        {"model": ["demo", "demo"]},
+        {"model": []},
+        {"model": ["demo", ""]},
         {"lora": {}},
         {"mirostat_target": 3, "mirostat": 0},
         {"mirostat_target": 0, "mirostat": 0},
@@ -145,6 +162,17 @@ def test_whatever_does_not_fit_the_description_is_refused_in_the_one_form(dialec
         {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
         {"tools": [{"type": "function", "function": {}}], "tool_choice": "none"},
         {"tools": False, "tool_choice": "none"},
+        {"tools": [{"type": "function", "function": {"name": "two words"}}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+        {"tool_choice": "auto"},
+        {"tool_choice": "required"},
+        {"tool_choice": "required", "tools": []},
+        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        {"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}], "regex": "a"},
+        {"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}], "regex": ""},
+        {"tool_choice": "auto", "tools": [{"type": "function", "function": {"name": "f"}}], "regex": "a"},
+        {"tool_choice": "auto", "tools": [{"type": "function", "function": {"name": "f"}}], "parallel_tool_calls": 1},
         {"prompt": [["a"], "b"]},
         {"prompt": ["a", 15.0]},
         {"prompt": [15.0, 3.0]},
@@ -194,12 +222,61 @@ def test_whatever_does_not_fit_the_description_is_refused_in_the_one_form(dialec
 )
 def test_parameters_that_exclude_each_other_are_described_so(dialect: str, members: dict[str, Any]) -> None:
     body = {"model": "tiny", "prompt": "Hello", **members}
-    error = refusal(body, DIALECTS[dialect], is_native=False)
+    error = refusal(body, DIALECTS[dialect], schema="CompletionRequest")
     assert validator(dialect, "CompletionRequest").is_valid(body) is (error is None), error
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"messages": [{"role": "user", "content": "a", "odd": 1}]},
+        {"messages": [{"role": "user", "content": None}]},
+        {"messages": [{"role": "user"}]},
+        {"messages": [{"role": "bot", "content": "a"}]},
+        {"messages": [{"role": "user", "content": []}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+        {"messages": [{"role": "assistant", "content": None}]},
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": []}]},
+        {"messages": [{"role": "assistant", "content": "a", "tool_calls": []}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"type": "odd", "function": {"name": "f"}}]}]},
+        {"messages": [{"role": "assistant", "content": "a", "tool_calls": 5}]},
+        {"messages": [{"role": "user", "content": "a", "tool_calls": 5}]},
+        {"messages": [{"role": "tool", "content": "a", "tool_call_id": 5}]},
+        {"messages": []},
+        {"prompt": "a"},
+        {"prompt": None},
+        {"echo": True},
+        {"echo": False},
+        {"best_of": 1},
+        {"n_probs": 0},
+        {"n_probs": 2},
+        {"logprobs": True, "top_logprobs": 20},
+        {"logprobs": True, "top_logprobs": 21},
+        {"logprobs": 2},
+        {"top_logprobs": 2},
+        {"top_logprobs": 2, "n_probs": False},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"chat_template_kwargs": {"messages": []}},
+        {"chat_template_kwargs": []},
+        {"continue_final_message": True, "add_generation_prompt": True},
+        {"max_tokens": None},
+        {"regex": "a", "response_format": {"type": "text"}},
+        {"regex": "a", "response_format": {"type": "json_object"}},
+    ],
+    ids=lambda members: json.dumps(members)[:99],
+)
+def test_bodies_of_chats_are_described_as_they_are_read(dialect: str, members: dict[str, Any]) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], **members}
+    error = refusal(body, DIALECTS[dialect], schema="ChatRequest")
+    assert validator(dialect, "ChatRequest").is_valid(body) is (error is None), error
 
 
 def test_the_native_routes_rank_nothing() -> None:
     fits = validator("llama.cpp", "NativeRequest")
     for body, is_taken in (({"prompt": "a"}, True), ({"prompt": "a", "best_of": 1}, False)):
         assert fits.is_valid(body) is is_taken
-        assert (refusal(body, LLAMA_CPP, is_native=True) is None) is is_taken
+        assert (refusal(body, LLAMA_CPP, schema="NativeRequest") is None) is is_taken

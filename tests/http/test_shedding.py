@@ -23,6 +23,7 @@ from serve_app.http.refusals import error_response
 from serve_app.http.shedding import MAX_DROPPED_BYTES, MAX_IN_A_ROW, Shedding
 from serve_app.http.slots import TellsSlots
 from serve_app.http.turnstile import MIN_HANDED_ON, Turnstile, TurnstileSettings, Visit
+from serve_app.http.untold import told
 from serve_app.http.written_refusals import WrittenRefusals
 from serve_app.router.fleet import Fleet
 from tests.fakes import FakeBackend, model_card, replica_card
@@ -69,11 +70,13 @@ class Echo:
     def __init__(self) -> None:
         self.num_asked = 0
         self.fails = False
+        self.told: list[int] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.num_asked += 1
+        self.told.append(told(scope))
         body = b""
         while (message := await receive()).get("more_body"):
             body += message["body"]
@@ -451,8 +454,26 @@ async def test_a_client_that_does_not_read_is_not_read() -> None:
     assert not line.wire.is_paused
 
 
+async def test_the_next_request_that_passes_tells_how_many_were_refused() -> None:
+    app = Echo()
+    turnstile = Busy(max_requests=2, pause_s=0)
+    line = Line(turnstile, app)
+    await line.send_all(*[post()] * 3, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", post())
+    turnstile.make_room()
+    await line.send_all(post(), post())
+    assert app.told == [3, 1, 0]
+
+
+async def test_a_client_that_says_it_is_a_proxy_is_not_believed() -> None:
+    app = Echo()
+    lie = b"GET /health HTTP/1.1\r\nhost: x\r\nX-Serve-App-Refused: 77\r\n\r\n"
+    await Line(Busy(), app).send_all(lie)
+    assert app.told == [0]
+
+
 def test_servers_that_a_proxy_starts_later_speak_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(HTTP_PROTOCOLS, "auto", HTTP_PROTOCOLS["auto"])  # given back afterwards
+    monkeypatch.setattr(uvicorn.Server, "startup", uvicorn.Server.startup)  # so is this
     monkeypatch.setenv("SERVE_APP_PROXY_MAX_REQUESTS", "7")
     assert protect() == []
     config = uvicorn.Config(Echo(), log_config=None)

@@ -7,16 +7,30 @@ from dataclasses import fields
 from enum import StrEnum
 from typing import assert_never
 
+from serve_app.api.chat import CHAT_DEFAULTS, CHAT_PARAMETERS
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import DIALECTS, HEADER
 from serve_app.api.dispositions import Accepted, Carried, Disposition, NotYet, Renamed
 from serve_app.api.forms.form import Terms
+from serve_app.api.groups.conversed import Conversed
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parameters import PARAMETERS
 
 NOT_MEANINGS = frozenset({"name", "defaults", "statuses"})
-INTERNAL = frozenset({"dialect", "max_tokens_name", "ignored_parameters", "max_total_tokens", "model", "prompts"})
+INTERNAL = frozenset(
+    {
+        "dialect",
+        "max_tokens_name",
+        "ignored_parameters",
+        "max_total_tokens",
+        "model",
+        "listed",
+        "prompts",
+        "gap",
+        "messages",
+    }
+)
 
 
 def dialects_body(
@@ -55,6 +69,18 @@ def _dialect_body(dialect: Dialect, limits: WireLimits) -> dict[str, object]:
         },
         "statuses": dict(dialect.statuses),
         "parameters": {name: _disposition_body(each, terms) for name, each in PARAMETERS.items()},
+        "chat": _chat_body(dialect, terms),
+    }
+
+
+def _chat_body(dialect: Dialect, terms: Terms) -> dict[str, object]:
+    """What is otherwise at /v1/chat/completions."""
+    own = {name: field.get_default() for name, field in Conversed.model_fields.items() if name not in INTERNAL}
+    others = {name: dialect.defaults.get(name, value) for name, value in CHAT_DEFAULTS.items()}
+    table = {name: each for name, each in CHAT_PARAMETERS.items() if each != PARAMETERS.get(name)}
+    return {
+        "defaults": {**own, **others},
+        "parameters": {name: _disposition_body(each, terms) for name, each in table.items()},
     }
 
 

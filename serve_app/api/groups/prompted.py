@@ -7,13 +7,18 @@ from typing import Annotated
 from pydantic import BaseModel, InstanceOf
 
 from serve_app.api.forms.form import Parameter
+from serve_app.api.forms.images import Images
 from serve_app.api.forms.prompts import Prompts
 from serve_app.api.forms.shared import FLAG
+from serve_app.core.images import Image
 from serve_app.core.request import Prompt
 
 
 class Prompted(BaseModel):
-    """Prompts, each completed by itself."""
+    """Prompts, each completed by itself.
+
+    prompts: with every image in its place;  images: as they were sent beside them
+    """
 
     prompts: Annotated[
         tuple[InstanceOf[Prompt], ...],
@@ -22,3 +27,7 @@ class Prompted(BaseModel):
     add_special_tokens: Annotated[
         bool, Parameter(FLAG, "Whether a prompt that begins with text gets the tokenizer's BOS before it.")
     ] = True
+    images: Annotated[
+        tuple[InstanceOf[Image], ...] | tuple[tuple[InstanceOf[Image], ...], ...],
+        Parameter(Images(), "Images in the places of the `<image>` markers of the prompt, in their order."),
+    ] = ()

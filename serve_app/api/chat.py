@@ -1,0 +1,91 @@
+"""The body of POST /v1/chat/completions: a completion whose prompt a template makes of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Annotated, ClassVar
+
+from pydantic import Field, InstanceOf
+
+from serve_app.api.completion import CompletionRequest
+from serve_app.api.dialects.dialect import UNLIMITED
+from serve_app.api.dispositions import Carried, Disposition, NotYet
+from serve_app.api.forms.form import Parameter
+from serve_app.api.forms.numbers import Integer
+from serve_app.api.forms.shared import FLAG
+from serve_app.api.groups.conversed import Conversed, conversation_of
+from serve_app.api.parameters import PARAMETERS, declared
+from serve_app.core.conversation import Conversation
+from serve_app.core.request import Prompt
+from serve_app.core.tools import Tools
+
+MAX_TOP_LOGPROBS = 20
+THINK = "</think>"
+
+
+class ChatRequest(Conversed, CompletionRequest):
+    """What a client asked for. It has one prompt, which is empty until a replica has rendered it."""
+
+    prompts: Annotated[tuple[InstanceOf[Prompt], ...], Field(exclude=True, repr=False)] = (Prompt(parts=()),)
+
+    id_prefix: ClassVar[str] = "chatcmpl"
+    prompt_name: ClassVar[str] = "messages"
+
+    @property
+    def tool_use(self) -> Tools:
+        """One text may hold several calls, but one alone where a call is demanded and nothing is said of several: a
+        model that must call and does not know when to end would go on to the end of its context."""
+        tools = super().tool_use
+        if self.parallel_tool_calls is not None:
+            return tools
+        return replace(tools, is_parallel=tools.choice.mode != "required")
+
+    def conversation(self, template: str) -> Conversation:
+        tools = () if self.tool_use.choice.mode == "none" else self.tool_use.sent
+        return conversation_of(self, template, tools=tools)
+
+    def splits_reasoning(self, template: str) -> bool:
+        return self.separate_reasoning and THINK in template
+
+
+CHAT_DEFAULTS: Mapping[str, object] = MappingProxyType({"max_tokens": UNLIMITED})
+"""Where the dialect says nothing of them. 16 tokens are of no use in a chat, in no system."""
+NOT_OF_CHATS: Mapping[str, NotYet] = MappingProxyType(
+    {
+        "prompt": NotYet(),
+        "best_of": NotYet(),
+        "echo": NotYet(False),
+        "echo_last": NotYet(0),
+        "suffix": NotYet(""),
+        "suffix_mode": NotYet(),
+        "n_probs": NotYet(0),
+        "functions": NotYet([]),
+        "function_call": NotYet("none", "auto"),
+        "modalities": NotYet(["text"]),
+        "audio": NotYet(),
+        "web_search_options": NotYet(),
+        "chat_template": NotYet(),
+        "documents": NotYet([]),
+        "prompt_logprobs": NotYet(),
+        "return_tokens_as_token_ids": NotYet(False),
+        "add_special_tokens": NotYet(False),  # they are the template's to write
+        "add_bos_token": NotYet(False),
+    }
+)
+"""Parameters of completions that say nothing of a chat, and of others' chats that are not carried out."""
+CHAT_PARAMETERS: Mapping[str, Disposition] = MappingProxyType(
+    {
+        **{name: each for name, each in PARAMETERS.items() if name not in NOT_OF_CHATS},
+        **{name: Carried(parameter) for name, parameter in declared(Conversed).items()},
+        "logprobs": Carried(Parameter(FLAG, "The log-probability of each token is returned.")),
+        "top_logprobs": Carried(
+            Parameter(
+                Integer(low=0, high=lambda terms: max(MAX_TOP_LOGPROBS, terms.max_logprobs)),
+                "So many likeliest tokens for each position, where `logprobs` is true.",
+            )
+        ),
+        **NOT_OF_CHATS,
+    }
+)

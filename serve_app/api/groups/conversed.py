@@ -1,0 +1,74 @@
+"""The chat that is gone on with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel
+
+from serve_app.api.forms.form import Parameter
+from serve_app.api.forms.messages import Messages, TemplateVariables
+from serve_app.api.forms.shared import FLAG
+from serve_app.core.conversation import Conversation
+from serve_app.core.errors import InvalidRequest
+from serve_app.core.tools import Tool
+
+DEVELOPER, SYSTEM = "developer", "system"
+OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+"""Variables of a template that parameters of their own say."""
+
+
+class Conversed(BaseModel):
+    """Messages, and what the model's chat template is to make of them."""
+
+    messages: Annotated[tuple[dict[str, Any], ...], Parameter(Messages(), "The chat so far, the oldest message first.")]
+    add_generation_prompt: Annotated[
+        bool, Parameter(FLAG, "The prompt ends where an answer begins; false leaves that out.")
+    ] = True
+    continue_final_message: Annotated[
+        bool, Parameter(FLAG, "The last message, an assistant's, is gone on with and not answered.")
+    ] = False
+    chat_template_kwargs: Annotated[
+        dict[str, Any],
+        Parameter(TemplateVariables(OWN_VARIABLES), "Further variables for the chat template, as `enable_thinking`."),
+    ] = {}
+    separate_reasoning: Annotated[
+        bool,
+        Parameter(FLAG, "What the model thinks is `reasoning_content`, where its template has <think>; else content."),
+    ] = True
+
+
+def conversation_of(conversed: Conversed, template: str, *, tools: Sequence[Tool] = ()) -> Conversation:
+    """Everything that this template of a model is given."""
+    variables = {
+        **conversed.chat_template_kwargs,
+        **({"tools": [tool.sent for tool in tools]} if tools else {}),
+        "messages": [_as_known(message, template) for message in conversed.messages],
+        "add_generation_prompt": conversed.add_generation_prompt and not conversed.continue_final_message,
+    }
+    source = json.dumps(variables, ensure_ascii=False, separators=(",", ":"))
+    return Conversation(source=source, continues_last=conversed.continue_final_message)
+
+
+def check_continuation(members: Mapping[str, Any]) -> None:
+    """A message that is gone on with is an assistant's, and no answer to it begins. Raises InvalidRequest.
+
+    members: as they were sent, the messages as they were read
+    """
+    if members.get("continue_final_message") is not True:
+        return
+    if members.get("add_generation_prompt") is True:
+        alone = 'be absent or false where "add_generation_prompt" is true, as one of them ends the prompt'
+        raise InvalidRequest.refusing("continue_final_message", must=alone, found="true")
+    last = members["messages"][-1]
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        must = 'end with a message of the "role" "assistant" and no "tool_calls" where "continue_final_message" is true'
+        raise InvalidRequest.refusing("messages", must=must, found=f'one of the "role" "{last["role"]}"')
+
+
+def _as_known(message: dict[str, Any], template: str) -> dict[str, Any]:
+    """A developer is the system to a template that knows none."""
+    is_unknown = message["role"] == DEVELOPER and DEVELOPER not in template
+    return {**message, "role": SYSTEM} if is_unknown else message

@@ -1,0 +1,137 @@
+"""Turns the events of a chat's run into its messages, whole or in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from serve_app.api.chat import ChatRequest
+from serve_app.api.chat_responses import ASSISTANT, CHAT_CHUNK_OBJECT, CHAT_OBJECT, ChatChoice
+from serve_app.api.chunks import ChunkWriter, written_message
+from serve_app.api.responses import ResponseHead, completion_body
+from serve_app.core.delta import PromptReport
+from serve_app.router.event import Event
+from serve_app.router.message import MessageReader, message_reader
+from serve_app.router.render import StreamRenderer, whole_extras
+from serve_app.router.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPart:
+    """What one event adds to its choice."""
+
+    choice: ChatChoice
+    part: int
+    completion_tokens: int
+
+
+class ChatComposer:
+    """Makes messages of texts: the role first, thoughts and calls of tools apart.
+
+    templates: of the model of each part. Where one has thoughts, the report of its prompt is awaited, which says
+               whether it ends in one
+    """
+
+    def __init__(self, request: ChatRequest, templates: Sequence[str]) -> None:
+        self._request = request
+        self._templates = templates
+        self._needs_report = request.return_token_ids or request.has_continuous_usage
+        self._reports: dict[int, PromptReport] = {}
+        self._kept: dict[int, list[Event]] = {}
+        self._readers: dict[int, MessageReader] = {}
+
+    def add(self, event: Event) -> list[ChatPart]:
+        """The parts that can be shown now, in the order of each choice."""
+        if event.delta.prompt is not None:
+            self._reports[event.part] = event.delta.prompt
+            return [part for each in (*self._kept.pop(event.part, ()), event) for part in self._parts(each)]
+        if event.part not in self._reports and (self._needs_report or self._splits(event.part)):
+            self._kept.setdefault(event.part, []).append(event)
+            return []
+        return self._parts(event)
+
+    def prompt_tokens(self, part: int) -> int:
+        return self._reports[part].num_tokens
+
+    def _splits(self, part: int) -> bool:
+        return self._request.splits_reasoning(self._templates[part])
+
+    def _parts(self, event: Event) -> list[ChatPart]:
+        choices = [self._choice(event)] if event.index in self._readers else [self._begun(event), self._choice(event)]
+        return [
+            ChatPart(choice=choice, part=event.part, completion_tokens=event.completion_tokens) for choice in choices
+        ]
+
+    def _begun(self, event: Event) -> ChatChoice:
+        """The beginning of a message, before there is anything in it."""
+        report = self._reports.get(event.part)
+        before = self._before(report) if self._splits(event.part) and report is not None else None
+        self._readers[event.index] = message_reader(self._request, self._templates[event.part], before=before)
+        prompt_ids = report.token_ids if report is not None and self._request.return_token_ids else None
+        return ChatChoice(
+            index=event.index,
+            role=ASSISTANT,
+            prompt_token_ids=prompt_ids,
+            model=self._request.listed_model_of(event.part),
+        )
+
+    def _before(self, report: PromptReport) -> str:
+        """What stands before the message: the end of the prompt, or the message that is gone on with."""
+        if self._request.continue_final_message:
+            return str(self._request.messages[-1]["content"])
+        return report.tail
+
+    def _choice(self, event: Event) -> ChatChoice:
+        delta = event.delta
+        gain = self._readers[event.index].read(delta.text, delta.finish)
+        return ChatChoice(
+            index=event.index,
+            model=self._request.listed_model_of(event.part),
+            content=gain.content,
+            reasoning=gain.reasoning,
+            tool_calls=gain.calls,
+            logprobs=None if self._request.logprobs is None else delta.logprobs,
+            finish_reason=gain.finish_reason,
+            matched_stop=None if delta.finish is None else delta.finish.matched_stop,
+            token_ids=delta.token_ids if self._request.return_token_ids else None,
+        )
+
+
+def chat_renderer(
+    request: ChatRequest, head: ResponseHead, run: Run, *, templates: Sequence[str]
+) -> StreamRenderer[ChatChoice]:
+    """Of the chunks of POST /v1/chat/completions."""
+    writer = ChunkWriter(head, written_message, kind=CHAT_CHUNK_OBJECT)
+    composer = ChatComposer(request, templates)
+    return StreamRenderer(request, run.tally, composer=composer, writer=writer)
+
+
+async def collect_chat(
+    run: Run, request: ChatRequest, *, head: ResponseHead, templates: Sequence[str]
+) -> dict[str, object]:
+    """Read a run to its end and build the whole body."""
+    composer = ChatComposer(request, templates)
+    parts: list[list[ChatChoice]] = [[] for _ in range(request.num_choices)]
+    async for event in run:
+        for part in composer.add(event):
+            parts[part.choice.index].append(part.choice)
+    choices = [_joined(of_choice) for of_choice in parts]
+    extras = whole_extras(run.tally, request)
+    return completion_body(head, choices, usage=run.tally.usage, extras=extras, kind=CHAT_OBJECT)
+
+
+def _joined(parts: Sequence[ChatChoice]) -> ChatChoice:
+    last = parts[-1]
+    token_ids = [part.token_ids for part in parts if part.token_ids is not None]
+    return ChatChoice(
+        index=last.index,
+        model=last.model,
+        content="".join(part.content for part in parts),
+        reasoning="".join(part.reasoning for part in parts),
+        tool_calls=tuple(call for part in parts for call in part.tool_calls),
+        logprobs=None if last.logprobs is None else tuple(each for part in parts for each in part.logprobs or ()),
+        finish_reason=last.finish_reason,
+        matched_stop=last.matched_stop,
+        token_ids=None if last.token_ids is None else tuple(token_id for ids in token_ids for token_id in ids),
+        prompt_token_ids=parts[0].prompt_token_ids,
+    )

@@ -1,0 +1,163 @@
+"""Tools in chats from bytes to bytes: calls in a family's form, as messages and as deltas of a stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import jsonschema
+import pytest
+import pytest_asyncio
+
+from tests.flow.stack import Stack, running_stack
+from tests.flow.test_chat import PATH, QUESTION, events, reciting
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS, "strict": True}}
+CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
+HERMES = """{%- if tools %}{{ '<|im_start|>system\\n<tools>' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}
+{{- '</tools> as <tool_call></tool_call><|im_end|>\\n' }}{% endif %}
+{%- for message in messages %}{{ '<|im_start|>' ~ message.role ~ '\\n' ~ message.content }}
+    {%- for call in message.tool_calls or [] %}{{ '<tool_call>' ~ call.function | tojson ~ '</tool_call>' }}{% endfor %}
+    {{- '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+CALL = [
+    "Let me see.\n<tool",
+    '_call>\n{"name": "wea',
+    'ther", "argum',
+    'ents": {"city": "Rome", ',
+    '"days": 3',
+    "}}\n</tool",
+    "_call>",
+]
+SECOND = ["\n<tool_call>\n", '{"name": "clock", "arguments": {}}', "\n</tool_call>"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack() -> AsyncIterator[Stack]:
+    async with running_stack(num_replicas=1, threads=1, chat_template=HERMES) as running:
+        yield running
+
+
+def joined(chunks: list[dict[str, Any]]) -> tuple[dict[str, Any], str | None]:
+    """The message that a stream of one choice makes, and why it ended."""
+    message: dict[str, Any] = {"content": "", "tool_calls": []}
+    reason = None
+    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+        assert reason is None, "something follows the end"
+        delta, reason = choice["delta"], choice["finish_reason"]
+        message["content"] += delta.get("content", "")
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                assert call["index"] == len(message["tool_calls"])
+                message["tool_calls"].append({k: v for k, v in call.items() if k != "index"})
+            else:
+                message["tool_calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    return message, reason
+
+
+def plain(message: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    return message["content"] or "", [call["function"] for call in message.get("tool_calls") or ()]
+
+
+async def test_calls_are_told_apart_whole_and_in_a_stream() -> None:
+    body = {"model": "tiny", "messages": [QUESTION], "tools": [WEATHER, CLOCK], "logprobs": True}
+    async with reciting([*CALL, *SECOND], HERMES) as client:
+        whole = (await client.post(PATH, json=body)).json()["choices"][0]
+        stream = events(await client.post(PATH, json={**body, "stream": True}))
+        document = (await client.get("/openapi.json")).json()
+    calls = [
+        {"name": "weather", "arguments": '{"city": "Rome", "days": 3}'},
+        {"name": "clock", "arguments": "{}"},
+    ]
+    message, reason = joined(stream)
+    assert plain(whole["message"]) == plain(message) == ("Let me see.\n", calls)
+    assert whole["finish_reason"] == reason == "tool_calls"
+    assert len({call["id"] for call in whole["message"]["tool_calls"]}) == 2
+    arguments = [
+        call["function"]["arguments"]
+        for chunk in stream
+        for choice in chunk["choices"]
+        for call in choice["delta"].get("tool_calls", ())
+    ]
+    assert len(arguments) > 4, "arguments come as they are generated"
+    schema = {**document["components"]["schemas"]["ChatChunk"], "components": document["components"]}
+    for chunk in stream:
+        jsonschema.validate(chunk, schema)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("words", "sent", "content", "num_calls", "reason"),
+    [
+        (CALL, {"tools": [CLOCK]}, "".join(CALL), 0, "stop"),
+        (CALL, {"tools": [WEATHER], "tool_choice": "none"}, "".join(CALL), 0, "stop"),
+        (CALL, {}, "".join(CALL), 0, "stop"),
+        ([*CALL, *SECOND], {"tools": [WEATHER, CLOCK], "parallel_tool_calls": False}, "Let me see.\n", 1, "tool_calls"),
+        (CALL, {"tools": [WEATHER], "max_tokens": 7}, "Let me see.\n", 1, "length"),
+        (["It is", " 5."], {"tools": [WEATHER]}, "It is 5.", 0, "stop"),
+    ],
+)
+async def test_a_call_is_one_where_its_function_may_be_called(
+    words: list[str], sent: dict[str, Any], content: str, num_calls: int, reason: str, *, stream: bool
+) -> None:
+    async with reciting(words, HERMES) as client:
+        response = await client.post(PATH, json={"model": "tiny", "messages": [QUESTION], **sent, "stream": stream})
+    if stream:
+        message, ended = joined(events(response))
+    else:
+        choice = response.json()["choices"][0]
+        message, ended = choice["message"], choice["finish_reason"]
+    assert (message["content"] or "", len(message.get("tool_calls") or ()), ended) == (content, num_calls, reason)
+
+
+async def test_a_call_that_is_cut_off_is_content_where_it_can_still_be_told() -> None:
+    async with reciting(CALL, HERMES) as client:
+        body = {"model": "tiny", "messages": [QUESTION], "tools": [WEATHER], "max_tokens": 4}
+        choice = (await client.post(PATH, json=body)).json()["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "".join(CALL[:4]), "refusal": None}
+    assert choice["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=["required", "named"]
+)
+async def test_a_demanded_call_is_made_and_obeys_its_schema(stack: Stack, choice: object, *, stream: bool) -> None:
+    body = {"model": "demo", "temperature": 0, "messages": [QUESTION], "tools": [WEATHER], "tool_choice": choice}
+    response = await stack.post({**body, "stream": stream}, PATH)
+    assert response.status_code == 200, response.text
+    if stream:
+        message, reason = joined(events(response))
+    else:
+        found = response.json()["choices"][0]
+        message, reason = found["message"], found["finish_reason"]
+    content, (call,) = plain(message)
+    assert (content, call["name"], reason) == ("", "weather", "tool_calls")
+    jsonschema.validate(json.loads(call["arguments"]), PARAMETERS)
+
+
+async def test_calls_and_their_results_are_in_the_prompt_of_the_next_turn(stack: Stack) -> None:
+    function = {"name": "weather", "arguments": '{"city": "Rome", "days": 3}'}
+    messages = [
+        QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ]
+    rendered = (await stack.post({"messages": messages, "tools": [WEATHER]}, "/apply-template")).json()["prompt"]
+    assert f"<tools>{json.dumps(WEATHER)}</tools>" in rendered
+    assert '<tool_call>{"name": "weather", "arguments": {"city": "Rome", "days": 3}}</tool_call>' in rendered
+    assert rendered.endswith("<|im_start|>tool\nsunny<|im_end|>\n<|im_start|>assistant\n")
+    counted = (await stack.post({"messages": messages, "tools": [WEATHER]}, "/tokenize")).json()["count"]
+    for sent, num_tokens in (({"tools": [WEATHER]}, counted), ({"tools": [WEATHER], "tool_choice": "none"}, None)):
+        body = {"model": "demo", "messages": messages, "max_tokens": 1, **sent}
+        usage = (await stack.post(body, PATH)).json()["usage"]
+        assert (usage["prompt_tokens"] == counted) is (num_tokens is not None)

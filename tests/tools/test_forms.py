@@ -1,0 +1,43 @@
+"""Which form a chat template asks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from serve_app.tools.forms import HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_NAMED, Form, form_for
+
+QWEN = """{%- if tools %}...return a json object with function name and arguments within <tool_call></tool_call> tags:
+<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>{% endif %}"""
+LLAMA_31 = """{{- "<|start_header_id|>user<|end_header_id|>" }}{{- 'Respond in the format {"name": function name,
+"parameters": dictionary of argument name and its value}.' }}{{- "<|python_tag|>" + tool_call.name }}"""
+LLAMA_32 = """<|start_header_id|>{{- 'Respond in the format {"name": function name, "parameters": dictionary' }}"""
+MISTRAL_V3 = """{{- "[AVAILABLE_TOOLS] [" }}{{- "[TOOL_CALLS] [" }}{%- for tool_call in message.tool_calls %}"""
+MISTRAL_V13 = """{{- "[TOOL_CALLS]" + tool.function.name + "[ARGS]" + arguments }}"""
+QWEN_CODER = """<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>"""
+CHATML = "{% for message in messages %}<|im_start|>{{ message.role }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        (QWEN, HERMES),
+        (LLAMA_31, LLAMA3),
+        (LLAMA_32, LLAMA3),
+        (MISTRAL_V3, MISTRAL),
+        (MISTRAL_V13, MISTRAL_NAMED),
+        (QWEN_CODER, JSON),  # not JSON between the same marks
+        (CHATML, JSON),
+        ("", JSON),
+    ],
+)
+def test_a_template_shows_the_form_of_its_family(template: str, form: Form) -> None:
+    assert form_for(template) is form
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("hermes", HERMES), ("qwen", HERMES), ("llama3_json", LLAMA3), ("mistral", MISTRAL), ("json", JSON)],
+)
+def test_a_form_that_was_named_is_taken_whatever_the_template_says(name: str, form: Form) -> None:
+    assert form_for(QWEN, name) is form
+    assert form_for(MISTRAL_V3, name) is form
