@@ -143,6 +143,10 @@ class ModelService:
         self.engine.on_staged = self._driver.nudge
         self._lease_task = loop.create_task(self._watch_leases(), context=Context())
 
+    async def warm(self) -> None:
+        """Do beforehand what the first of some kinds of requests would wait for; nothing depends on it."""
+        await self._compiler.warm()
+
     async def close(self) -> None:
         """End the engine's thread and every stream."""
         if self._lease_task is not None:
