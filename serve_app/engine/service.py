@@ -21,10 +21,10 @@ from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.constraint import Constraint
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound
-from serve_app.core.names import MAX_MIXED_ADAPTERS
 from serve_app.core.request import GenerationRequest, Prompt
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.engine.allocator import keep_freed_memory
+from serve_app.engine.card import card_of
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.delivery import Delivery
 from serve_app.engine.driver import Driver
@@ -39,7 +39,7 @@ from serve_app.engine.preparation import Preparation
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.tokenization import Tokenizations
 from serve_app.engine.tokenizer_lanes import TokenizerLanes
-from serve_app.engine.vision.looking import Looks, image_card, make_looking
+from serve_app.engine.vision.looking import Looks, make_looking
 from serve_app.templates.chat_template import ChatTemplate
 from serve_app.text.tokenizer import TextTokenizer
 
@@ -79,18 +79,16 @@ class ModelService:
         self._card = card
         self._replica_id = replica_id
         self._lanes = lanes or TokenizerLanes()
-        self._compiler = Compiler(
-            lambda: vocabulary_of(tokenizer, engine.model.eos_token_ids), encode=tokenizer.encode_literal
-        )
+        ends = engine.model.eos_token_ids
+        self._compiler = Compiler(lambda: vocabulary_of(tokenizer, ends), encode=tokenizer.encode_literal)
         self._template = ChatTemplate(
             card.chat_template,
             model_name=card.name,
             special_names=tuple(name for name, _ in tokenizer.special_names),
             special_tokens=dict(card.tokenizer.special_tokens),
         )
-        self._tokenizations = Tokenizations(
-            tokenizer, max_chars=self._preparation.max_chars, render=self._template.render
-        )
+        most = self._preparation.max_chars
+        self._tokenizations = Tokenizations(tokenizer, max_chars=most, render=self._template.render)
         self._open = OpenRequests(config.max_num_sequences + config.max_waiting, clock)
         self._delivery = Delivery(
             self._open,
@@ -132,21 +130,13 @@ class ModelService:
         bound, cards = bind_adapters(adapters, model.module)
         loader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
         engine = Engine(config, model, tokenizer, bound, loader=loader)
-        card = ModelCard(
-            name=config.name,
+        card = replace(
+            card_of(model, config, tokenizer),
             root=root or config.path,
             created=created,
-            max_model_len=model.max_model_len,
-            vocab_size=model.vocab_size,
             adapters=cards,
             dialect=dialect,
-            max_num_sequences=config.max_num_sequences,
-            max_waiting=config.max_waiting,
-            kv_cache_bytes=model.kv_cache_bytes,
             chat_template=chat_template,
-            tokenizer=tokenizer.card,
-            images=image_card(model),
-            max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),
         )
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
