@@ -18,7 +18,6 @@ NOT_CARRIED_OUT: Mapping[str, NotYet] = MappingProxyType(
         "response_fields": NotYet([]),
         "perf_metrics_in_response": NotYet(False),
         "raw_output": NotYet(False),
-        "suffix": NotYet(""),
         "strict": NotYet(False),
         "reasoning_effort": NotYet(),
         "thinking": NotYet(),

@@ -58,6 +58,7 @@ class ModelCard:
     tokenizer: its class and the special tokens that it has a name for
     images: what a model with eyes says of images; None is a model of text
     max_mixed_adapters: in one mix; all of them have to be resident at once
+    fills_gaps: whether it has the tokens with which a text behind a gap is told
     """
 
     name: str
@@ -74,6 +75,7 @@ class ModelCard:
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
     images: ImageCard | None = None
     max_mixed_adapters: int = MAX_MIXED_ADAPTERS
+    fills_gaps: bool = False
 
     @property
     def usable_adapters(self) -> tuple[AdapterCard, ...]:

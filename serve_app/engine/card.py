@@ -1,8 +1,8 @@
-"""What an engine knows of its model, as routers are told."""
+"""What a replica says of its model, from what was loaded and how it is configured."""
 
 from __future__ import annotations
 
-from serve_app.core.cards import ModelCard
+from serve_app.core.cards import AdapterCard, ModelCard
 from serve_app.core.images import ImageCard
 from serve_app.core.names import MAX_MIXED_ADAPTERS
 from serve_app.engine.config import EngineConfig
@@ -10,24 +10,39 @@ from serve_app.engine.loading import LoadedModel
 from serve_app.text.tokenizer import TextTokenizer
 
 
-def card_of(model: LoadedModel, config: EngineConfig, tokenizer: TextTokenizer) -> ModelCard:
-    """Its card, without what is known outside of the engine: origin, adapters, dialect and template."""
+def model_card(
+    config: EngineConfig,
+    model: LoadedModel,
+    tokenizer: TextTokenizer,
+    adapters: tuple[AdapterCard, ...],
+    *,
+    root: str | None,
+    created: int,
+    dialect: str | None,
+    chat_template: str,
+) -> ModelCard:
+    """For the routers; the last four as `ModelService.load` has them."""
     return ModelCard(
         name=config.name,
-        root=config.path,
-        created=0,
+        root=root or config.path,
+        created=created,
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
+        adapters=adapters,
+        dialect=dialect,
         max_num_sequences=config.max_num_sequences,
         max_waiting=config.max_waiting,
         kv_cache_bytes=model.kv_cache_bytes,
+        chat_template=chat_template,
         tokenizer=tokenizer.card,
-        images=_image_card(model),
         max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),
+        images=image_card(model),
+        fills_gaps=tokenizer.markers is not None,
     )
 
 
-def _image_card(model: LoadedModel) -> ImageCard | None:
+def image_card(model: LoadedModel) -> ImageCard | None:
+    """What a model with eyes says of images; None of a model of text."""
     if model.eyes is not None:
         return ImageCard(marker=model.eyes.marker)
     return None if model.blindness is None else ImageCard(reason=model.blindness)

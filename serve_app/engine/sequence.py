@@ -28,6 +28,7 @@ class Sequence:
     max_tokens: bound on generated tokens, the context's end considered
     num_dropped_tokens: of the prompt's beginning, which are not in `token_ids`
     illustration: the images of its prompt, if any
+    shown_prompt: where the prompt that is echoed stands among `token_ids`; of a gap that is its prefix alone
     matcher:    follows what was generated along the request's constraint, if any; preemption leaves it as it is
     sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
     is_prompt_published: whether others can find its prompt's blocks
@@ -41,6 +42,7 @@ class Sequence:
         sample: int,
         max_tokens: int,
         num_dropped_tokens: int = 0,
+        shown_prompt: range | None = None,
         detokenizer: Detokenizer,
         matcher: Matcher | None = None,
         illustration: Illustration | None = None,
@@ -51,6 +53,7 @@ class Sequence:
         self.token_ids: list[int] = list(prompt_ids)
         self.max_tokens = max_tokens
         self.num_dropped_tokens = num_dropped_tokens
+        self.shown_prompt = range(len(prompt_ids)) if shown_prompt is None else shown_prompt
         self.detokenizer = detokenizer
         self.matcher = matcher
         self.illustration = illustration

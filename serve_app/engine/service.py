@@ -24,7 +24,7 @@ from serve_app.core.errors import AdapterNotFound
 from serve_app.core.request import GenerationRequest, Prompt
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.engine.allocator import keep_freed_memory
-from serve_app.engine.card import card_of
+from serve_app.engine.card import model_card
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.delivery import Delivery
 from serve_app.engine.driver import Driver
@@ -130,13 +130,8 @@ class ModelService:
         bound, cards = bind_adapters(adapters, model.module)
         loader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
         engine = Engine(config, model, tokenizer, bound, loader=loader)
-        card = replace(
-            card_of(model, config, tokenizer),
-            root=root or config.path,
-            created=created,
-            adapters=cards,
-            dialect=dialect,
-            chat_template=chat_template,
+        card = model_card(
+            config, model, tokenizer, cards, root=root, created=created, dialect=dialect, chat_template=chat_template
         )
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 

@@ -149,6 +149,7 @@ VALUES = {  # a value of each carried parameter that is not its default in any d
     "return_token_ids": True, "return_cached_tokens_details": True, "timings_per_token": True,
     "response_format": {"type": "json_object"}, "grammar": "root ::= 'a'", "json_schema": {}, "regex": "a+",
     "images": [sent(1)],
+    "suffix": "!", "suffix_mode": "append",
     "ebnf": "root ::= 'a'", "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto",
     "parallel_tool_calls": True,
 }  # fmt: skip
@@ -333,7 +334,7 @@ def test_the_listing_shows_defaults_meanings_and_a_disposition_for_each_paramete
         assert allowed.startswith(f"an integer from {dialect.least_max_tokens} to {MAX}")
         assert ("-1 is no limit" in allowed) == dialect.takes_unlimited_tokens
         assert shown["parameters"]["n_predict"] == {"disposition": "renamed", "to": "max_tokens"}
-        assert shown["parameters"]["suffix"]["disposition"] == "refused"
+        assert shown["parameters"]["suffix"]["disposition"] == "carried"
         assert shown["meanings"]["error_shape"] == dialect.error_shape.value
 
 
