@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
+from serve_app.core.conversation import Conversation, Rendering
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.images import Image
 from serve_app.core.request import GenerationRequest, Prompt
@@ -21,6 +23,27 @@ def spelled(prompt: Prompt, seen: Items[Seen], eyes: Eyes | None) -> Prompt:
     texts = [_text(image, each, eyes) for image, each in zip(prompt.images, seen, strict=True)]
     parts = tuple(_joined(prompt, iter(texts)))
     return replace(prompt, parts=parts, foreign=tuple(_moved(prompt, texts)))
+
+
+def placed(conversation: Conversation, rendering: Rendering, eyes: Eyes | None) -> Prompt:
+    """A rendered conversation with its images where the template, and nobody else, wrote the model's marker.
+
+    Raises InvalidRequest where these places are not as many as the images.
+    """
+    text, images = rendering.text, conversation.images
+    prompt = Prompt(parts=(text,), adds_special=False, foreign=rendering.foreign)
+    if not images or eyes is None:
+        return prompt
+    starts = [place for place in _starts(text, eyes.marker) if not _is_foreign(rendering, place, len(eyes.marker))]
+    if len(starts) != len(images):
+        must = f"hold as many images as the model's chat template writes places for, which are {len(starts)}"
+        raise InvalidRequest.refusing(conversation.name, must=must, found=str(len(images)))
+    parts: list[str | Image] = []
+    done = 0
+    for start, image in zip(starts, images, strict=True):
+        parts += [text[done:start], replace(image, marker=eyes.marker)]
+        done = start + len(eyes.marker)
+    return replace(prompt, parts=tuple(part for part in (*parts, text[done:]) if part != ""))
 
 
 def illustrated(token_ids: Items[int], seen: Items[Seen], eyes: Eyes | None) -> Illustration | None:
@@ -86,3 +109,15 @@ def _moved(prompt: Prompt, texts: Items[str]) -> Iterator[int]:
         num_chars += len(part.marker) if isinstance(part, Image) else len(part)
     for place in prompt.foreign:
         yield place + sum(added for start, added in places if start < place)
+
+
+def _starts(text: str, marker: str) -> Iterator[int]:
+    place = text.find(marker)
+    while place >= 0:
+        yield place
+        place = text.find(marker, place + len(marker))
+
+
+def _is_foreign(rendering: Rendering, start: int, length: int) -> bool:
+    at = bisect_left(rendering.foreign, start)
+    return at < len(rendering.foreign) and rendering.foreign[at] < start + length
