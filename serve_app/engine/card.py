@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from serve_app.core.cards import AdapterCard, ModelCard
-from serve_app.core.images import ImageCard
 from serve_app.core.names import MAX_MIXED_ADAPTERS
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.loading import LoadedModel
+from serve_app.engine.vision.looking import image_card
 from serve_app.text.tokenizer import TextTokenizer
 
 
@@ -35,14 +35,7 @@ def model_card(
         kv_cache_bytes=model.kv_cache_bytes,
         chat_template=chat_template,
         tokenizer=tokenizer.card,
-        max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),
         images=image_card(model),
+        max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),
         fills_gaps=tokenizer.markers is not None,
     )
-
-
-def image_card(model: LoadedModel) -> ImageCard | None:
-    """What a model with eyes says of images; None of a model of text."""
-    if model.eyes is not None:
-        return ImageCard(marker=model.eyes.marker)
-    return None if model.blindness is None else ImageCard(reason=model.blindness)

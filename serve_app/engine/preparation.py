@@ -108,24 +108,22 @@ class Preparation:
         ]
 
     def _read(self, request: GenerationRequest, seen: Items[Seen]) -> ReadPrompt:
-        """The prompt in tokens, of what fits; one with images is not cut. Raises InvalidRequest."""
+        """The prompt in tokens, of what fits. Raises InvalidRequest."""
         if request.infill is not None:
             return self._read_gap(request, request.infill)
         prompt_ids = self._tokenizer.encode(spelled(request.prompt, seen, self._eyes))
-        if (illustration := illustrated(prompt_ids, seen, self._eyes)) is not None:
-            shown, request = range(len(prompt_ids)), without_files(request)
-            return ReadPrompt(request=request, token_ids=prompt_ids, shown=shown, illustration=illustration)
-        num_kept = self._num_kept(request, len(prompt_ids))
+        illustration = illustrated(prompt_ids, seen, self._eyes)
+        request = without_files(request)
+        num_kept = len(prompt_ids) if seen else self._num_kept(request, len(prompt_ids))
         if num_kept == len(prompt_ids):
-            return ReadPrompt(request=request, token_ids=prompt_ids, shown=range(num_kept))
+            return ReadPrompt(request=request, token_ids=prompt_ids, shown=range(num_kept), illustration=illustration)
         kept = prompt_ids[-num_kept:]
         cut = replace(request, prompt=Prompt(parts=(tuple(kept),)))  # an echo shows what is left of it
         return ReadPrompt(request=cut, token_ids=kept, shown=range(num_kept), num_dropped=len(prompt_ids) - len(kept))
 
     def _read_gap(self, request: GenerationRequest, infill: Infill) -> ReadPrompt:
         if request.prompt.images:
-            alone = 'be absent where a "suffix" is told to the model'
-            raise InvalidRequest.refusing(request.prompt.images[0].name, must=alone, found="an image")
+            raise InvalidRequest.refusing("suffix_mode", must='be "append" beside images', found='"fim"')
         whole = arrange(self._tokenizer, request.prompt, infill)
         num_tokens = len(whole.token_ids)
         gap = whole.fitted(self._num_kept(request, num_tokens))

@@ -27,8 +27,8 @@ class Sequence:
     siblings:   sequences of the same request that start when this one has computed their common prompt
     max_tokens: bound on generated tokens, the context's end considered
     num_dropped_tokens: of the prompt's beginning, which are not in `token_ids`
-    illustration: the images of its prompt, if any
     shown_prompt: where the prompt that is echoed stands among `token_ids`; of a gap that is its prefix alone
+    illustration: the images of its prompt, if any
     matcher:    follows what was generated along the request's constraint, if any; preemption leaves it as it is
     sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
     is_prompt_published: whether others can find its prompt's blocks

@@ -80,16 +80,13 @@ class ModelService:
         self._card = card
         self._replica_id = replica_id
         self._lanes = lanes or TokenizerLanes()
-        ends = engine.model.eos_token_ids
-        self._compiler = Compiler(lambda: vocabulary_of(tokenizer, ends), encode=tokenizer.encode_literal)
-        self._template = ChatTemplate(
-            card.chat_template,
-            model_name=card.name,
-            special_names=tuple(name for name, _ in tokenizer.special_names),
-            special_tokens=dict(card.tokenizer.special_tokens),
+        self._compiler = Compiler(
+            lambda: vocabulary_of(tokenizer, engine.model.eos_token_ids), encode=tokenizer.encode_literal
         )
-        most = self._preparation.max_chars
-        self._tokenizations = Tokenizations(tokenizer, max_chars=most, render=self._template.render)
+        self._template = _template_of(card, tokenizer)
+        self._tokenizations = Tokenizations(
+            tokenizer, max_chars=self._preparation.max_chars, render=self._template.render
+        )
         self._open = OpenRequests(config.max_num_sequences + config.max_waiting, clock)
         self._delivery = Delivery(
             self._open,
@@ -283,3 +280,12 @@ class ModelService:
     def _running_driver(self) -> Driver:
         assert self._driver is not None, "start() was not called"
         return self._driver
+
+
+def _template_of(card: ModelCard, tokenizer: TextTokenizer) -> ChatTemplate:
+    return ChatTemplate(
+        card.chat_template,
+        model_name=card.name,
+        special_names=tuple(name for name, _ in tokenizer.special_names),
+        special_tokens=dict(card.tokenizer.special_tokens),
+    )

@@ -128,7 +128,7 @@ class TextTokenizer:
         """
         token_ids: tuple[int, ...] = ()
         for part in prompt.parts:
-            assert not isinstance(part, Image), "no gap has images"
+            assert not isinstance(part, Image), "nobody fills a gap beside images"
             token_ids += self.encode_literal(part) if isinstance(part, str) else part
         if token_ids:
             self._check_range(token_ids)

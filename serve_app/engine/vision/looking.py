@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from serve_app.core.errors import ContextOverflow, Overloaded
-from serve_app.core.images import Image
+from serve_app.core.images import Image, ImageCard
 from serve_app.core.request import GenerationRequest
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.loading import LoadedModel
@@ -125,6 +125,13 @@ def make_looking(model: LoadedModel, config: EngineConfig) -> Looking | None:
         return None
     kept, most = SeenImages(config.image_cache_bytes), config.max_waiting_image_bytes
     return Looking(model.eyes, kept=kept, max_model_len=model.max_model_len, max_waiting_bytes=most)
+
+
+def image_card(model: LoadedModel) -> ImageCard | None:
+    """What the routers are told; None of a model of text."""
+    if model.eyes is not None:
+        return ImageCard(marker=model.eyes.marker)
+    return None if model.blindness is None else ImageCard(reason=model.blindness)
 
 
 def _give_way() -> None:
