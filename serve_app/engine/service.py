@@ -21,7 +21,7 @@ from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.constraint import Constraint
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound
-from serve_app.core.request import GenerationRequest, Prompt
+from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.engine.allocator import keep_freed_memory
 from serve_app.engine.card import model_card
@@ -36,6 +36,7 @@ from serve_app.engine.masks import vocabulary_of
 from serve_app.engine.open_requests import OpenRequests
 from serve_app.engine.outbox import Outbox
 from serve_app.engine.preparation import Preparation
+from serve_app.engine.prompt_images import placed
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.tokenization import Tokenizations
 from serve_app.engine.tokenizer_lanes import TokenizerLanes
@@ -237,7 +238,7 @@ class ModelService:
         if request.conversation is None:
             return request
         rendering = await self._template.render(request.conversation)
-        prompt = Prompt(parts=(rendering.text,), adds_special=False, foreign=rendering.foreign)
+        prompt = placed(request.conversation, rendering, self.engine.model.eyes)
         request = replace(request, prompt=prompt, conversation=None)
         self._preparation.check_length(request)
         return request

@@ -14,6 +14,7 @@ from serve_app.core.cards import ModelCard
 from serve_app.core.constraint import Constraint
 from serve_app.core.context import ContextParams
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, UnsupportedParameter
+from serve_app.core.images import Image
 from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
 from serve_app.router.calling import constraint_of
@@ -66,7 +67,7 @@ def lower(
     sampling: dict[str, SamplingParams] = {}
     for part, target in enumerate(targets):
         try:
-            _check_images(request.prompt_of(part), target.card)
+            _check_images(request.images_of(part), target.card)
             _check_prompt_ids(request, part, vocab_size=target.card.vocab_size)
             if target.model.base not in sampling:
                 _check_ids(request, target.card.vocab_size)
@@ -212,13 +213,13 @@ def _has_special_marks(request: CompletionRequest, template: str) -> bool:
     return is_chat and bool(request.tool_use.usable) and form_for(template).has_special_tokens
 
 
-def _check_images(prompt: Prompt, card: ModelCard) -> None:
-    """Raises UnsupportedParameter where the prompt has images and the model takes none."""
-    if not prompt.images or (card.images is not None and card.images.takes_images):
+def _check_images(images: Sequence[Image], card: ModelCard) -> None:
+    """Raises UnsupportedParameter where there are images and the model takes none."""
+    if not images or (card.images is not None and card.images.takes_images):
         return
     why = "completes text only" if card.images is None else f"takes none here: {card.images.reason}"
     must = f"be absent for {card.name}, which {why}"
-    raise UnsupportedParameter.refusing(prompt.images[0].name, must=must, found="an image")
+    raise UnsupportedParameter.refusing(images[0].name, must=must, found="an image")
 
 
 def _check_prompt_ids(request: CompletionRequest, part: int, *, vocab_size: int) -> None:
