@@ -46,6 +46,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "prompt": ["The capital of France is", "The capital of Germany is", "The capital of Italy is"],
         "max_tokens": 5,
     },
+    "llama.cpp infill": {"prompt": "def fibonacci(n):\n    ", "suffix": "\n    return result", "max_tokens": 100},
     "llama.cpp mirostat": {
         "prompt": "Write a creative story:", "max_tokens": 200, "mirostat": 2, "mirostat_tau": 5.0, "mirostat_eta": 0.1,
     },
@@ -122,7 +123,7 @@ HELD: dict[str, Callable[[str], bool]] = {
 @pytest.mark.parametrize("example", HELD)
 async def test_what_an_example_holds_its_text_to_is_kept(stack: Stack, example: str) -> None:
     """A text that was cut is the beginning of one. The bias has strings and objects end before they are cut."""
-    body = {"model": "demo", **EXAMPLES[example], "max_tokens": 100, "temperature": 1, "n": 2, "seed": 11}
+    body = {"model": "demo", **EXAMPLES[example], "max_tokens": 100, "temperature": 1, "n": 4, "seed": 11}
     choices = (await stack.post({**body, "logit_bias": {'"': 8, "}": 8}})).json()["choices"]
     for choice in choices:
         if choice["finish_reason"] != "length":
@@ -173,7 +174,7 @@ WHOLE: dict[str, dict[str, Any]] = {
         "prompt": "Once upon a time", "max_tokens": -1, "temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05,
         "stream": False, "stop": ["\n\n"], "presence_penalty": 0.0, "frequency_penalty": 0.0, "repeat_penalty": 1.1,
         "n": 1, "seed": -1, "logprobs": 5, "echo": False, "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1,
-        "grammar": "", "json_schema": PRODUCT, "cache_prompt": True,
+        "grammar": "", "json_schema": {"type": "boolean"}, "cache_prompt": True, "suffix": "",
     },
     "mistral.rs": {
         "best_of": 1, "dry_allowed_length": 2, "dry_base": 1.75, "dry_multiplier": 0.8,
@@ -181,9 +182,9 @@ WHOLE: dict[str, dict[str, Any]] = {
         "grammar": {"type": "regex", "value": "exam(ple)?"}, "logit_bias": {"5": 1},
         "logprobs": 1, "max_tokens": 16, "min_p": 0.05, "n": 1, "presence_penalty": 0.1,
         "prompt": "Say this is a test.", "repetition_penalty": 1.1, "stop": "example", "stream": False,
-        "temperature": 0.7, "tool_choice": "auto", "tools": [{"type": "function", "function": {"name": "add_product"}}],
-        "top_k": 32, "top_p": 0.9, "truncate_sequence": False,
-        "user": "example",
+        "suffix": "null", "temperature": 0.7, "tool_choice": "auto",
+        "tools": [{"type": "function", "function": {"name": "add_product"}}], "top_k": 32, "top_p": 0.9,
+        "truncate_sequence": False, "user": "example",
     },
     "fireworks": {
         "prompt": "The sky is", "context_length_exceeded_behavior": "truncate", "echo": False, "frequency_penalty": 0,
@@ -205,10 +206,11 @@ WHOLE: dict[str, dict[str, Any]] = {
         "stream_options": {"include_usage": True, "continuous_usage_stats": False}, "echo": False, "logprobs": 2,
         "logit_bias": {"7": -1.5}, "best_of": 2, "ignore_eos": False, "skip_special_tokens": True,
         "no_stop_trim": False, "stop_regex": "[0-9]{3}", "min_tokens": 2, "lora_path": ["pirate", None],
-        "return_hidden_states": False, "return_routed_experts": False, "return_cached_tokens_details": True,
+        "suffix": "!", "return_hidden_states": False, "return_routed_experts": False,
+        "return_cached_tokens_details": True,
     },
 }  # fmt: skip
-PART_TWO = {"suffix", "images"}
+PART_TWO = {"images"}
 
 
 @pytest.mark.parametrize("system", WHOLE)
