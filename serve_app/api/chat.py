@@ -59,6 +59,7 @@ NOT_OF_CHATS: Mapping[str, NotYet] = MappingProxyType(
         "echo": NotYet(False),
         "echo_last": NotYet(0),
         "suffix": NotYet(""),
+        "suffix_mode": NotYet(),
         "n_probs": NotYet(0),
         "functions": NotYet([]),
         "function_call": NotYet("none", "auto"),

@@ -18,7 +18,7 @@ class ResponseHead:
     """What is the same in every chunk of a response.
 
     created: Unix seconds
-    model:   the string that the client sent
+    model:   the string that the client sent; of a list, all of them with commas between
     """
 
     id: str
@@ -31,6 +31,7 @@ class Choice:
     """One choice of a body, or what one chunk adds to it; without a finish reason while it goes on.
 
     token_ids, prompt_token_ids: None where they were not asked for; a body leaves them out then
+    model: that answers, where several do
     tool_calls: that the whole text is, beside its end; a body leaves them out where it is none
     """
 
@@ -41,6 +42,7 @@ class Choice:
     matched_stop: str | int | None = None
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    model: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
 
     @property
@@ -61,7 +63,8 @@ class Choice:
     def optional(self) -> dict[str, object]:
         """The members that are there only where they were asked for, or where there is something to tell."""
         asked = {"token_ids": self.token_ids, "prompt_token_ids": self.prompt_token_ids}
-        found: dict[str, object] = {name: list(ids) for name, ids in asked.items() if ids is not None}
+        found: dict[str, object] = {} if self.model is None else {"model": self.model}
+        found |= {name: list(ids) for name, ids in asked.items() if ids is not None}
         if self.tool_calls:
             found["tool_calls"] = [call.body() for call in self.tool_calls]
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from serve_app.core.delta import Load
+from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef, Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +14,7 @@ class AdapterCard:
 
     version: digest of its files
     reason:  why it cannot be used; None for a usable one
+    keeps_prefix: keys and values are the base's, so that prefixes are shared with it
     """
 
     name: str
@@ -20,10 +22,15 @@ class AdapterCard:
     rank: int = 0
     reason: str | None = None
     root: str = ""
+    keeps_prefix: bool = False
 
     @property
     def is_usable(self) -> bool:
         return self.reason is None
+
+    def part(self, scale: float) -> Part:
+        """So much of it."""
+        return Part(adapter=self.name, version=self.version, scale=scale, keeps_prefix=self.keeps_prefix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +55,8 @@ class ModelCard:
     kv_cache_bytes: what one replica may hold in keys and values
     chat_template: of the model's folder, as it is written there; "" is none
     tokenizer: its class and the special tokens that it has a name for
+    max_mixed_adapters: in one mix; all of them have to be resident at once
+    fills_gaps: whether it has the tokens with which a text behind a gap is told
     """
 
     name: str
@@ -62,11 +71,20 @@ class ModelCard:
     kv_cache_bytes: int = 0
     chat_template: str = ""
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
+    max_mixed_adapters: int = MAX_MIXED_ADAPTERS
+    fills_gaps: bool = False
 
     @property
     def usable_adapters(self) -> tuple[AdapterCard, ...]:
         """Those that can be asked for; an adapter's place here is its number in `lora`."""
         return tuple(card for card in self.adapters if card.is_usable)
+
+    def has(self, model: ModelRef) -> bool:
+        """Whether it has every adapter of the model in its version, and as many at once."""
+        cards = [(self.adapter(part.adapter), part.version) for part in model.parts]
+        return len(cards) <= max(1, self.max_mixed_adapters) and all(
+            card is not None and card.is_usable and card.version == version for card, version in cards
+        )
 
     def adapter(self, name: str) -> AdapterCard | None:
         return next((card for card in self.adapters if card.name == name), None)

@@ -16,6 +16,7 @@
     ├── RequestTimeout             408 timeout_error
     ├── PayloadTooLarge            413
     ├── UnsupportedMediaType       415
+    ├── NotSupported               501 not_supported_error
     ├── Unavailable                503 unavailable_error
     │   ├── ModelLoading           503
     │   └── Overloaded             503
@@ -68,6 +69,10 @@ class ServeError(Exception):
         """
         message = f'"{param}" must {must}; found {found}.'
         return cls(f"{message} {remedy}" if remedy else message, param, facts)
+
+    def about(self, model: str) -> Self:
+        """The same, of this one of several models."""
+        return type(self)(f'Model "{model}": {self.message}', self.param, self.facts)
 
     def __str__(self) -> str:
         return self.message
@@ -184,6 +189,14 @@ class UnsupportedMediaType(ServeError):
     status = 415
     type = "invalid_request_error"
     code = "unsupported_media_type"
+
+
+class NotSupported(ServeError):
+    """The model that was asked is not made for this."""
+
+    status = 501
+    type = "not_supported_error"
+    code = "not_supported"
 
 
 class Unavailable(ServeError):

@@ -7,6 +7,7 @@ from typing import Literal
 
 from serve_app.core.constraint import Constraint
 from serve_app.core.conversation import Conversation
+from serve_app.core.infill import Infill
 from serve_app.core.names import ModelRef
 
 SamplerName = Literal[
@@ -217,6 +218,7 @@ class GenerationRequest:
     uses_cache:   prefixes computed before may be used
     skips_special_tokens: tokens like the end of text are not shown
     constraint:   what each completion has to be; None is any text
+    infill:       what stands behind the gap that the prompt stands before; None where there is no gap
     conversation: what the prompt is still to be rendered of; the prompt is empty until then
     reports_tail: the first delta carries the end of the prompt's text
     """
@@ -239,3 +241,15 @@ class GenerationRequest:
     reports_tail: bool = False
     context: ContextParams = field(default_factory=ContextParams)
     unencoded: UnencodedParams = field(default_factory=UnencodedParams)
+    infill: Infill | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Every text that is cut into tokens for the model to read."""
+        of_prompt = tuple(part for part in self.prompt.parts if isinstance(part, str))
+        return of_prompt if self.infill is None else (*of_prompt, *self.infill.texts)
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of them together."""
+        return sum(map(len, self.texts))

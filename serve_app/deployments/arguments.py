@@ -73,6 +73,7 @@ class LimitSettings(BaseModel):
 
     max_depth: PositiveInt = 64
     max_model_chars: PositiveInt = 512
+    max_models: PositiveInt = 16
     max_prompts: PositiveInt = 256
     max_prompt_chars: PositiveInt = 4_000_000
     max_prompt_ids: PositiveInt = 1_000_000
@@ -91,7 +92,7 @@ class LimitSettings(BaseModel):
 class RouterSettings(BaseModel):
     """The router's `user_config`: taken over by running replicas within a second, nothing restarts.
 
-    aliases:        further names of models, `alias: base` or `alias: base:adapter`
+    aliases:        further names of models, `alias: base`, `alias: base:adapter` or a mix of adapters
     timeout_s:      how long one request may take in all
     max_body_bytes: of a request's body
     keep_alive_s:   after so long without an event a stream gets a comment line, so that nothing closes it as idle

@@ -9,6 +9,7 @@ from serve_app.constraints.matcher import Matcher
 from serve_app.core.delta import Finish, FinishReason, TokenLogprob
 from serve_app.core.request import GenerationRequest
 from serve_app.engine.kv.storage import Holding
+from serve_app.engine.lora.plan import Mix
 from serve_app.engine.sampling.state import SamplingState
 from serve_app.text.detokenizer import Detokenizer
 from serve_app.text.ending import Ending
@@ -21,10 +22,11 @@ class Sequence:
     catches up. It may be sampled when nothing but its next token is missing.
 
     holding:    what it has of the key/value store while it runs, else None
-    slot:       its adapter's place in the bank while it is pinned there; -1 for the base
+    mix:        its adapters' slots in the bank while they are pinned there, each with its factor; () for the base
     siblings:   sequences of the same request that start when this one has computed their common prompt
     max_tokens: bound on generated tokens, the context's end considered
     num_dropped_tokens: of the prompt's beginning, which are not in `token_ids`
+    shown_prompt: where the prompt that is echoed stands among `token_ids`; of a gap that is its prefix alone
     matcher:    follows what was generated along the request's constraint, if any; preemption leaves it as it is
     sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
     is_prompt_published: whether others can find its prompt's blocks
@@ -38,6 +40,7 @@ class Sequence:
         sample: int,
         max_tokens: int,
         num_dropped_tokens: int = 0,
+        shown_prompt: range | None = None,
         detokenizer: Detokenizer,
         matcher: Matcher | None = None,
     ) -> None:
@@ -47,6 +50,7 @@ class Sequence:
         self.token_ids: list[int] = list(prompt_ids)
         self.max_tokens = max_tokens
         self.num_dropped_tokens = num_dropped_tokens
+        self.shown_prompt = range(len(prompt_ids)) if shown_prompt is None else shown_prompt
         self.detokenizer = detokenizer
         self.matcher = matcher
         self.stop_matcher = Ending(request.stop)
@@ -57,7 +61,7 @@ class Sequence:
         self.num_computed = 0
         self.is_prompt_published = False
         self.holding: Holding | None = None
-        self.slot = -1
+        self.mix: Mix = ()
         self.siblings: list[Sequence] = []
         self.finish: Finish | None = None
 
@@ -82,8 +86,8 @@ class Sequence:
 
     @property
     def salt(self) -> bytes:
-        """What besides tokens decides its keys and values: the adapter's version."""
-        return self.request.model.version.encode()
+        """What besides tokens decides its keys and values: most often the adapter's version, or the mix's."""
+        return self.request.model.salt.encode()
 
     @property
     def num_tokens(self) -> int:

@@ -24,6 +24,7 @@ from serve_app.core.errors import AdapterNotFound
 from serve_app.core.request import GenerationRequest, Prompt
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.engine.allocator import keep_freed_memory
+from serve_app.engine.card import model_card
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.delivery import Delivery
 from serve_app.engine.driver import Driver
@@ -127,19 +128,8 @@ class ModelService:
         bound, cards = bind_adapters(adapters, model.module)
         loader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
         engine = Engine(config, model, tokenizer, bound, loader=loader)
-        card = ModelCard(
-            name=config.name,
-            root=root or config.path,
-            created=created,
-            max_model_len=model.max_model_len,
-            vocab_size=model.vocab_size,
-            adapters=cards,
-            dialect=dialect,
-            max_num_sequences=config.max_num_sequences,
-            max_waiting=config.max_waiting,
-            kv_cache_bytes=model.kv_cache_bytes,
-            chat_template=chat_template,
-            tokenizer=tokenizer.card,
+        card = model_card(
+            config, model, tokenizer, cards, root=root, created=created, dialect=dialect, chat_template=chat_template
         )
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
@@ -275,10 +265,7 @@ class ModelService:
 
     def _check_adapter(self, request: GenerationRequest) -> None:
         model = request.model
-        if model.adapter is None:
-            return
-        card = self._card.adapter(model.adapter)
-        if card is None or not card.is_usable or card.version != model.version:
+        if not self._card.has(model):
             must = f"name an adapter of {self._card.name} in a version that this replica serves"
             raise AdapterNotFound.refusing("model", must=must, found=f"{model.name} in another")
 

@@ -136,7 +136,8 @@ def test_what_was_sent_beats_every_default(dialect):
 
 VALUES = {  # a value of each carried parameter that is not its default in any dialect
     **SENT,
-    "model": "other", "prompt": "text", "lora_path": "sql", "lora": [{"id": 0, "scale": 1}], "cache_prompt": False,
+    "model": "other", "prompt": "text", "lora_path": "sql", "lora": [{"id": 0, "scale": 0.5}],
+    "adapter": "sql", "cache_prompt": False,
     "n": 2, "best_of": 1, "min_tokens": 1, "truncate_sequence": True, "seed": 5, "typical_p": 0.9,
     "top_n_sigma": 1.0, "min_keep": 2, "samplers": ["top_k"], "dynatemp_range": 0.1, "dynatemp_exponent": 2,
     "presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {"5": 1}, "mirostat": 1, "dry_multiplier": 0.8,
@@ -146,6 +147,7 @@ VALUES = {  # a value of each carried parameter that is not its default in any d
     "logprobs": 2, "top_logprobs": 2, "post_sampling_probs": True, "skip_special_tokens": False,
     "return_token_ids": True, "return_cached_tokens_details": True, "timings_per_token": True,
     "response_format": {"type": "json_object"}, "grammar": "root ::= 'a'", "json_schema": {}, "regex": "a+",
+    "suffix": "!", "suffix_mode": "append",
     "ebnf": "root ::= 'a'", "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto",
     "parallel_tool_calls": True,
 }  # fmt: skip
@@ -329,7 +331,7 @@ def test_the_listing_shows_defaults_meanings_and_a_disposition_for_each_paramete
         assert allowed.startswith(f"an integer from {dialect.least_max_tokens} to {MAX}")
         assert ("-1 is no limit" in allowed) == dialect.takes_unlimited_tokens
         assert shown["parameters"]["n_predict"] == {"disposition": "renamed", "to": "max_tokens"}
-        assert shown["parameters"]["suffix"]["disposition"] == "refused"
+        assert shown["parameters"]["suffix"]["disposition"] == "carried"
         assert shown["meanings"]["error_shape"] == dialect.error_shape.value
 
 

@@ -19,6 +19,7 @@ from serve_app.api.responses import Choice, ResponseHead, completion_body, token
 from serve_app.api.sse import DONE, comment, event
 from serve_app.core.delta import FinishReason, TokenLogprob, TopLogprob, Usage
 from serve_app.core.errors import AdapterNotFound, ContextOverflow, InvalidRequest, ModelNotFound
+from serve_app.core.names import ModelRef, Part, mixed
 from tests.fakes import adapter_card, model_card
 
 HEAD = ResponseHead(id="cmpl-1", created=1_746_835_200, model='odd"name:ädapter')
@@ -183,13 +184,16 @@ def test_an_error_in_a_stream_is_wrapped_in_every_dialect(dialect):
 
 def test_models_are_listed_with_their_usable_adapters_and_aliases():
     card = model_card("tiny", adapter_card("sql"), adapter_card("broken", reason="rank 0"))
-    body = models_body(list_models([card, model_card("big")], {"fast": "tiny:sql", "gone": "nobody"}))
+    half = mixed("tiny", [Part(adapter="sql", version="sql-1", scale=0.5)])
+    aliases = {"fast": ModelRef(base="tiny", adapter="sql", version="sql-1"), "gone": ModelRef(base="no"), "half": half}
+    body = models_body(list_models([card, model_card("big")], aliases))
     assert body["object"] == "list"
     assert [(entry["id"], entry["parent"]) for entry in body["data"]] == [
         ("big", None),
         ("tiny", None),
         ("tiny:sql", "tiny"),
         ("fast", "tiny:sql"),
+        ("half", "tiny:sql*0.5"),
     ]
     assert body["data"][1] == {
         "id": "tiny",

@@ -12,7 +12,8 @@ from typing import Any
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.listing import dialects_body
 from serve_app.api.dialects.tables import DIALECTS, UNION
-from serve_app.api.forms.form import Terms
+from serve_app.api.forms.form import Parameter, Terms
+from serve_app.api.infill import INFILL
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.paths import Path
 from serve_app.api.tokenize import APPLY_TEMPLATE, DETOKENIZE, TOKENIZE
@@ -26,7 +27,6 @@ TOLD_ELSEWHERE = frozenset(
         "name", "defaults", "statuses",  # have tables of their own
         "takes_zero_tokens", "takes_unlimited_tokens", "max_stop_strings",  # are ranges
         "max_logprobs", "max_n", "max_top_k",  # so are these
-        "suffix",  # not carried out
     }
 )  # fmt: skip
 """Fields of a dialect that are no rows of the table of meanings."""
@@ -139,14 +139,19 @@ def chat() -> str:
 
 def tokenize() -> str:
     """Parameters of /tokenize, /apply-template and /detokenize."""
+    return _of_routes({Path.TOKENIZE: TOKENIZE, Path.APPLY_TEMPLATE: APPLY_TEMPLATE, Path.DETOKENIZE: DETOKENIZE})
+
+
+def infill() -> str:
+    """Parameters that /infill has of its own."""
+    return _of_routes({Path.INFILL: INFILL})
+
+
+def _of_routes(tables: Mapping[Path, Mapping[str, Parameter]]) -> str:
     terms = Terms(limits=DEFAULT_LIMITS, dialect=UNION)
     rows = [
         [code(path), code(name), parameter.form.words(terms), parameter.about]
-        for path, named in (
-            (Path.TOKENIZE, TOKENIZE),
-            (Path.APPLY_TEMPLATE, APPLY_TEMPLATE),
-            (Path.DETOKENIZE, DETOKENIZE),
-        )
+        for path, named in tables.items()
         for name, parameter in named.items()
     ]
     return table(["route", "parameter", "must be", "what it does"], rows)

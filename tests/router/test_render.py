@@ -179,7 +179,7 @@ async def test_all_chunks_share_id_time_and_model(router):
 
 
 def event_of(delta: Delta) -> Event:
-    return Event(index=delta.sample, prompt_index=0, delta=delta)
+    return Event(index=delta.sample, part=0, delta=delta)
 
 
 def test_a_delta_that_shows_nothing_gives_no_chunk():
