@@ -94,8 +94,8 @@ WHOLE: dict[str, dict[str, Any]] = {
     },
     "fireworks": {
         "prompt": "The sky is", "context_length_exceeded_behavior": "truncate", "echo": False, "frequency_penalty": 0,
-        "ignore_eos": False, "logprobs": 5, "max_tokens": 16, "mirostat_lr": 0.1, "mirostat_target": 1.5, "n": 1,
-        "presence_penalty": 0, "repetition_penalty": 1, "stop": ["a", "b", "c", "d"], "stream": False,
+        "ignore_eos": False, "images": [], "logprobs": 5, "max_tokens": 16, "mirostat_lr": 0.1, "mirostat_target": 1.5,
+        "n": 1, "presence_penalty": 0, "repetition_penalty": 1, "stop": ["a", "b", "c", "d"], "stream": False,
         "temperature": 1, "top_k": 50, "top_p": 1, "user": "example",
     },
     "omlx": {
@@ -114,7 +114,7 @@ WHOLE: dict[str, dict[str, Any]] = {
         "return_cached_tokens_details": True,
     },
 }  # fmt: skip
-PART_TWO = {"grammar", "json_schema", "regex", "ebnf", "response_format", "tools", "images"}
+PART_TWO = {"grammar", "json_schema", "regex", "ebnf", "response_format", "tools"}
 
 
 @pytest.mark.parametrize("system", WHOLE)
