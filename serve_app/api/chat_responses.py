@@ -21,12 +21,14 @@ class ChatChoice:
     """One choice of a body, or what one chunk adds to it; without a finish reason while it goes on.
 
     role:     only where the choice begins
+    model:    that answers, where several do
     logprobs: None where they were not asked for
     token_ids, prompt_token_ids: None where they were not asked for; a body leaves them out then
     """
 
     index: int
     role: str | None = None
+    model: str | None = None
     content: str = ""
     reasoning: str = ""
     logprobs: tuple[TokenLogprob, ...] | None = None
@@ -68,6 +70,7 @@ class ChatChoice:
     def _besides(self) -> dict[str, object]:
         asked = {"token_ids": self.token_ids, "prompt_token_ids": self.prompt_token_ids}
         return {
+            **({} if self.model is None else {"model": self.model}),
             "finish_reason": None if self.finish_reason is None else self.finish_reason.value,
             "matched_stop": self.matched_stop,
             **{name: list(ids) for name, ids in asked.items() if ids is not None},

@@ -21,6 +21,7 @@ from serve_app.api.groups.target import Target
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.core.constraint import Constraint
 from serve_app.core.conversation import Conversation
+from serve_app.core.request import Prompt
 
 SEED_BITS = 53
 """Of a seed that is drawn: as many as every JSON reader keeps."""
@@ -64,9 +65,21 @@ class CompletionRequest(Shown, Calling, Held, Stopping, Sampling, Amount, Target
         return self.best_of is not None and self.num_candidates > 1
 
     @property
+    def num_parts(self) -> int:
+        """Every prompt once for each model, the prompts of the first model first."""
+        return len(self.models) * len(self.prompts)
+
+    @property
     def num_choices(self) -> int:
         """Completions computed in all."""
-        return len(self.prompts) * self.num_candidates
+        return self.num_parts * self.num_candidates
+
+    def listed_model_of(self, part: int) -> str | None:
+        """The model of this part, where it is one of a list."""
+        return self.listed[part // len(self.prompts)] if self.listed else None
+
+    def prompt_of(self, part: int) -> Prompt:
+        return self.prompts[part % len(self.prompts)]
 
     @property
     def has_timings(self) -> bool:

@@ -14,6 +14,7 @@ from serve_app.api.limits import WireLimits
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest
 
+ADAPTERS = ("lora_path", "lora", "adapter")
 CONSTRAINTS = ("response_format", "grammar", "json_schema", "regex", "ebnf")
 
 
@@ -92,8 +93,12 @@ def _check_post_sampling(sent: Sent) -> None:
 
 
 def _check_adapters(sent: Sent) -> None:
-    if sent.request.lora and sent.request.lora_path is not None:
-        raise sent.refused("lora", 'be absent beside "lora_path", as both name adapters', sent.values["lora"])
+    request = sent.request
+    named = (request.lora_path is not None, any(scale for _, scale in request.lora), request.adapter is not None)
+    found = [name for name, is_named in zip(ADAPTERS, named, strict=True) if is_named]
+    if len(found) > 1:
+        alone = f'be absent beside "{found[0]}", as both name adapters'
+        raise sent.refused(found[1], alone, sent.values[found[1]])
 
 
 def _check_adapter_of_each_prompt(sent: Sent) -> None:
@@ -163,13 +168,18 @@ def _check_prompts(sent: Sent) -> None:
 def _check_amount(sent: Sent) -> None:
     """Bound the number of completions, before anything of that size exists."""
     request, limits = sent.request, sent.limits
-    num_prompts, each = len(request.prompts), request.num_candidates
+    each = request.num_candidates
+    counts = [len(request.prompts), each]
+    factors = "prompts"
+    if request.listed:
+        counts.insert(0, len(request.listed))
+        factors = "models times prompts"
     counted = "n" if each == request.n else "best_of"
     if request.num_choices > limits.max_choices:
         raise InvalidRequest.refusing(
             sent.spelled(counted),
-            must=f"be such that prompts times it are at most {limits.max_choices}",
-            found=f"{num_prompts} × {each} = {request.num_choices}",
+            must=f"be such that {factors} times it are at most {limits.max_choices}",
+            found=f"{' × '.join(map(str, counts))} = {request.num_choices}",
         )
 
 

@@ -32,7 +32,11 @@ DEMANDED: Schema = {
 }
 """Of choices that make a text a call."""
 
-SWITCHED_ON: Schema = {"type": "array", "contains": {"properties": {"scale": {"const": 1}}, "required": ["scale"]}}
+SWITCHED_ON: Schema = {
+    "type": "array",
+    "contains": {"properties": {"scale": {"not": {"const": 0}}}, "required": ["scale"]},
+}
+ADAPTERS: Mapping[str, Schema] = {"lora": SWITCHED_ON, "lora_path": {"not": NOTHING}, "adapter": {"not": NOTHING}}
 
 
 def excluded(terms: Terms, table: Mapping[str, Disposition] = PARAMETERS) -> list[Schema]:
@@ -45,7 +49,7 @@ def _excluded(terms: Terms, table: Mapping[str, Disposition]) -> list[Schema]:
         _together("`echo_last` is a part of `echo`.", {"echo": TRUE, "echo_last": {"type": "integer", "minimum": 1}}),
         _together("`top_logprobs` counts `logprobs`.", {"top_logprobs": {"type": "integer"}}, WITHOUT_LOGPROBS),
         _together("These are probabilities of `logprobs`.", {"post_sampling_probs": TRUE}, WITHOUT_LOGPROBS),
-        _together("Both name adapters.", {"lora": SWITCHED_ON, "lora_path": {"not": NOTHING}}),
+        *(_together("Both name adapters.", dict(pair)) for pair in combinations(ADAPTERS.items(), 2)),
         _together(
             "The target switches Mirostat on.",
             {"mirostat_target": {"type": "number", "exclusiveMinimum": 0}, "mirostat": {"const": 0}},

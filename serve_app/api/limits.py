@@ -15,12 +15,13 @@ class WireLimits:
 
     max_depth:         nesting of the JSON body
     max_model_chars:   characters of `model`
+    max_models:        elements of a list of models
     max_prompts:       elements of a list of prompts
     max_prompt_chars:  characters of one prompt's text parts together
     max_prompt_ids:    token ids in one prompt
     max_messages:      of a chat, whose characters together are bounded as a prompt's
     max_n:             `n` and `best_of`
-    max_choices:       prompts times the completions computed for each
+    max_choices:       prompts times the completions computed for each, times the models
     max_total_tokens:  that number times `max_tokens`, or times the model's context where that is less
     max_logprobs:      likeliest tokens per position; a dialect may allow more
     max_stop_strings, max_stop_chars: how many stop strings (also patterns, also breakers of DRY), and how long each
@@ -31,6 +32,7 @@ class WireLimits:
 
     max_depth: int = 64
     max_model_chars: int = 512
+    max_models: int = 16
     max_prompts: int = 256
     max_prompt_chars: int = 4_000_000
     max_prompt_ids: int = 1_000_000

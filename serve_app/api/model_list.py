@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from serve_app.core.cards import ModelCard
+from serve_app.core.names import ModelRef
 
 OWNER = "serve_app"
 
@@ -36,8 +37,9 @@ class ModelEntry:
         }
 
 
-def list_models(cards: Iterable[ModelCard], aliases: Mapping[str, str]) -> list[ModelEntry]:
-    """Every base, each followed by its usable adapters, then the aliases that lead to one of these."""
+def list_models(cards: Iterable[ModelCard], aliases: Mapping[str, ModelRef]) -> list[ModelEntry]:
+    """Every base, each followed by its usable adapters, then the aliases that lead anywhere."""
+    cards = list(cards)
     entries: dict[str, ModelEntry] = {}
     for card in sorted(cards, key=lambda card: card.name):
         entries[card.name] = _base_entry(card)
@@ -46,9 +48,15 @@ def list_models(cards: Iterable[ModelCard], aliases: Mapping[str, str]) -> list[
                 entry = _adapter_entry(card, f"{card.name}:{adapter.name}", adapter.root)
                 entries[entry.id] = entry
     for alias, target in aliases.items():
-        if target in entries and alias not in entries:
-            entries[alias] = _alias_entry(alias, entries[target])
+        base = next((card for card in cards if card.name == target.base), None)
+        if base is not None and alias not in entries:
+            entries[alias] = _alias_entry(alias, entries.get(target.name) or mix_entry(base, target))
     return list(entries.values())
+
+
+def mix_entry(card: ModelCard, mix: ModelRef) -> ModelEntry:
+    """Of a mix of a base's adapters; none is listed, as there is no end of them."""
+    return _adapter_entry(card, mix.name, "")
 
 
 def models_body(entries: Iterable[ModelEntry]) -> dict[str, object]:

@@ -22,7 +22,6 @@ NOT_CARRIED_OUT: Mapping[str, NotYet] = MappingProxyType(
         "images": NotYet([]),
         "reasoning_effort": NotYet(),
         "thinking": NotYet(),
-        "adapter": NotYet(),
         "cache_salt": NotYet(""),
         "extra_key": NotYet(""),
         "prompt_cache_key": NotYet(""),

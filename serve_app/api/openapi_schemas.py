@@ -50,7 +50,7 @@ CHOICE = record(
         "finish_reason": nullable({"enum": [reason.value for reason in FinishReason]}),
         "matched_stop": {"anyOf": [STRING, INTEGER, {"type": "null"}]},
     },
-    optional={"token_ids": array(COUNT), "prompt_token_ids": array(COUNT)},
+    optional={"model": STRING, "token_ids": array(COUNT), "prompt_token_ids": array(COUNT)},
 )
 SCORED: dict[str, Schema] = {"token": STRING, "logprob": NUMBER, "bytes": array(COUNT)}
 CHAT_ENDS: dict[str, Schema] = {

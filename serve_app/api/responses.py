@@ -17,7 +17,7 @@ class ResponseHead:
     """What is the same in every chunk of a response.
 
     created: Unix seconds
-    model:   the string that the client sent
+    model:   the string that the client sent; of a list, all of them with commas between
     """
 
     id: str
@@ -30,6 +30,7 @@ class Choice:
     """One choice of a body, or what one chunk adds to it; without a finish reason while it goes on.
 
     token_ids, prompt_token_ids: None where they were not asked for; a body leaves them out then
+    model: that answers, where several do
     """
 
     index: int
@@ -39,6 +40,7 @@ class Choice:
     matched_stop: str | int | None = None
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    model: str | None = None
 
     @property
     def is_silent(self) -> bool:
@@ -56,9 +58,10 @@ class Choice:
         }
 
     def optional(self) -> dict[str, object]:
-        """The members that are there only where they were asked for."""
+        """The members that are there only where they were asked for, or several models answer."""
         asked = {"token_ids": self.token_ids, "prompt_token_ids": self.prompt_token_ids}
-        return {name: list(ids) for name, ids in asked.items() if ids is not None}
+        found: dict[str, object] = {name: list(ids) for name, ids in asked.items() if ids is not None}
+        return found if self.model is None else {"model": self.model, **found}
 
 
 class Shown(Protocol):

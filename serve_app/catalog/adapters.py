@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from pathlib import Path
 
 from serve_app.catalog.adapter_config import parse_adapter_config
@@ -12,10 +11,10 @@ from serve_app.catalog.adapter_tensors import read_changes
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.files import confined_file, read_json_object
 from serve_app.catalog.headers import read_header
+from serve_app.catalog.mixes import ADAPTER_NAME, is_mix
 from serve_app.core.adapters import AdapterRecord
 from serve_app.core.cards import AdapterCard
 
-ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,96}")
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 2**20
@@ -46,7 +45,8 @@ def read_adapter(path: Path, *, root: Path) -> AdapterRecord:
     version = ""
     try:
         if not ADAPTER_NAME.fullmatch(name):
-            raise CatalogError(f"the name {name!r} is not allowed; names match {ADAPTER_NAME.pattern}")
+            mixes = ", as * and + mix adapters in an address" if is_mix(name) else ""
+            raise CatalogError(f"the name {name!r} is not allowed{mixes}; names match {ADAPTER_NAME.pattern}")
         if not path.resolve().is_relative_to(root.resolve()):
             raise CatalogError(f"the folder {name} is a link that leads out of {root.name}")
         config_path = confined_file(path, CONFIG, root=root)

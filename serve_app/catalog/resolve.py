@@ -1,23 +1,32 @@
-"""Resolves the model a client asks for to a base model and a version of an adapter."""
+"""Resolves the model a client asks for to a base model and the versions of adapters on it."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from posixpath import basename, dirname, normpath
 
-from serve_app.catalog.adapters import ADAPTER_NAME
 from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.mixes import MIX_WORDS, is_mix, read_mix
 from serve_app.core.cards import AdapterCard, ModelCard
 from serve_app.core.errors import AdapterNotFound, AdapterUnusable, Forbidden, InvalidRequest, ModelNotFound
-from serve_app.core.names import ModelRef
+from serve_app.core.names import ModelRef, Part, mixed
 
 MAX_LISTED = 20
 MAX_SHOWN_CHARS = 96
 PATH = re.compile(r"[/\\~]")
 # What mistral.rs escapes in `base::alias`.
 _ESCAPES: Mapping[str, str] = {"%3A": ":", "%23": "#", "%25": "%"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A name as a client wrote it, and the parameter that it stands in."""
+
+    name: str
+    param: str
 
 
 class Catalog:
@@ -48,72 +57,61 @@ class Catalog:
         """Give the card of a base model."""
         return self._models.get(base)
 
-    def resolve(self, name: str, *, lora_path: str | None = None) -> ModelRef:
+    def resolve(
+        self, name: str, *, lora_path: str | None = None, param: str = "model", lora_param: str = "lora_path"
+    ) -> ModelRef:
         """Find what `model` means; `lora_path` names the adapter, or its folder, only where `model` does not.
 
+        param, lora_param: what the client calls them
+
         The first that fits: a base or an alias as it stands, `left#deployment`, `base::adapter`, `base:adapter`
-        with the longest base, an adapter's name that only one base has.
+        with the longest base, an adapter's name that only one base has. In place of an adapter's name there may be a
+        mix (`catalog/mixes.py`).
         Raises ModelNotFound, AdapterNotFound, AdapterUnusable, Forbidden for a folder outside of those where the
-        model's adapters are, and InvalidRequest where a name is ambiguous.
+        model's adapters are, and InvalidRequest where a name is ambiguous or a mix is none.
         """
-        found = self._resolve_name(self._follow(name.strip()), asked=name.strip())
+        asked = _Asked(name=name.strip(), param=param)
+        found = self._resolve_name(self._follow(asked.name), asked)
         if found.adapter is not None or not (lora_path or "").strip():
             return found
         model = self._models[found.base]
-        return self._with_adapter(model, _name_at((lora_path or "").strip(), model), param="lora_path")
+        return _with_adapters(model, _name_at((lora_path or "").strip(), model, param=lora_param), param=lora_param)
 
-    def _resolve_name(self, name: str, *, asked: str) -> ModelRef:
+    def _resolve_name(self, name: str, asked: _Asked) -> ModelRef:
         if name in self._models:
             return ModelRef(base=name)
         left, sign, deployment = name.partition("#")
         if sign and deployment:
             raise ModelNotFound.refusing(
-                "model",
+                asked.param,
                 must=f"name no deployment, as models have none to choose from here, but be {_quoted(left)}",
                 found=_quoted(name),
             )
-        return self._resolve_address(left.rstrip(), asked=asked)
+        return self._resolve_address(left.rstrip(), asked)
 
-    def _resolve_address(self, name: str, *, asked: str) -> ModelRef:
+    def _resolve_address(self, name: str, asked: _Asked) -> ModelRef:
         if name in self._models:
             return ModelRef(base=name)
         for base in sorted(self._models, key=len, reverse=True):
             if name.startswith(f"{base}::"):
-                return self._with_adapter(self._models[base], _unescape(name[len(base) + 2 :]), param="model")
+                return _with_adapters(self._models[base], _unescape(name[len(base) + 2 :]), param=asked.param)
         for base in sorted(self._models, key=len, reverse=True):
             if name.startswith(f"{base}:"):
-                return self._with_adapter(self._models[base], name[len(base) + 1 :], param="model")
-        return self._resolve_bare(name, asked=asked)
+                return _with_adapters(self._models[base], name[len(base) + 1 :], param=asked.param)
+        return self._resolve_bare(name, asked)
 
-    def _resolve_bare(self, name: str, *, asked: str) -> ModelRef:
-        holders = [model for model in self._models.values() if model.adapter(name) is not None]
-        usable = [model for model in holders if _is_usable(model.adapter(name))]
+    def _resolve_bare(self, name: str, asked: _Asked) -> ModelRef:
+        adapters = [adapter for adapter, _ in read_mix(name) or ((name, 1.0),)]
+        holders = [model for model in self._models.values() if all(map(model.adapter, adapters))]
+        usable = [model for model in holders if all(_is_usable(model.adapter(adapter)) for adapter in adapters)]
         if len(usable) > 1:
             candidates = ", ".join(sorted(f"{model.name}:{name}" for model in usable))
             must = f"be one of {candidates}, as adapters of several models have that name"
-            raise InvalidRequest.refusing("model", must=must, found=_quoted(name))
+            raise InvalidRequest.refusing(asked.param, must=must, found=_quoted(name))
         if holders:
-            return self._with_adapter((usable or holders)[0], name, param="model")
-        raise ModelNotFound.refusing(
-            "model", must=f"be one that is served ({_listed(self._models)}), or an adapter of it", found=_quoted(asked)
-        )
-
-    def _with_adapter(self, model: ModelCard, adapter: str, *, param: str) -> ModelRef:
-        adapter = adapter.strip()
-        if not adapter:
-            return ModelRef(base=model.name)
-        card = model.adapter(adapter)
-        if card is None:
-            if not model.adapters:
-                none = f"name no adapter of {_quoted(model.name)}, for which LoRA is not enabled"
-                raise InvalidRequest.refusing(param, must=none, found=_quoted(adapter))
-            usable = _listed(card.name for card in model.adapters if card.is_usable)
-            must = f"name an adapter of {_quoted(model.name)}, which has {usable}"
-            raise AdapterNotFound.refusing(param, must=must, found=_quoted(adapter))
-        if card.reason is not None:
-            must = f"name an adapter of {_quoted(model.name)} that can be used"
-            raise AdapterUnusable.refusing(param, must=must, found=f"{_quoted(adapter)}: {card.reason}")
-        return ModelRef(base=model.name, adapter=card.name, version=card.version)
+            return _with_adapters((usable or holders)[0], name, param=asked.param)
+        must = f"be one that is served ({_listed(self._models)}), or an adapter of it"
+        raise ModelNotFound.refusing(asked.param, must=must, found=_quoted(asked.name))
 
     def _addresses(self) -> list[str]:
         """List bases and usable adapters. An adapter whose address is also a base's is reached by `base::adapter`."""
@@ -129,21 +127,51 @@ class Catalog:
         return name
 
 
-def _name_at(path: str, model: ModelCard) -> str:
-    """The adapter's name, where it is given as the path of its folder. No file is looked at.
+def _with_adapters(model: ModelCard, text: str, *, param: str) -> ModelRef:
+    """The model with the adapter, or the mix, that the text names."""
+    text = text.strip()
+    if not text:
+        return ModelRef(base=model.name)
+    parts = read_mix(text) if is_mix(text) else ((text, 1.0),)
+    if parts is None:
+        raise InvalidRequest.refusing(param, must=f"mix adapters as {MIX_WORDS}", found=_quoted(text))
+    cards = [(_adapter(model, name, param=param), scale) for name, scale in parts]
+    if len({card.name for card, _ in cards}) > model.max_mixed_adapters:
+        must = f"mix at most {model.max_mixed_adapters} adapters of {_quoted(model.name)}"
+        raise InvalidRequest.refusing(param, must=must, found=str(len(cards)))
+    return mixed(model.name, [Part(adapter=card.name, version=card.version, scale=scale) for card, scale in cards])
+
+
+def _adapter(model: ModelCard, name: str, *, param: str) -> AdapterCard:
+    card = model.adapter(name)
+    if card is None:
+        if not model.adapters:
+            none = f"name no adapter of {_quoted(model.name)}, for which LoRA is not enabled"
+            raise InvalidRequest.refusing(param, must=none, found=_quoted(name))
+        usable = _listed(card.name for card in model.adapters if card.is_usable)
+        must = f"name an adapter of {_quoted(model.name)}, which has {usable}"
+        raise AdapterNotFound.refusing(param, must=must, found=_quoted(name))
+    if card.reason is not None:
+        must = f"name an adapter of {_quoted(model.name)} that can be used"
+        raise AdapterUnusable.refusing(param, must=must, found=f"{_quoted(name)}: {card.reason}")
+    return card
+
+
+def _name_at(path: str, model: ModelCard, *, param: str) -> str:
+    """The adapter's name, where it is given as the path of its folder; a mix as it is. No file is looked at.
 
     Raises Forbidden for any path but those beside the adapters that are listed, AdapterNotFound for what is neither.
     """
-    if ADAPTER_NAME.fullmatch(path):
+    if read_mix(path) is not None:
         return path
     places = {normpath(card.root): card.name for card in model.adapters if card.root}
     wanted = normpath(path)
     if wanted in places:
         return places[wanted]
-    if dirname(wanted) in {dirname(place) for place in places}:
+    if dirname(wanted) in {dirname(place) for place in places} and not is_mix(basename(wanted)):
         return basename(wanted)
     kind = Forbidden if PATH.search(path) else AdapterNotFound
-    raise kind.refusing("lora_path", must="be the name or the listed path of a served adapter", found=_quoted(path))
+    raise kind.refusing(param, must="be the name or the listed path of a served adapter", found=_quoted(path))
 
 
 def _check_aliases(aliases: Mapping[str, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from serve_app.core.delta import Load
+from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,7 @@ class ModelCard:
     chat_template: of the model's folder, as it is written there; "" is none
     tokenizer: its class and the special tokens that it has a name for
     fills_gaps: whether it has the tokens with which a text behind a gap is told
+    max_mixed_adapters: in one mix; all of them have to be resident at once
     """
 
     name: str
@@ -64,11 +66,19 @@ class ModelCard:
     chat_template: str = ""
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
     fills_gaps: bool = False
+    max_mixed_adapters: int = MAX_MIXED_ADAPTERS
 
     @property
     def usable_adapters(self) -> tuple[AdapterCard, ...]:
         """Those that can be asked for; an adapter's place here is its number in `lora`."""
         return tuple(card for card in self.adapters if card.is_usable)
+
+    def has(self, model: ModelRef) -> bool:
+        """Whether it has every adapter of the model in its version, and as many at once."""
+        cards = [(self.adapter(part.adapter), part.version) for part in model.parts]
+        return len(cards) <= max(1, self.max_mixed_adapters) and all(
+            card is not None and card.is_usable and card.version == version for card, version in cards
+        )
 
     def adapter(self, name: str) -> AdapterCard | None:
         return next((card for card in self.adapters if card.name == name), None)

@@ -70,6 +70,10 @@ class ServeError(Exception):
         message = f'"{param}" must {must}; found {found}.'
         return cls(f"{message} {remedy}" if remedy else message, param, facts)
 
+    def about(self, model: str) -> Self:
+        """The same, of this one of several models."""
+        return type(self)(f'Model "{model}": {self.message}', self.param, self.facts)
+
     def __str__(self) -> str:
         return self.message
 

@@ -73,6 +73,7 @@ class LimitSettings(BaseModel):
 
     max_depth: PositiveInt = 64
     max_model_chars: PositiveInt = 512
+    max_models: PositiveInt = 16
     max_prompts: PositiveInt = 256
     max_prompt_chars: PositiveInt = 4_000_000
     max_prompt_ids: PositiveInt = 1_000_000

@@ -59,7 +59,7 @@ class Admission:
                 keeps_blocks |= is_overdue
                 continue
             has_adapter = sequence.request.model.adapter is not None
-            if has_adapter and sequence.slot < 0 and (keeps_slots or not self._pin(sequence)):
+            if has_adapter and not sequence.mix and (keeps_slots or not self._pin(sequence)):
                 keeps_slots |= is_overdue
                 continue
             if has_adapter and not self._is_ready(sequence):
@@ -68,10 +68,10 @@ class Admission:
             yield sequence
 
     def _pin(self, sequence: Sequence) -> bool:
-        """Hold a slot for the sequence's adapter, if there is one."""
+        """Hold slots for the sequence's adapters, if there are enough."""
         if not self._slots.can_acquire(sequence.request.model):
             return False
-        sequence.slot = self._slots.acquire(sequence.request.model)
+        sequence.mix = self._slots.acquire(sequence.request.model)
         return True
 
     def _is_ready(self, sequence: Sequence) -> bool:
@@ -81,6 +81,6 @@ class Admission:
         if reason is not None:
             self._waiting.take(sequence)
             self._slots.release(model)
-            sequence.slot = -1
+            sequence.mix = ()
             self._failures.append((sequence, reason))
         return reason is None and self._slots.is_ready(model)

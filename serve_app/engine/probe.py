@@ -103,7 +103,7 @@ def _step_of(storage: PageStorage, holding: Holding, token_ids: Tensor, start: i
         positions=torch.arange(start, end, device=device),
         places=torch.tensor(storage.places(holding, start, end), device=device),
         logit_rows=torch.arange(length, device=device).flip(0),
-        slots=(-1,) * length,
+        mixes=((),) * length,
         groups=tuple(storage.groups([reading])),
     )
 

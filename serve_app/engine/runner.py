@@ -34,7 +34,7 @@ class Runner:
         positions, then its sampled one.
         """
         step = lay_out(batch, self._storage, device=self._model.device)
-        self._bank.begin_step(step.slots)
+        self._bank.begin_step(step.mixes)
         try:
             with self._current.running(step):
                 output: Any = self._model.module(

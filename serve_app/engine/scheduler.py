@@ -105,7 +105,7 @@ class Scheduler:
         """Start `child` on a place of its own with the parent's first `num_tokens` positions, if there is room now."""
         if not self._store.has_free_place or not self._store.can_reserve(num_tokens):
             return False
-        child.slot = self._slots.acquire(child.request.model)
+        child.mix = self._slots.acquire(child.request.model)
         try:
             self._store.fork(_holding(parent), self._open(child), num_tokens)
         except Exception:
@@ -139,14 +139,14 @@ class Scheduler:
         lost, self.running = self.running, []
         for sequence in lost:
             self._slots.release(sequence.request.model)
-            sequence.holding, sequence.slot = None, -1
+            sequence.holding, sequence.mix = None, ()
         self._store.clear()
         return lost
 
     def check_integrity(self) -> None:
         """Assert that places, blocks and pins are conserved."""
         self._store.check_integrity({_holding(each).place: each.num_computed for each in self.running})
-        pinned = [each for each in self.waiting if each.slot >= 0]
+        pinned = [each for each in self.waiting if each.mix]
         self._slots.check_integrity([each.request.model for each in (*self.running, *pinned)])
 
     def _chunks(self, singles: Items[Span]) -> list[Span]:
@@ -234,16 +234,16 @@ class Scheduler:
 
     def _let_go(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        holding, sequence.holding, sequence.slot = _holding(sequence), None, -1
+        holding, sequence.holding, sequence.mix = _holding(sequence), None, ()
         self._slots.release(sequence.request.model)
         self._store.close(holding)
 
     def _withdraw_waiting(self, is_wanted: Callable[[Sequence], bool]) -> list[Sequence]:
         withdrawn = self.waiting.remove(is_wanted)
         for sequence in withdrawn:
-            if sequence.slot >= 0:  # pinned while its adapter is brought
+            if sequence.mix:  # pinned while its adapter is brought
                 self._slots.release(sequence.request.model)
-                sequence.slot = -1
+                sequence.mix = ()
         return withdrawn
 
 

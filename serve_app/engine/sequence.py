@@ -9,6 +9,7 @@ from serve_app.constraints.matcher import Matcher
 from serve_app.core.delta import Finish, FinishReason, TokenLogprob
 from serve_app.core.request import GenerationRequest
 from serve_app.engine.kv.storage import Holding
+from serve_app.engine.lora.plan import Mix
 from serve_app.engine.sampling.state import SamplingState
 from serve_app.text.detokenizer import Detokenizer
 from serve_app.text.ending import Ending
@@ -21,7 +22,7 @@ class Sequence:
     catches up. It may be sampled when nothing but its next token is missing.
 
     holding:    what it has of the key/value store while it runs, else None
-    slot:       its adapter's place in the bank while it is pinned there; -1 for the base
+    mix:        its adapters' slots in the bank while they are pinned there, each with its factor; () for the base
     siblings:   sequences of the same request that start when this one has computed their common prompt
     max_tokens: bound on generated tokens, the context's end considered
     num_dropped_tokens: of the prompt's beginning, which are not in `token_ids`
@@ -60,7 +61,7 @@ class Sequence:
         self.num_computed = 0
         self.is_prompt_published = False
         self.holding: Holding | None = None
-        self.slot = -1
+        self.mix: Mix = ()
         self.siblings: list[Sequence] = []
         self.finish: Finish | None = None
 
@@ -85,7 +86,7 @@ class Sequence:
 
     @property
     def salt(self) -> bytes:
-        """What besides tokens decides its keys and values: the adapter's version."""
+        """What besides tokens decides its keys and values: the adapter's version, or the mix's."""
         return self.request.model.version.encode()
 
     @property

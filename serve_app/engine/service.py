@@ -21,6 +21,7 @@ from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.constraint import Constraint
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound
+from serve_app.core.names import MAX_MIXED_ADAPTERS
 from serve_app.core.request import GenerationRequest, Prompt
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.engine.allocator import keep_freed_memory
@@ -141,6 +142,7 @@ class ModelService:
             chat_template=chat_template,
             tokenizer=tokenizer.card,
             fills_gaps=tokenizer.markers is not None,
+            max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),
         )
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
@@ -276,10 +278,7 @@ class ModelService:
 
     def _check_adapter(self, request: GenerationRequest) -> None:
         model = request.model
-        if model.adapter is None:
-            return
-        card = self._card.adapter(model.adapter)
-        if card is None or not card.is_usable or card.version != model.version:
+        if not self._card.has(model):
             must = f"name an adapter of {self._card.name} in a version that this replica serves"
             raise AdapterNotFound.refusing("model", must=must, found=f"{model.name} in another")
 

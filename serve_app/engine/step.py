@@ -12,6 +12,7 @@ from torch import Tensor
 from serve_app.engine.batch import Batch
 from serve_app.engine.kv.groups import Group, Reading
 from serve_app.engine.kv.storage import Storage
+from serve_app.engine.lora.plan import Mix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,7 @@ class Step:
     token_ids, positions: [tokens] int64
     places:     [tokens] int64, where keys and values are written, as the storage counts them
     logit_rows: [rows] int64, the tokens whose logits are wanted: of each span its scored positions, then its last
-    slots:      the adapter's slot of each token, -1 for the base
+    mixes:      [tokens], the adapters' slots of each with their factors, () for the base
     groups:     calls of attention
     """
 
@@ -29,7 +30,7 @@ class Step:
     positions: Tensor
     places: Tensor
     logit_rows: Tensor
-    slots: tuple[int, ...]
+    mixes: tuple[Mix, ...]
     groups: tuple[Group, ...]
 
 
@@ -39,7 +40,7 @@ def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
     positions: list[int] = []
     places: list[int] = []
     logit_rows: list[int] = []
-    slots: list[int] = []
+    mixes: list[Mix] = []
     readings: list[Reading] = []
     for span in batch.spans:
         sequence, holding = span.sequence, span.sequence.holding
@@ -48,7 +49,7 @@ def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
         token_ids += sequence.token_ids[span.start : span.end]
         positions += range(span.start, span.end)
         places += storage.places(holding, span.start, span.end)
-        slots += [sequence.slot] * span.length
+        mixes += [sequence.mix] * span.length
         logit_rows += range(first, first + span.scores)
         if span.samples:
             logit_rows.append(first + span.length - 1)
@@ -60,7 +61,7 @@ def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
         positions=torch.tensor(positions, device=device),
         places=torch.tensor(places, device=device),
         logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
-        slots=tuple(slots),
+        mixes=tuple(mixes),
         groups=tuple(storage.groups(readings)),
     )
 

@@ -15,15 +15,21 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.core.delta import Load
+from serve_app.core.names import ModelRef
 from serve_app.http.routes import path_of
 from serve_app.http.untold import told
 from serve_app.router.admission import Admission, Reason
 from serve_app.router.fleet import Fleet
 from serve_app.router.run import Run
+from serve_app.router.tally import Tally
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OTHER = "other"
 """Stands for paths that are none of ours, and for models beyond so many."""
+SEVERAL = "several"
+"""Stands for the models of a request that names more than one, where it counts as one request."""
+MIXES = "*"
+"""Stands for all mixes of a base's adapters; no adapter is called so."""
 MAX_MODELS = 200
 """So many distinct names of models and adapters get a series of their own; all others share one."""
 
@@ -85,19 +91,21 @@ class Metrics:
 
     def note_request(self, path: str, served: Served, *, seconds: float) -> None:
         route = path_of(path) or OTHER
-        model = "" if served.run is None else self._model_of(served.run)
+        models = [] if served.run is None else list(served.run.tallies)
+        model = SEVERAL if len(models) > 1 else "".join(map(self._label_of, models))
         self._requests.labels(self._router_id, route, str(served.status), model).inc()
         self._request_s.labels(self._router_id, route).observe(seconds)
         if served.run is not None:
-            self._note_run(served.run, model)
+            for ref, tally in served.run.tallies.items():
+                num_sequences = sum(request.n for request in served.run.requests if request.model == ref)
+                self._note_model(self._label_of(ref), tally, num_sequences)
 
     def note_refusals(self, number: int) -> None:
         """Of a proxy, before the request that is being answered."""
         self._refused.labels(self._router_id).inc(number)
 
-    def _note_run(self, run: Run, model: str) -> None:
-        labels, tally = (self._router_id, model), run.tally
-        usage = tally.usage
+    def _note_model(self, model: str, tally: Tally, num_sequences: int) -> None:
+        labels, usage = (self._router_id, model), tally.usage
         self._prompt_tokens.labels(*labels).inc(usage.prompt_tokens)
         self._cached_tokens.labels(*labels).inc(usage.cached_tokens)
         self._completion_tokens.labels(*labels).inc(tally.num_generated)
@@ -109,15 +117,14 @@ class Metrics:
         decode_s = tally.last_event_at - tally.first_event_at
         self._first_s.labels(*labels).observe(tally.first_event_at - tally.entered_at)
         self._decode_s.labels(*labels).observe(decode_s)
-        num_sequences = sum(request.n for request in run.requests)
         if usage.completion_tokens > num_sequences:
             self._inter_token_s.labels(*labels).observe(
                 decode_s * num_sequences / (usage.completion_tokens - num_sequences)
             )
 
-    def _model_of(self, run: Run) -> str:
-        """The name it was resolved to, which exists; what clients invent never gets here."""
-        name = run.requests[0].model.name
+    def _label_of(self, model: ModelRef) -> str:
+        """What it was resolved to, which exists; all mixes of a base are one. What clients invent never gets here."""
+        name = f"{model.base}:{MIXES}" if model.mix else model.name
         if name not in self._models:
             if len(self._models) >= MAX_MODELS:
                 return OTHER

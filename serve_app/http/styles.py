@@ -77,11 +77,11 @@ class ChatStyle:
 
     def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
         assert isinstance(request, ChatRequest)
-        return chat_renderer(request, head, run, template=self._router.template_of(run))
+        return chat_renderer(request, head, run, templates=self._router.templates_of(run))
 
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
         assert isinstance(request, ChatRequest)
-        return await collect_chat(run, request, head=head, template=self._router.template_of(run))
+        return await collect_chat(run, request, head=head, templates=self._router.templates_of(run))
 
 
 class NativeStyle:

@@ -77,11 +77,11 @@ class Ticket:
     def end(self, error: ServeError) -> None:
         self._end(error)
 
-    def give_back(self, *, num_completed: int = 0) -> None:
-        """The request is over; so many of its sequences ended by themselves."""
+    def give_back(self, completed: Mapping[str, int] | None = None) -> None:
+        """The request is over; so many of its sequences ended by themselves, by model."""
         if not self._is_returned:
             self._is_returned = True
-            self._admission.leave(self, num_completed)
+            self._admission.leave(self, completed or {})
 
 
 class Admission:
@@ -164,13 +164,13 @@ class Admission:
         for model, size in ticket.sizes.items():
             self._gates[model].num_inside += size
 
-    def leave(self, ticket: Ticket, num_completed: int) -> None:
+    def leave(self, ticket: Ticket, completed: Mapping[str, int]) -> None:
         """As Ticket.give_back."""
         is_full = self.num_open >= self.settings.max_open_requests
         self._door.pace.note(self._clock(), is_busy=is_full, num_completed=1)
         del self._tickets[ticket]
         self._num_unknown -= not ticket.is_known
-        self._note(self._rooms(), Counter(dict.fromkeys(list(ticket.sizes)[:1], num_completed)))
+        self._note(self._rooms(), completed)
         for model, size in ticket.sizes.items():
             self._gates[model].num_inside -= size
 

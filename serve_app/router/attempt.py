@@ -20,6 +20,7 @@ class Attempt:
     """A prompt as it was given to a replica.
 
     request:   with an id that no other attempt has, so that nothing which comes late is taken for news
+    part:      which of the run's requests it is of
     number:    from 1;  num_failures: of engines, in the attempts before
     held:      events kept back until the prompt is complete
     has_shown: whether the reader has taken any of its events; then it cannot be made again
@@ -27,6 +28,7 @@ class Attempt:
 
     request: GenerationRequest
     link: ReplicaLink
+    part: int
     number: int
     num_failures: int = 0
     num_unfinished: int = 0
@@ -45,6 +47,7 @@ class Homeless:
     """A prompt that is to be given to a replica, with what the attempts before came to."""
 
     request: GenerationRequest
+    part: int
     number: int = 1
     num_failures: int = 0
 
@@ -53,17 +56,19 @@ class Homeless:
         """What is left when an attempt was lost to this error."""
         return cls(
             request=attempt.request,
+            part=attempt.part,
             number=attempt.number + 1,
             num_failures=attempt.num_failures + (not isinstance(error, ReplicaLost)),
         )
 
     def on(self, link: ReplicaLink, response_id: str) -> Attempt:
-        """The next attempt. The first one is named by the prompt alone."""
-        name = f"{response_id}/{self.request.prompt_index}"
+        """The next attempt. The first one is named by the part alone."""
+        name = f"{response_id}/{self.part}"
         request_id = name if self.number == 1 else f"{name}/{self.number}"
         return Attempt(
             request=replace(self.request, request_id=request_id),
             link=link,
+            part=self.part,
             number=self.number,
             num_failures=self.num_failures,
             num_unfinished=self.request.n,

@@ -21,54 +21,59 @@ class ChatPart:
     """What one event adds to its choice."""
 
     choice: ChatChoice
-    prompt_index: int
+    part: int
     completion_tokens: int
 
 
 class ChatComposer:
     """Makes messages of texts: the role first, thoughts and calls of tools apart.
 
-    template: the model's. Where it has thoughts, the report of the prompt is awaited, which says whether it ends in one
+    templates: of the model of each part. Where one has thoughts, the report of its prompt is awaited, which says
+               whether it ends in one
     """
 
-    def __init__(self, request: ChatRequest, template: str) -> None:
+    def __init__(self, request: ChatRequest, templates: Sequence[str]) -> None:
         self._request = request
-        self._template = template
-        self._splits = request.splits_reasoning(template)
-        self._needs_report = self._splits or request.return_token_ids or request.has_continuous_usage
-        self._report: PromptReport | None = None
-        self._kept: list[Event] = []
+        self._templates = templates
+        self._needs_report = request.return_token_ids or request.has_continuous_usage
+        self._reports: dict[int, PromptReport] = {}
+        self._kept: dict[int, list[Event]] = {}
         self._readers: dict[int, MessageReader] = {}
 
     def add(self, event: Event) -> list[ChatPart]:
         """The parts that can be shown now, in the order of each choice."""
         if event.delta.prompt is not None:
-            self._report = event.delta.prompt
-            kept, self._kept = self._kept, []
-            return [part for each in (*kept, event) for part in self._parts(each)]
-        if self._needs_report and self._report is None:
-            self._kept.append(event)
+            self._reports[event.part] = event.delta.prompt
+            return [part for each in (*self._kept.pop(event.part, ()), event) for part in self._parts(each)]
+        if event.part not in self._reports and (self._needs_report or self._splits(event.part)):
+            self._kept.setdefault(event.part, []).append(event)
             return []
         return self._parts(event)
 
-    def prompt_tokens(self, prompt_index: int) -> int:
-        assert self._report is not None
-        return self._report.num_tokens
+    def prompt_tokens(self, part: int) -> int:
+        return self._reports[part].num_tokens
+
+    def _splits(self, part: int) -> bool:
+        return self._request.splits_reasoning(self._templates[part])
 
     def _parts(self, event: Event) -> list[ChatPart]:
         choices = [self._choice(event)] if event.index in self._readers else [self._begun(event), self._choice(event)]
         return [
-            ChatPart(choice=choice, prompt_index=event.prompt_index, completion_tokens=event.completion_tokens)
-            for choice in choices
+            ChatPart(choice=choice, part=event.part, completion_tokens=event.completion_tokens) for choice in choices
         ]
 
     def _begun(self, event: Event) -> ChatChoice:
         """The beginning of a message, before there is anything in it."""
-        report = self._report
-        before = self._before(report) if self._splits and report is not None else None
-        self._readers[event.index] = message_reader(self._request, self._template, before=before)
+        report = self._reports.get(event.part)
+        before = self._before(report) if self._splits(event.part) and report is not None else None
+        self._readers[event.index] = message_reader(self._request, self._templates[event.part], before=before)
         prompt_ids = report.token_ids if report is not None and self._request.return_token_ids else None
-        return ChatChoice(index=event.index, role=ASSISTANT, prompt_token_ids=prompt_ids)
+        return ChatChoice(
+            index=event.index,
+            role=ASSISTANT,
+            prompt_token_ids=prompt_ids,
+            model=self._request.listed_model_of(event.part),
+        )
 
     def _before(self, report: PromptReport) -> str:
         """What stands before the message: the end of the prompt, or the message that is gone on with."""
@@ -81,6 +86,7 @@ class ChatComposer:
         gain = self._readers[event.index].read(delta.text, delta.finish)
         return ChatChoice(
             index=event.index,
+            model=self._request.listed_model_of(event.part),
             content=gain.content,
             reasoning=gain.reasoning,
             tool_calls=gain.calls,
@@ -91,16 +97,20 @@ class ChatComposer:
         )
 
 
-def chat_renderer(request: ChatRequest, head: ResponseHead, run: Run, *, template: str) -> StreamRenderer[ChatChoice]:
+def chat_renderer(
+    request: ChatRequest, head: ResponseHead, run: Run, *, templates: Sequence[str]
+) -> StreamRenderer[ChatChoice]:
     """Of the chunks of POST /v1/chat/completions."""
     writer = ChunkWriter(head, written_message, kind=CHAT_CHUNK_OBJECT)
-    composer = ChatComposer(request, template)
+    composer = ChatComposer(request, templates)
     return StreamRenderer(request, run.tally, composer=composer, writer=writer)
 
 
-async def collect_chat(run: Run, request: ChatRequest, *, head: ResponseHead, template: str) -> dict[str, object]:
+async def collect_chat(
+    run: Run, request: ChatRequest, *, head: ResponseHead, templates: Sequence[str]
+) -> dict[str, object]:
     """Read a run to its end and build the whole body."""
-    composer = ChatComposer(request, template)
+    composer = ChatComposer(request, templates)
     parts: list[list[ChatChoice]] = [[] for _ in range(request.num_choices)]
     async for event in run:
         for part in composer.add(event):
@@ -115,6 +125,7 @@ def _joined(parts: Sequence[ChatChoice]) -> ChatChoice:
     token_ids = [part.token_ids for part in parts if part.token_ids is not None]
     return ChatChoice(
         index=last.index,
+        model=last.model,
         content="".join(part.content for part in parts),
         reasoning="".join(part.reasoning for part in parts),
         tool_calls=tuple(call for part in parts for call in part.tool_calls),

@@ -14,10 +14,13 @@ from serve_app.router.event import Event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one event adds to its choice, the echoed prompt in front where it is the first."""
+    """What one event adds to its choice, the echoed prompt in front where it is the first.
+
+    part: of the request, as the event has it
+    """
 
     choice: Choice
-    prompt_index: int
+    part: int
     completion_tokens: int
     is_context_end: bool
 
@@ -29,6 +32,7 @@ class Composer:
     """
 
     def __init__(self, request: CompletionRequest) -> None:
+        self._request = request
         self._echo = request.echo or request.echo_last > 0
         self._wants_logprobs = request.logprobs is not None
         self._wants_ids = request.return_token_ids
@@ -42,19 +46,19 @@ class Composer:
     def add(self, event: Event) -> list[Part]:
         """The parts that can be shown now, in the order of each choice."""
         if event.delta.prompt is not None:
-            self._reports[event.prompt_index] = event.delta.prompt
-            return [part for e in (*self._kept.pop(event.prompt_index, ()), event) for part in self._parts(e)]
-        if self._needs_report and event.prompt_index not in self._reports:
-            self._kept.setdefault(event.prompt_index, []).append(event)
+            self._reports[event.part] = event.delta.prompt
+            return [part for e in (*self._kept.pop(event.part, ()), event) for part in self._parts(e)]
+        if self._needs_report and event.part not in self._reports:
+            self._kept.setdefault(event.part, []).append(event)
             return []
         return self._parts(event)
 
-    def prompt_tokens(self, prompt_index: int) -> int:
-        return self._reports[prompt_index].num_tokens
+    def prompt_tokens(self, part: int) -> int:
+        return self._reports[part].num_tokens
 
-    def is_prompt_cut(self, prompt_index: int) -> bool:
+    def is_prompt_cut(self, part: int) -> bool:
         """Whether the prompt lost its beginning to the context."""
-        return self._reports[prompt_index].num_dropped_tokens > 0
+        return self._reports[part].num_dropped_tokens > 0
 
     def _parts(self, event: Event) -> list[Part]:
         """A suffix goes out before the end of its choice, so that what only ends a choice shows no text."""
@@ -63,13 +67,8 @@ class Composer:
         if not self._suffix or choice.finish_reason is None:
             return [part]
         text = replace(choice, text=choice.text + self._suffix, finish_reason=None, matched_stop=None)
-        end = Choice(
-            index=choice.index,
-            text="",
-            finish_reason=choice.finish_reason,
-            matched_stop=choice.matched_stop,
-            token_ids=() if self._wants_ids else None,
-        )
+        token_ids = () if self._wants_ids else None
+        end = replace(choice, text="", logprobs=None, token_ids=token_ids, prompt_token_ids=None)
         return [replace(part, choice=text, is_context_end=False), replace(part, choice=end)]
 
     def _part(self, event: Event) -> Part:
@@ -79,7 +78,7 @@ class Composer:
         text, shift = delta.text, 0
         logprobs = LegacyLogprobs()
         if self._echo:
-            report = self._reports[event.prompt_index]
+            report = self._reports[event.part]
             prompt_text = report.text or ""
             shift = len(prompt_text)
             if is_first:
@@ -94,9 +93,10 @@ class Composer:
                 finish_reason=None if delta.finish is None else delta.finish.reason,
                 matched_stop=None if delta.finish is None else delta.finish.matched_stop,
                 token_ids=delta.token_ids if self._wants_ids else None,
-                prompt_token_ids=self._reports[event.prompt_index].token_ids if self._wants_ids and is_first else None,
+                prompt_token_ids=self._reports[event.part].token_ids if self._wants_ids and is_first else None,
+                model=self._request.listed_model_of(event.part),
             ),
-            prompt_index=event.prompt_index,
+            part=event.part,
             completion_tokens=event.completion_tokens,
             is_context_end=delta.finish is not None and delta.finish.is_context_end,
         )

@@ -11,11 +11,12 @@ from serve_app.core.delta import Delta
 class Event:
     """A delta with its place in the response.
 
-    index: of the choice, prompt index times `n` plus sample
+    index: of the choice, part times `n` plus sample
+    part:  of the client's request, model index times prompts plus prompt index
     completion_tokens: of the choice so far, this delta included
     """
 
     index: int
-    prompt_index: int
+    part: int
     delta: Delta
     completion_tokens: int = 0

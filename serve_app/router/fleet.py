@@ -112,24 +112,33 @@ class Fleet:
         self._aliases = dict(aliases)
         self._catalog = self._new_catalog()
 
-    def resolve(self, name: str, *, lora_path: str | None = None, takes_any: bool = False) -> ModelRef:
+    def resolve(
+        self,
+        name: str,
+        *,
+        lora_path: str | None = None,
+        takes_any: bool = False,
+        param: str = "model",
+        lora_param: str = "lora_path",
+    ) -> ModelRef:
         """The model meant by a client's words, pinned to the version that is served now.
 
         takes_any: a name that nobody has means the only model, where there is only one
+        param, lora_param: what the client calls the two
         Raises NotFound, AdapterUnusable, InvalidRequest, or ModelLoading where the base exists but no
         replica of it is ready.
         """
         if name == ONLY_MODEL and len(self._cards) == 1 and name not in self._cards and name not in self._aliases:
             name = next(iter(self._cards))
         try:
-            return self._catalog.resolve(name, lora_path=lora_path)
+            return self._catalog.resolve(name, lora_path=lora_path, param=param, lora_param=lora_param)
         except NotFound as error:
             loading = self._loading_base(name.strip())
             if loading is not None:
                 raise self.not_ready(loading) from None
             known = {*self._cards, *self.loading}
             if takes_any and isinstance(error, ModelNotFound) and len(known) == 1:
-                return self.resolve(*known, lora_path=lora_path)
+                return self.resolve(*known, lora_path=lora_path, param=param, lora_param=lora_param)
             raise
 
     def links_for(self, ref: ModelRef) -> list[ReplicaLink]:
@@ -178,9 +187,4 @@ class Fleet:
 
 
 def _serves(card: ModelCard, ref: ModelRef) -> bool:
-    if card.name != ref.base:
-        return False
-    if ref.adapter is None:
-        return True
-    adapter = card.adapter(ref.adapter)
-    return adapter is not None and adapter.is_usable and adapter.version == ref.version
+    return card.name == ref.base and card.has(ref)

@@ -53,9 +53,9 @@ class Inbox:
         self._slacken()
         return entry
 
-    def drop(self, prompt_index: int) -> None:
-        """Throw away the events of a prompt."""
-        kept = [each for each in self._entries if isinstance(each, ServeError) or each.prompt_index != prompt_index]
+    def drop(self, part: int) -> None:
+        """Throw away the events of a part of the request."""
+        kept = [each for each in self._entries if isinstance(each, ServeError) or each.part != part]
         self._entries = deque(kept)
         self._slacken()
 

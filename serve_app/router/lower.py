@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
+from serve_app.api.shown import shown
+from serve_app.catalog.mixes import write_mix
 from serve_app.core.cards import ModelCard
 from serve_app.core.constraint import Constraint
 from serve_app.core.errors import AdapterNotFound, InvalidRequest
 from serve_app.core.names import ModelRef
-from serve_app.core.request import ContextParams, GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
+from serve_app.core.request import ContextParams, GenerationRequest, LogprobParams, SamplingParams, StopParams
 from serve_app.router.sampling import lower_sampling, unencoded
 from serve_app.tools.demands import call_constraint
 from serve_app.tools.forms import form_for
 
-Resolve = Callable[[str, str | None], ModelRef]
 CardOf = Callable[[ModelRef], ModelCard]
 
 
@@ -26,51 +27,67 @@ def new_response_id(prefix: str = "cmpl") -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A model as a client names it: by `model`, and an adapter beside it. The params are what it calls the two."""
+
+    model: str
+    param: str = "model"
+    adapter: str | None = None
+    adapter_param: str = "lora_path"
+
+
+Resolve = Callable[[Wanted], ModelRef]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The model that a prompt is for, with its card."""
+    """The model that a part is for, with its card."""
 
     model: ModelRef
     card: ModelCard
 
 
-Targets = Mapping[str | None, Target]
-"""By `lora_path`."""
-
-
 def lower(
     request: CompletionRequest, response_id: str, *, resolve: Resolve, card_of: CardOf
 ) -> tuple[GenerationRequest, ...]:
-    """One request per prompt, in order, named `<response id>/<prompt index>`.
+    """One request per model and prompt, the prompts of the first model first, each named `<response id>/<its place>`.
 
-    resolve: (`model`, `lora_path`) to the model meant; asked once per distinct pair
+    What is asked of one model is what it would be if it were the only one.
+    resolve: asked once per distinct model and adapter
 
     Raises what `resolve` raises, InvalidRequest for a token id outside the vocabulary and for more tokens in all than
     one request may have, and AdapterNotFound for a number in `lora` that no adapter has.
     """
     targets = _targets(request, resolve, card_of)
-    for index, prompt in enumerate(request.prompts):
-        vocab_size = targets[request.lora_path_of(index)].card.vocab_size
-        _check_prompt_ids(prompt, index, request=request, vocab_size=vocab_size)
-    vocab_size = min(target.card.vocab_size for target in targets.values())
-    _check_stop_ids(request, vocab_size)
-    _check_amount(request, max_model_len=max(target.card.max_model_len for target in targets.values()))
-    return _lowered(request, response_id, targets, lower_sampling(request, vocab_size=vocab_size))
+    request = request.seeded()
+    _check_amount(request, max_model_len=max(target.card.max_model_len for target in targets))
+    sampling: dict[str, SamplingParams] = {}
+    for part, target in enumerate(targets):
+        try:
+            _check_prompt_ids(request, part, vocab_size=target.card.vocab_size)
+            if target.model.base not in sampling:
+                _check_stop_ids(request, target.card.vocab_size)
+                sampling[target.model.base] = lower_sampling(request, vocab_size=target.card.vocab_size)
+        except InvalidRequest as error:
+            raise error.about(target.model.name) if request.listed else error from None
+    return _lowered(request, response_id, targets, sampling)
 
 
 def _lowered(
-    request: CompletionRequest, response_id: str, targets: Targets, sampling: SamplingParams
+    request: CompletionRequest, response_id: str, targets: Sequence[Target], sampling: Mapping[str, SamplingParams]
 ) -> tuple[GenerationRequest, ...]:
-    """What is the same for every prompt is made once."""
+    """What is the same for every prompt is made once; `sampling` is by base."""
     stop, logprobs, context, texts = _stop(request), _logprobs(request), _context(request), unencoded(request)
-    template = targets[request.lora_path_of(0)].card.chat_template
-    return tuple(
-        GenerationRequest(
-            request_id=f"{response_id}/{index}",
-            model=targets[request.lora_path_of(index)].model,
-            prompt=prompt,
-            prompt_index=index,
+
+    def one(part: int, target: Target) -> GenerationRequest:
+        template = target.card.chat_template
+        return GenerationRequest(
+            request_id=f"{response_id}/{part}",
+            model=target.model,
+            prompt=request.prompt_of(part),
+            prompt_index=part % len(request.prompts),
             n=request.num_candidates,
-            sampling=sampling,
+            sampling=sampling[target.model.base],
             stop=stop,
             logprobs=logprobs,
             echo=request.echo or request.echo_last > 0,
@@ -85,31 +102,50 @@ def _lowered(
             unencoded=texts,
             infill=request.infill,
         )
-        for index, prompt in enumerate(request.prompts)
-    )
+
+    return tuple(one(part, target) for part, target in enumerate(targets))
 
 
-def _targets(request: CompletionRequest, resolve: Resolve, card_of: CardOf) -> Targets:
-    """By `lora_path`, for every one that a prompt has."""
-    targets: dict[str | None, Target] = {}
-    for index in range(len(request.prompts)):
-        lora_path = request.lora_path_of(index)
-        if lora_path not in targets:
-            model = resolve(request.model, lora_path)
-            if request.lora and model.adapter is None:
-                model = resolve(model.base, _numbered_adapter(request, card_of(model)))
-            targets[lora_path] = Target(model=model, card=card_of(model))
-    return targets
+def _targets(request: CompletionRequest, resolve: Resolve, card_of: CardOf) -> tuple[Target, ...]:
+    """Of each part, in order."""
+    known: dict[tuple[int, str | None], Target] = {}
+    targets = []
+    for at in range(len(request.models)):
+        for index in range(len(request.prompts)):
+            key = (at, request.lora_path_of(index))
+            if key not in known:
+                model = _model(request, at, key[1], resolve=resolve, card_of=card_of)
+                known[key] = Target(model=model, card=card_of(model))
+            targets.append(known[key])
+    return tuple(targets)
 
 
-def _numbered_adapter(request: CompletionRequest, card: ModelCard) -> str:
-    """The name of the adapter that `lora` switches on by its number."""
-    number, _ = request.lora[0]
+def _model(
+    request: CompletionRequest, at: int, lora_path: str | None, *, resolve: Resolve, card_of: CardOf
+) -> ModelRef:
+    """What the name at this place means beside what names adapters."""
+    param = f"model[{at}]" if request.listed else "model"
+    model = resolve(Wanted(model=request.models[at], param=param, adapter=lora_path))
+    if request.scales and model.adapter is None:
+        numbered = _numbered_adapters(request, card_of(model))
+        return resolve(Wanted(model=model.base, param=param, adapter=numbered, adapter_param="lora"))
+    if request.adapter is None:
+        return model
+    beside = resolve(Wanted(model=model.base, param=param, adapter=request.adapter, adapter_param="adapter"))
+    if model.adapter is not None and beside != model:
+        must = f'be absent beside "{param}", which selects "{model.adapter}" already, or be the same'
+        raise InvalidRequest.refusing("adapter", must=must, found=shown(request.adapter))
+    return beside
+
+
+def _numbered_adapters(request: CompletionRequest, card: ModelCard) -> str:
+    """The mix of the adapters that `lora` gives a scale by their numbers."""
     adapters = card.usable_adapters
-    if number >= len(adapters):
+    highest = max(request.scales)
+    if highest >= len(adapters):
         must = f'name adapters of "{card.name}" by their number, below {len(adapters)}'
-        raise AdapterNotFound.refusing("lora", must=must, found=str(number))
-    return adapters[number].name
+        raise AdapterNotFound.refusing("lora", must=must, found=str(highest))
+    return write_mix(tuple((adapters[number].name, scale) for number, scale in request.scales.items()))
 
 
 def _stop(request: CompletionRequest) -> StopParams:
@@ -158,10 +194,11 @@ def _has_special_marks(request: CompletionRequest, template: str) -> bool:
     return is_chat and bool(request.tool_use.usable) and form_for(template).has_special_tokens
 
 
-def _check_prompt_ids(prompt: Prompt, index: int, *, request: CompletionRequest, vocab_size: int) -> None:
-    highest = max((max(part) for part in prompt.parts if isinstance(part, tuple)), default=-1)
+def _check_prompt_ids(request: CompletionRequest, part: int, *, vocab_size: int) -> None:
+    ids = [each for each in request.prompt_of(part).parts if isinstance(each, tuple)]
+    highest = max(map(max, ids), default=-1)
     if highest >= vocab_size:
-        path = "prompt" if len(request.prompts) == 1 else f"prompt[{index}]"
+        path = "prompt" if len(request.prompts) == 1 else f"prompt[{part % len(request.prompts)}]"
         raise InvalidRequest.refusing(path, must=_hold_ids(vocab_size), found=str(highest))
 
 

@@ -47,9 +47,9 @@ class NativeRenderer:
             "tokens": list(choice.token_ids or ()),
             "id_slot": -1,
             "stop": choice.finish_reason is not None,
-            "model": self._request.model,
+            "model": choice.model or self._request.model,
             "tokens_predicted": part.completion_tokens,
-            "tokens_evaluated": self._composer.prompt_tokens(part.prompt_index),
+            "tokens_evaluated": self._composer.prompt_tokens(part.part),
         }
         if choice.logprobs is not None:
             result["completion_probabilities"] = _probabilities(choice.logprobs.body())
@@ -59,12 +59,12 @@ class NativeRenderer:
         choice, timings = part.choice, self._tally.timings
         return {
             "generation_settings": native_settings(self._request),
-            "prompt": _shown_prompt(self._request.prompts[part.prompt_index]),
+            "prompt": _shown_prompt(self._request.prompt_of(part.part)),
             "has_new_line": choice.index in self._has_new_line,
-            "truncated": part.is_context_end or self._composer.is_prompt_cut(part.prompt_index),
+            "truncated": part.is_context_end or self._composer.is_prompt_cut(part.part),
             "stop_type": _stop_type(choice),
             "stopping_word": choice.matched_stop if isinstance(choice.matched_stop, str) else "",
-            "tokens_cached": self._composer.prompt_tokens(part.prompt_index) + part.completion_tokens,
+            "tokens_cached": self._composer.prompt_tokens(part.part) + part.completion_tokens,
             "timings": timings.body(),
         }
 

@@ -38,8 +38,8 @@ def best_choices(request: CompletionRequest, choices: Sequence[Choice], scores: 
     OpenAI's `best_of` compares by mean and numbers anew; mistral.rs compares by sum and keeps the indices.
     """
     best: list[Choice] = []
-    for prompt_index in range(len(request.prompts)):
-        first = prompt_index * request.num_candidates
+    for part in range(request.num_parts):
+        first = part * request.num_candidates
         places = sorted(
             range(first, first + request.num_candidates), key=lambda place: _key(request, scores[place]), reverse=True
         )

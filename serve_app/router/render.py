@@ -39,7 +39,7 @@ class Composed(Protocol[ChosenOf]):
     def choice(self) -> ChosenOf: ...
 
     @property
-    def prompt_index(self) -> int: ...
+    def part(self) -> int: ...
 
     @property
     def completion_tokens(self) -> int: ...
@@ -50,7 +50,7 @@ class Composes(Protocol[ChosenOf]):
 
     def add(self, event: Event) -> Sequence[Composed[ChosenOf]]: ...
 
-    def prompt_tokens(self, prompt_index: int) -> int: ...
+    def prompt_tokens(self, part: int) -> int: ...
 
 
 class StreamRenderer(Generic[Chosen]):
@@ -92,7 +92,7 @@ class StreamRenderer(Generic[Chosen]):
             return b""
         extras: dict[str, object] = {}
         if self._request.has_continuous_usage:
-            extras["usage"] = token_counts(self._composer.prompt_tokens(part.prompt_index), part.completion_tokens)
+            extras["usage"] = token_counts(self._composer.prompt_tokens(part.part), part.completion_tokens)
         return self._writer.choice(part.choice, extras | self._extras(part))
 
     def _extras(self, part: Composed[Chosen]) -> dict[str, object]:
@@ -154,4 +154,5 @@ def _joined(parts: list[Part], request: CompletionRequest) -> Choice:
         matched_stop=last.matched_stop,
         token_ids=token_ids,
         prompt_token_ids=parts[0].choice.prompt_token_ids,
+        model=last.model,
     )

@@ -12,16 +12,19 @@ from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.listing import dialects_body
 from serve_app.api.dialects.tables import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
-from serve_app.api.model_list import ModelEntry, list_models
+from serve_app.api.model_list import ModelEntry, list_models, mix_entry
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ServeError
 from serve_app.core.names import ModelRef
 from serve_app.router.admission import Admission, Ticket
 from serve_app.router.fleet import Fleet
-from serve_app.router.lower import Resolve, lower, new_response_id
+from serve_app.router.lower import Resolve, Wanted, lower, new_response_id
 from serve_app.router.placement import Placement
 from serve_app.router.run import Run, RunSettings
 from serve_app.router.suffixes import with_suffix_mode
+
+MAX_ASKED = 64
+"""Of a list of models that was not checked yet, so many are asked for their dialect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +84,19 @@ class Router:
         return run
 
     def settled(self, request: CompletionRequest) -> CompletionRequest:
-        """The request with what follows from its model alone. Raises ServeError as `open`."""
+        """The request with what follows from its models alone. Raises ServeError as `open`."""
         if not request.suffix and request.gap is None:
             return request
-        return with_suffix_mode(request, self._card_of(self._resolver(request)(request.model, None)))
+        resolve = self._resolver(request)
+        names = ((name, f"model[{at}]" if request.listed else "model") for at, name in enumerate(request.models))
+        return with_suffix_mode(
+            request, [self._card_of(resolve(Wanted(model=name, param=param))) for name, param in names]
+        )
 
-    def template_of(self, run: Run) -> str:
-        """The chat template of the model that a run is on; "" where the model is gone."""
-        card = self.fleet.cards.get(run.requests[0].model.base)
-        return "" if card is None else card.chat_template
+    def templates_of(self, run: Run) -> tuple[str, ...]:
+        """The chat template of the model of each part of a run; "" where the model is gone."""
+        cards = [self.fleet.cards.get(request.model.base) for request in run.requests]
+        return tuple("" if card is None else card.chat_template for card in cards)
 
     @property
     def dialect(self) -> Dialect:
@@ -97,7 +104,13 @@ class Router:
         return self._config.dialect
 
     def dialect_of(self, model: object) -> Dialect:
-        """Of requests to this model that name none; `model` is what was sent, whatever it is."""
+        """Of requests to this model that name none; `model` is what was sent, whatever it is.
+
+        Of a list the dialect of its models, where they agree.
+        """
+        if isinstance(model, list):
+            spoken = {self.dialect_of(each).name for each in model[:MAX_ASKED] if isinstance(each, str)}
+            return DIALECTS[spoken.pop()] if len(spoken) == 1 else self.dialect
         if isinstance(model, str):
             with suppress(ServeError):
                 name = self._card_of(self.fleet.resolve(model)).dialect
@@ -116,22 +129,31 @@ class Router:
     def model(self, name: str) -> ModelEntry:
         """The entry of one name, also of a form of address that is not listed. Raises as `Fleet.resolve`."""
         entries = {entry.id: entry for entry in self.models()}
-        return entries[name] if name in entries else entries[self.fleet.resolve(name).name]
+        if name in entries:
+            return entries[name]
+        found = self.fleet.resolve(name)
+        return mix_entry(self._card_of(found), found) if found.mix else entries[found.name]
 
-    def _alias_targets(self) -> dict[str, str]:
-        """The address of each alias that leads anywhere now."""
+    def _alias_targets(self) -> dict[str, ModelRef]:
+        """What each alias that leads anywhere means now."""
         targets = {}
         for alias in self.fleet.aliases:
             with suppress(ServeError):
-                targets[alias] = self.fleet.resolve(alias).name
+                targets[alias] = self.fleet.resolve(alias)
         return targets
 
     def _resolver(self, request: CompletionRequest) -> Resolve:
         takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
         return partial(self._resolve, takes_any=takes_any)
 
-    def _resolve(self, name: str, lora_path: str | None, *, takes_any: bool) -> ModelRef:
-        return self.fleet.resolve(name, lora_path=lora_path, takes_any=takes_any)
+    def _resolve(self, wanted: Wanted, *, takes_any: bool) -> ModelRef:
+        return self.fleet.resolve(
+            wanted.model,
+            lora_path=wanted.adapter,
+            takes_any=takes_any,
+            param=wanted.param,
+            lora_param=wanted.adapter_param,
+        )
 
     def _card_of(self, ref: ModelRef) -> ModelCard:
         return self.fleet.cards[ref.base]

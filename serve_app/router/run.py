@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 from serve_app.core.delta import Delta
 from serve_app.core.errors import DeadlineExceeded, ReplicaLost, ServeError
+from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest
 from serve_app.router.attempt import Attempt, Homeless
 from serve_app.router.event import Event
@@ -18,6 +19,8 @@ from serve_app.router.inbox import Inbox
 from serve_app.router.link import ReplicaLink
 from serve_app.router.placement import Placement
 from serve_app.router.tally import Tally
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +84,25 @@ class Run:
         """Events that wait for the reader."""
         return len(self._inbox)
 
+    @property
+    def num_finished(self) -> dict[str, int]:
+        """Completions that have ended, by base."""
+        return {
+            base: sum(self.tally.of(parts).finish_reasons.values())
+            for base, parts in self._parts_by(lambda request: request.model.base).items()
+        }
+
+    @property
+    def tallies(self) -> dict[ModelRef, Tally]:
+        """What each model's part came to."""
+        return {model: self.tally.of(parts) for model, parts in self._parts_by(lambda request: request.model).items()}
+
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         try:
             self._accepted = loop.create_future()
             self._timer = loop.call_later(self._settings.timeout_s, self._expire)
-            self._homeless = [Homeless(request=request) for request in self.requests]
+            self._homeless = [Homeless(request=request, part=part) for part, request in enumerate(self.requests)]
             self._settle()
             await self._accepted
         except BaseException:
@@ -147,6 +163,7 @@ class Run:
             return
         refusal = submission.result()
         if refusal is not None:
+            refusal = self._told(attempts, refusal)
             for attempt in attempts:
                 self._lose(attempt, refusal)
         is_accepted = not self._num_submissions and not self._homeless
@@ -159,12 +176,12 @@ class Run:
         if attempt is None:
             return
         if delta.error is not None:
-            self._lose(attempt, delta.error)
+            self._lose(attempt, self._told([attempt], delta.error))
             return
         request = attempt.request
-        index = request.prompt_index * request.n + delta.sample
-        num_tokens = self.tally.note(delta, prompt_index=request.prompt_index, index=index)
-        event = Event(index=index, prompt_index=request.prompt_index, delta=delta, completion_tokens=num_tokens)
+        index = attempt.part * request.n + delta.sample
+        num_tokens = self.tally.note(delta, part=attempt.part, index=index)
+        event = Event(index=index, part=attempt.part, delta=delta, completion_tokens=num_tokens)
         attempt.num_unfinished -= delta.finish is not None
         if not attempt.num_unfinished:
             del self._attempts[delta.request_id]
@@ -179,6 +196,14 @@ class Run:
             for held in attempt.held:
                 self._inbox.put(held)
 
+    def _told(self, attempts: Sequence[Attempt], error: ServeError) -> ServeError:
+        """The error with the model that it is about, where the run has several."""
+        models = {attempt.request.model for attempt in attempts}
+        if len({request.model for request in self.requests}) == 1 or not models:
+            return error
+        found = models.pop()
+        return error.about(found.base if models else found.name)
+
     def _lose(self, attempt: Attempt, error: ServeError) -> None:
         """An attempt has failed: have it repeated where nothing was shown of it, or else tell the client."""
         request = attempt.request
@@ -190,8 +215,8 @@ class Run:
             self.fail(error)
             return
         self._avoided.add(attempt.link)
-        self._inbox.drop(request.prompt_index)
-        self.tally.drop(request.prompt_index)
+        self._inbox.drop(attempt.part)
+        self.tally.drop(attempt.part)
         if not self._homeless:
             asyncio.get_running_loop().call_soon(self._settle)  # by then all that were lost with it are known
         self._homeless.append(Homeless.after(attempt, error))
@@ -251,6 +276,13 @@ class Run:
         self._attempts.clear()
         for link, request_ids in running.items():
             link.abort(request_ids)
+
+    def _parts_by(self, key: Callable[[GenerationRequest], Key]) -> dict[Key, set[int]]:
+        """Which of the requests have this in common."""
+        parts: dict[Key, set[int]] = {}
+        for part, request in enumerate(self.requests):
+            parts.setdefault(key(request), set()).add(part)
+        return parts
 
     def _running(self) -> dict[ReplicaLink, list[str]]:
         """The requests that have not ended, by where they run."""

@@ -58,7 +58,7 @@ class Story:
     def end(self) -> None:
         """The request is over: its place is free."""
         if self.ticket is not None:
-            self.ticket.give_back(num_completed=0 if self.run is None else self.run.tally.num_finished)
+            self.ticket.give_back(None if self.run is None else self.run.num_finished)
 
 
 def _known(param: str | None) -> str | None:

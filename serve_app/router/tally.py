@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from serve_app.api.timings import Timings
@@ -13,13 +13,14 @@ from serve_app.core.delta import Delta, FinishReason, PromptReport, Usage
 
 @dataclass(slots=True)
 class PromptTally:
-    """One prompt, as far as its present attempt goes.
+    """One prompt for one model, as far as its present attempt goes.
 
     completion_tokens: by choice; num_completion_tokens: of all of them
     """
 
     report: PromptReport | None = None
     first_at: float | None = None
+    last_at: float | None = None
     completion_tokens: dict[int, int] = field(default_factory=dict)
     num_completion_tokens: int = 0
     finish_reasons: Counter[FinishReason] = field(default_factory=Counter)
@@ -36,10 +37,30 @@ class Tally:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._prompts: dict[int, PromptTally] = {}
+        self._num_generated: Counter[int] = Counter()
+        self._num_moves: Counter[int] = Counter()
         self.entered_at = clock()
-        self.last_event_at: float | None = None
-        self.num_generated = 0
-        self.num_moves = 0
+
+    def of(self, parts: Collection[int]) -> Tally:
+        """What these parts of the request alone came to so far."""
+        own = Tally(self._clock)
+        own.entered_at = self.entered_at
+        own._prompts = {part: each for part, each in self._prompts.items() if part in parts}
+        own._num_generated = Counter({part: count for part, count in self._num_generated.items() if part in parts})
+        own._num_moves = Counter({part: count for part, count in self._num_moves.items() if part in parts})
+        return own
+
+    @property
+    def num_generated(self) -> int:
+        return self._num_generated.total()
+
+    @property
+    def num_moves(self) -> int:
+        return self._num_moves.total()
+
+    @property
+    def last_event_at(self) -> float | None:
+        return max((each.last_at for each in self._prompts.values() if each.last_at is not None), default=None)
 
     @property
     def first_event_at(self) -> float | None:
@@ -85,16 +106,16 @@ class Tally:
             predicted_s=last_at - first_at,
         )
 
-    def note(self, delta: Delta, *, prompt_index: int, index: int) -> int:
+    def note(self, delta: Delta, *, part: int, index: int) -> int:
         """Count a delta that is no error; return the tokens of its choice so far.
 
         The finish of a choice knows also tokens that no delta carried.
         """
-        prompt = self._prompts.setdefault(prompt_index, PromptTally())
-        self.last_event_at = self._clock()
+        prompt = self._prompts.setdefault(part, PromptTally())
+        prompt.last_at = self._clock()
         if prompt.first_at is None:
-            prompt.first_at = self.last_event_at
-        self.num_generated += len(delta.token_ids)
+            prompt.first_at = prompt.last_at
+        self._num_generated[part] += len(delta.token_ids)
         if delta.prompt is not None:
             prompt.report = delta.prompt
         before = prompt.completion_tokens.get(index, 0)
@@ -105,10 +126,10 @@ class Tally:
             prompt.finish_reasons[delta.finish.reason] += 1
         return now
 
-    def drop(self, prompt_index: int) -> None:
-        """Forget the attempt at a prompt, which is made again; its tokens were computed none the less."""
-        self._prompts.pop(prompt_index, None)
-        self.num_moves += 1
+    def drop(self, part: int) -> None:
+        """Forget the attempt at a part, which is made again; its tokens were computed none the less."""
+        self._prompts.pop(part, None)
+        self._num_moves[part] += 1
 
     @property
     def _reports(self) -> list[PromptReport]:

@@ -136,7 +136,8 @@ def test_what_was_sent_beats_every_default(dialect):
 
 VALUES = {  # a value of each carried parameter that is not its default in any dialect
     **SENT,
-    "model": "other", "prompt": "text", "lora_path": "sql", "lora": [{"id": 0, "scale": 1}], "cache_prompt": False,
+    "model": "other", "prompt": "text", "lora_path": "sql", "lora": [{"id": 0, "scale": 0.5}],
+    "adapter": "sql", "cache_prompt": False,
     "n": 2, "best_of": 1, "min_tokens": 1, "truncate_sequence": True, "seed": 5, "typical_p": 0.9,
     "top_n_sigma": 1.0, "min_keep": 2, "samplers": ["top_k"], "dynatemp_range": 0.1, "dynatemp_exponent": 2,
     "presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {"5": 1}, "mirostat": 1, "dry_multiplier": 0.8,

@@ -151,7 +151,7 @@ def test_null_equals_absence(name):
         ("return_cached_tokens_details", True, "return_cached_tokens_details", True),
         ("timings_per_token", True, "timings_per_token", True),
         ("cache_prompt", False, "cache_prompt", False),
-        ("lora", [{"id": 1, "scale": 1.0}, {"id": 0, "scale": 0}], "lora", ((1, 1.0),)),
+        ("lora", [{"id": 1, "scale": 1.0}, {"id": 0, "scale": 0}], "lora", ((1, 1.0), (0, 0.0))),
         ("lora", {}, "lora", ()),
         ("stream", True, "stream", True),
     ],
@@ -164,7 +164,7 @@ INVALID = [
     ("model", 5, "non-empty string"),
     ("model", "", "non-empty string"),
     ("model", "m" * 513, "at most 512"),
-    ("model", ["tiny"], "non-empty string"),
+    ("model", [], "a list of 1 to 16 of them"),
     ("n", 0, "from 1 to 128"),
     ("n", 129, "from 1 to 128"),
     ("n", -1, "from 1 to 128"),
@@ -305,7 +305,6 @@ def test_a_value_that_is_not_allowed_is_named_as_the_client_spelled_it(name, val
         ({"lora": [5]}, "lora[0]"),
         ({"lora": [{"id": 0}]}, "lora[0]"),
         ({"lora": [{"id": True, "scale": 1}]}, "lora[0]"),
-        ({"lora": [{"id": 0, "scale": 0.5}]}, "lora[0].scale"),
         ({"lora_path": [""]}, "lora_path[0]"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"stream_options": {"continuous_usage_stats": "no"}}, "stream_options.continuous_usage_stats"),
@@ -363,7 +362,6 @@ def test_a_neutral_value_changes_nothing(name, value):
         ("n_keep", True),
         ("guided_json", {}),
         ("t_max_predict_ms", 5),
-        ("adapter", "sql"),
     ],
 )
 def test_what_only_looks_neutral_is_refused(name, value):
@@ -390,7 +388,6 @@ def test_what_only_looks_neutral_is_refused(name, value):
         ({"mirostat_eta": 0.1, "mirostat_lr": 0.2}, "mirostat_lr", ["mirostat_eta", "mirostat_lr"]),
         ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repetition_penalty", ["repeat_penalty"]),
         ({"lora": [{"id": 0, "scale": 1}], "lora_path": "a"}, "lora", ["lora", "lora_path"]),
-        ({"lora": [{"id": 0, "scale": 1}, {"id": 1, "scale": 1}]}, "lora", ["lora"]),
     ],
 )
 def test_parameters_that_contradict_each_other_are_all_named(members, param, named):

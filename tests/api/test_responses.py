@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.api.chunks import ChunkWriter, dump, error_event
+from serve_app.api.chunks import ChunkWriter, dump, error_event, written_choice
 from serve_app.api.dialects.dialect import ErrorShape
 from serve_app.api.dialects.errors import error_body, error_event_body, error_status
 from serve_app.api.dialects.tables import DIALECTS
@@ -19,6 +19,7 @@ from serve_app.api.responses import Choice, ResponseHead, completion_body, token
 from serve_app.api.sse import DONE, comment, event
 from serve_app.core.delta import FinishReason, TokenLogprob, TopLogprob, Usage
 from serve_app.core.errors import AdapterNotFound, ContextOverflow, InvalidRequest, ModelNotFound
+from serve_app.core.names import ModelRef, Part, mixed
 from tests.fakes import adapter_card, model_card
 
 HEAD = ResponseHead(id="cmpl-1", created=1_746_835_200, model='odd"name:ädapter')
@@ -84,7 +85,7 @@ CHOICES = st.builds(
 @given(CHOICES, st.text(min_size=1))
 def test_a_chunk_equals_the_slow_dump_of_its_body(choice, model):
     head = ResponseHead(id="cmpl-1", created=7, model=model)
-    writer = ChunkWriter(head)
+    writer = ChunkWriter(head, written_choice)
     assert writer.choice(choice) == slow(chunk_body(head, [choice]))
     extras = {"usage": token_counts(3, 4), "timings": {"cache_n": 1}}
     assert writer.choice(choice, extras) == slow(chunk_body(head, [choice], extras=extras))
@@ -93,7 +94,7 @@ def test_a_chunk_equals_the_slow_dump_of_its_body(choice, model):
 def test_the_usage_chunk_has_no_choices():
     usage = Usage(prompt_tokens=4, completion_tokens=4)
     extras = {"usage": usage_body(usage)}
-    assert ChunkWriter(HEAD).bare(extras) == slow(chunk_body(HEAD, [], extras=extras))
+    assert ChunkWriter(HEAD, written_choice).bare(extras) == slow(chunk_body(HEAD, [], extras=extras))
 
 
 def test_events_are_one_line_between_blank_ones():
@@ -183,13 +184,16 @@ def test_an_error_in_a_stream_is_wrapped_in_every_dialect(dialect):
 
 def test_models_are_listed_with_their_usable_adapters_and_aliases():
     card = model_card("tiny", adapter_card("sql"), adapter_card("broken", reason="rank 0"))
-    body = models_body(list_models([card, model_card("big")], {"fast": "tiny:sql", "gone": "nobody"}))
+    half = mixed("tiny", [Part(adapter="sql", version="sql-1", scale=0.5)])
+    aliases = {"fast": ModelRef(base="tiny", adapter="sql", version="sql-1"), "gone": ModelRef(base="no"), "half": half}
+    body = models_body(list_models([card, model_card("big")], aliases))
     assert body["object"] == "list"
     assert [(entry["id"], entry["parent"]) for entry in body["data"]] == [
         ("big", None),
         ("tiny", None),
         ("tiny:sql", "tiny"),
         ("fast", "tiny:sql"),
+        ("half", "tiny:sql*0.5"),
     ]
     assert body["data"][1] == {
         "id": "tiny",

@@ -133,6 +133,12 @@ def test_a_dora_adapter_needs_one_magnitude_per_output(tensors: Any, reason: str
     assert reason in str(record.reason)
 
 
+@pytest.mark.parametrize("name", ["a+b", "a*0.5", "*"])
+def test_a_name_that_would_be_a_mix_is_refused_with_the_reason(name: str, tmp_path: Path) -> None:
+    reason = str(read_one(write_adapter(tmp_path / name)).reason)
+    assert f"the name {name!r} is not allowed, as * and + mix adapters in an address" in reason
+
+
 @pytest.mark.parametrize("name", ["adapter_model.bin", "adapter_model.pt"])
 def test_pickled_weights_are_refused_with_the_way_out(name: str, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "pickled")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.resolve import Catalog
 from serve_app.core.cards import AdapterCard, ModelCard
 from serve_app.core.errors import AdapterNotFound, AdapterUnusable, Forbidden, InvalidRequest, ModelNotFound, ServeError
-from serve_app.core.names import ModelRef
+from serve_app.core.names import ModelRef, Part, mixed
 
 
 def model(name: str, *adapters: str, broken: tuple[str, ...] = ()) -> ModelCard:
@@ -157,14 +158,88 @@ def test_names_lists_bases_usable_adapters_and_aliases() -> None:
     assert CATALOG.hidden_aliases == ("plain",)
 
 
+def mix(base: str, **scales: float) -> ModelRef:
+    return mixed(base, [Part(adapter=name, version=f"{base}/{name}", scale=scale) for name, scale in scales.items()])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("demo:pirate*0.7+json*0.3", mix("demo", pirate=0.7, json=0.3)),
+        ("demo: json*.3 + pirate*0.70 ", mix("demo", pirate=0.7, json=0.3)),
+        ("demo::pirate*0.7+json*0.3", mix("demo", pirate=0.7, json=0.3)),
+        ("demo:pirate+json", mix("demo", pirate=1.0, json=1.0)),
+        ("demo:pirate*-1.5e-3", mix("demo", pirate=-0.0015)),
+        ("demo:pirate*0.5+pirate*0.5", ref("demo", "pirate")),
+        ("demo:pirate*1+json*0", ref("demo", "pirate")),
+        ("demo:pirate*0", ref("demo")),
+        ("demo:pirate+pirate*-1", ref("demo")),
+        ("demo:v2:x*0.5", mix("demo:v2", x=0.5)),
+        ("solo*0.5", mix("org/other", solo=0.5)),
+        ("solo*0.5+json*0.5", mix("org/other", solo=0.5, json=0.5)),  # the only base that has both
+        ("half", mix("demo", pirate=0.5)),
+    ],
+)
+def test_a_mix_means_its_adapters_with_their_scales(name: str, expected: ModelRef) -> None:
+    catalog = Catalog(CATALOG._models.values(), {"half": "demo:pirate*0.5"})
+    assert catalog.resolve(name) == expected
+    assert catalog.resolve(expected.name) == expected, "its own name is an address"
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("demo:pirate*", InvalidRequest, r"mix adapters as name\*scale\+name\*scale with scales from -100 to 100"),
+        ("demo:pirate*0.7*2", InvalidRequest, "mix adapters as"),
+        ("demo:+pirate", InvalidRequest, "mix adapters as"),
+        ("demo:0.7*pirate", InvalidRequest, "mix adapters as"),
+        ("demo:pirate*1e5", InvalidRequest, "mix adapters as"),
+        ("demo:pirate*101", InvalidRequest, "mix adapters as"),
+        ("demo:pirate*nan", InvalidRequest, "mix adapters as"),
+        ("demo:pirate*inf", InvalidRequest, "mix adapters as"),
+        ("demo:pirate*٣", InvalidRequest, "mix adapters as"),
+        ("demo:pirate*0.5+nope*0.5", AdapterNotFound, 'which has json, pirate, v2; found "nope"'),
+        ("demo:pirate*0.5+huge*0.5", AdapterUnusable, 'found "huge": rank 999'),
+        ("plain:a*0.5", InvalidRequest, "for which LoRA is not enabled"),
+        ("json*0.5", InvalidRequest, "as adapters of several models have that name"),
+        ("nobody*0.5", ModelNotFound, 'found "nobody[*]0.5"'),
+    ],
+)
+def test_what_is_no_mix_or_of_no_adapters_is_refused(name: str, error: type[ServeError], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        CATALOG.resolve(name, param="model[3]")
+    assert (type(caught.value), caught.value.param) == (error, "model[3]")
+
+
+def test_a_mix_has_no_more_adapters_than_fit_at_once() -> None:
+    card = replace(model("m", *"abcd"), max_mixed_adapters=3)
+    assert len(Catalog([card]).resolve("m:a+b+c+a").mix) == 3
+    with pytest.raises(InvalidRequest, match='at most 3 adapters of "m"; found 4'):
+        Catalog([card]).resolve("m:a+b+c+d")
+    assert card.has(ModelRef(base="m", adapter="a", version="m/a"))
+    assert not card.has(mix("m", a=1, b=1, c=1, d=1))
+    assert not card.has(mix("m", a=1, e=1))
+
+
+def test_a_mix_may_be_named_beside_the_model_and_is_never_taken_for_a_path() -> None:
+    assert CATALOG.resolve("demo", lora_path="pirate*0.5+json") == mix("demo", pirate=0.5, json=1)
+    for path in ("../a*0.5", "/srv/demo/json*0.5"):
+        with pytest.raises(Forbidden) as caught:
+            CATALOG.resolve("demo", lora_path=path, lora_param="adapter")
+        assert caught.value.param == "adapter"
+
+
 @settings(max_examples=200, deadline=None)
-@given(name=st.text(max_size=20) | st.lists(st.sampled_from(["demo", ":", "#", "v2", "json", " ", "%3A"])).map("".join))
+@given(
+    name=st.text(max_size=20)
+    | st.lists(st.sampled_from(["demo", ":", "#", "v2", "json", " ", "%3A", "*0.5", "+"])).map("".join)
+)
 def test_every_name_resolves_to_something_served_or_is_refused(name: str) -> None:
     with suppress(InvalidRequest, ModelNotFound, AdapterNotFound):
         found = CATALOG.resolve(name)
         card = CATALOG.model(found.base)
         assert card is not None
-        assert found.adapter is None or card.adapter(found.adapter) is not None
+        assert all(card.adapter(part.adapter) is not None for part in found.parts)
 
 
 @pytest.mark.parametrize("aliases", [{"a": "a"}, {"a": "b", "b": "a"}, {"x": "a", "a": "b", "b": "c", "c": "a"}])

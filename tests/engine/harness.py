@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import torch
 
 from serve_app.core.delta import Delta
-from serve_app.core.names import ModelRef
+from serve_app.core.names import ModelRef, Part, mixed
 from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.engine import Engine
@@ -55,6 +56,7 @@ def request(
     *,
     max_tokens: int = 12,
     adapter: str | None = None,
+    mix: Mapping[str, float] | None = None,
     sampling: SamplingParams = GREEDY,
     n: int = 1,
     logprobs: LogprobParams | None = None,
@@ -62,9 +64,11 @@ def request(
     echo: bool = False,
     prompt_index: int = 0,
 ) -> GenerationRequest:
+    """adapter: its name, which is its version, too;  mix: several of them, each with its scale"""
+    parts = [Part(adapter=name, version=name, scale=scale) for name, scale in (mix or {}).items()]
     return GenerationRequest(
         request_id=name,
-        model=ModelRef(base="toy", adapter=adapter, version=adapter or ""),
+        model=mixed("toy", parts) if parts else ModelRef(base="toy", adapter=adapter, version=adapter or ""),
         prompt=Prompt(parts=((0,),)),
         prompt_index=prompt_index,
         n=n,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from serve_app.engine.lora.bank import AdapterBank
 from serve_app.engine.lora.errors import AdapterRefused
+from serve_app.engine.lora.plan import Mix
 from serve_app.engine.lora.weights import LowRank, read_weights
 from tests.engine.adapter_files import load_adapter, save_adapter
 
@@ -29,9 +30,14 @@ def make_bank(model: nn.Module, folders: Mapping[str, Path], *, max_slots: int =
     return AdapterBank(model, adapters, max_slots=max_slots)
 
 
-def run(model: nn.Module, bank: AdapterBank, x: Tensor, slots: list[int]) -> Tensor:
+def alone(slot: int) -> Mix:
+    """One adapter at its own strength; -1 is the base."""
+    return () if slot < 0 else ((slot, 1.0),)
+
+
+def run(model: nn.Module, bank: AdapterBank, x: Tensor, slots: Sequence[int | Mix]) -> Tensor:
     with torch.inference_mode():
-        bank.begin_step(slots)
+        bank.begin_step([alone(slot) if isinstance(slot, int) else slot for slot in slots])
         try:
             return model(x)
         finally:
@@ -88,6 +94,62 @@ def test_any_mix_of_rows_equals_each_row_by_itself(
     torch.testing.assert_close(run(model, bank, x, slots).float(), expected, rtol=tolerance, atol=20 * tolerance)
 
 
+def mixed_by_weights(model: nn.Module, weights: list[dict[str, LowRank]], x: Tensor, mixes: list[Mix]) -> Tensor:
+    """The simple reference: each row with weights of its own, the base's and a share of what each adapter changes."""
+    rows = []
+    for row, mix in zip(x.double(), mixes, strict=True):
+        for name, module in model.named_children():
+            linear = getattr(module, "base", module)
+            base = linear.weight.double()
+            merged = base.clone()
+            for slot, factor in mix:
+                if name in weights[slot]:
+                    low_rank = weights[slot][name]
+                    changed = base + low_rank.up.double() @ low_rank.down.double()
+                    changed = changed if low_rank.gain is None else changed * low_rank.gain.double()[:, None]
+                    merged += factor * (changed - base)
+            row = merged @ row
+            row = row if linear.bias is None else row + linear.bias.double()
+        rows.append(row)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_mix_is_the_sum_of_what_its_adapters_change_in_any_company(seed: int, folders: dict[str, Path]) -> None:
+    draw = random.Random(seed)
+    model = make_model()
+    bank = make_bank(model, folders)
+    order = draw.sample(list(folders), len(folders))
+    for slot, version in enumerate(order):
+        bank.load(slot, version)
+    weights = [read_weights(bank._adapters[version], bank._linears, dtype=torch.float32) for version in order]
+    known: list[Mix] = [(), alone(0), alone(3)]
+    known += [
+        tuple((slot, draw.choice([-1.5, -0.25, 0.3, 0.7, 1.0, 2.0])) for slot in draw.sample(range(7), count))
+        for count in (1, 1, 2, 2, 3, 4, 7)
+    ]
+    mixes = [draw.choice(known) for _ in range(draw.choice([3, 12, 60]))]
+    x = torch.randn(len(mixes), WIDTH, generator=torch.Generator().manual_seed(seed))
+    expected = mixed_by_weights(model, weights, x, mixes)
+    torch.testing.assert_close(run(model, bank, x, mixes).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_mix_leaves_every_bit_of_the_rows_beside_it(tmp_path: Path, folders: dict[str, Path]) -> None:
+    model = make_model()
+    huge = save_adapter(tmp_path / "huge", model, rank=4, down=1e38, up=1.0)
+    bank = make_bank(model, {**folders, "huge": huge})
+    for slot, version in enumerate(["r4", "huge", "dora"]):
+        bank.load(slot, version)
+    x = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(1))
+    company: list[Mix] = [(), alone(0), ((0, 0.5), (2, 0.5)), (), alone(2)]
+    before = run(model, bank, x, company)
+    company[2] = ((0, 0.5), (1, -0.5), (2, 0.5))
+    beside_huge = run(model, bank, x, company)
+    assert not beside_huge[2].isfinite().any(), "the mix should be harmful to its own row"
+    assert torch.equal(bits(beside_huge[[0, 3]]), bits(before[[0, 3]]))
+    torch.testing.assert_close(beside_huge[[1, 4]], before[[1, 4]])
+
+
 def bits(y: Tensor) -> Tensor:
     return y.view(torch.int32)
 
@@ -129,7 +191,7 @@ def test_a_step_computes_the_columns_of_the_adapters_present_and_no_others(tmp_p
     assert low_rank_flops(model, bank, [0, 1, 2, 3]) == 4 * 16 * per_rank
     assert low_rank_flops(model, bank, [0, -1, -1, 5]) == 2 * 16 * per_rank
     assert low_rank_flops(model, bank, [6, 0, 0, 0]) == (256 + 3 * 16) * per_rank
-    bank.begin_step([4, 4, 6, -1])
+    bank.begin_step([alone(4), alone(4), alone(6), alone(-1)])
     assert bank.num_columns == 16 + 256
     bank.end_step()
     assert bank.num_columns == 0
@@ -176,7 +238,7 @@ def test_staging_changes_nothing_until_it_is_swapped_in(folders: dict[str, Path]
         assert bank.version_of(slot) is None
         assert torch.equal(run(model, bank, x, [0, -1]), before)
         with pytest.raises(AssertionError, match=f"slot {slot}"):
-            bank.begin_step([0, slot])
+            bank.begin_step([alone(0), alone(slot)])
         swap_in()
         assert bank.version_of(slot) == version
         assert not torch.equal(run(model, bank, x, [0, slot])[1], before[1])
@@ -191,7 +253,7 @@ def test_a_slot_that_changed_hands_is_never_computed_with_its_last_adapter(folde
     bank.vacate(0)
     assert bank.version_of(0) is None
     with pytest.raises(AssertionError, match="slot 0"):
-        bank.begin_step([0])
+        bank.begin_step([alone(0)])
     bank.load(0, "r8")
     assert not torch.equal(run(model, bank, x, [0]), first)
 

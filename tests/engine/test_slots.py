@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.names import ModelRef
+from serve_app.core.names import ModelRef, Part, mixed
 from serve_app.engine.lora.errors import AdapterRefused
+from serve_app.engine.lora.plan import Mix
 from serve_app.engine.lora.slots import Slots
 from tests.engine.adapter_files import save_adapter
 from tests.engine.test_bank import WIDTH, make_bank, make_model, run
@@ -23,7 +25,16 @@ BASE = ModelRef(base="m")
 
 
 def adapter(version: str) -> ModelRef:
-    return ModelRef(base="m", adapter=version, version=version)
+    """An adapter; of several letters a mix, half of each."""
+    parts = [Part(adapter=letter, version=letter, scale=0.5) for letter in version]
+    return mixed("m", parts if len(parts) > 1 else [replace(parts[0], scale=1.0)])
+
+
+def slot_of(slots: Slots, version: str) -> int:
+    """Pin an adapter that is used at its own strength."""
+    [(slot, factor)] = slots.acquire(adapter(version))
+    assert factor == 1
+    return slot
 
 
 class Later(Executor):
@@ -68,7 +79,7 @@ class Holds:
 def test_a_base_needs_no_slot() -> None:
     slots = Slots(0, lambda slot, version: None)
     assert slots.can_acquire(BASE)
-    assert slots.acquire(BASE) == -1
+    assert slots.acquire(BASE) == ()
     assert slots.is_ready(BASE)
     assert slots.failed(BASE) is None
 
@@ -76,26 +87,26 @@ def test_a_base_needs_no_slot() -> None:
 def test_a_pinned_version_is_not_evicted_and_an_idle_one_is() -> None:
     loads: list[tuple[int, str]] = []
     slots = Slots(2, lambda slot, version: loads.append((slot, version)))
-    first, second = slots.acquire(adapter("a")), slots.acquire(adapter("b"))
+    first, second = slot_of(slots, "a"), slot_of(slots, "b")
     assert not slots.can_acquire(adapter("c"))
     slots.release(adapter("b"))
     assert slots.can_acquire(adapter("c"))
-    assert slots.acquire(adapter("c")) == second
-    assert slots.acquire(adapter("a")) == first
+    assert slot_of(slots, "c") == second
+    assert slot_of(slots, "a") == first
     assert loads == [(first, "a"), (second, "b"), (second, "c")]
 
 
 def test_a_version_is_ready_once_it_is_staged_and_polled() -> None:
     bank, later, calls = Holds(), Later(), []
     slots = Slots(1, bank.stage, vacate=bank.vacate, executor=later, on_staged=lambda: calls.append("staged"))
-    slot = slots.acquire(adapter("a"))
+    slot = slot_of(slots, "a")
     assert not slots.poll()
     assert (slots.is_ready(adapter("a")), calls, bank.in_slot) == (False, [], {})
     later.run_next()
     assert (slots.is_ready(adapter("a")), calls, bank.in_slot) == (False, ["staged"], {})
     assert slots.poll()
     assert (slots.is_ready(adapter("a")), bank.in_slot) == (True, {slot: "a"})
-    assert slots.acquire(adapter("a")) == slot
+    assert slot_of(slots, "a") == slot
     assert (slots.num_loads, later.jobs) == (1, []), "a version that is there is not sent for again"
 
 
@@ -138,6 +149,40 @@ def test_without_an_executor_a_failure_is_known_at_once() -> None:
     assert slots.failed(adapter("a")) == "a has changed on disk"
 
 
+def test_a_mix_is_pinned_whole_or_not_at_all() -> None:
+    loads: list[tuple[int, str]] = []
+    slots = Slots(3, lambda slot, version: loads.append((slot, version)))
+    first = slot_of(slots, "a")
+    second = slot_of(slots, "b")
+    slots.release(adapter("b"))
+    assert slots.can_acquire(adapter("bcd")) is False, "two are to come and one may go, besides the free one"
+    assert slots.can_acquire(adapter("abc"))
+    mix = slots.acquire(adapter("abc"))
+    assert [slot for slot, _ in mix][:2] == [first, second], "what is there is used, and makes no room for the rest"
+    assert [factor for _, factor in mix] == [0.5, 0.5, 0.5]
+    assert not slots.can_acquire(adapter("d"))
+    slots.release(adapter("abc"))
+    slots.check_integrity([adapter("a")])
+    assert slots.can_acquire(adapter("acd"))
+    assert not slots.can_acquire(adapter("bcde")), "more than there are slots"
+    assert [version for _, version in loads] == ["a", "b", "c"]
+
+
+def test_a_mix_fails_with_the_adapter_that_cannot_be_had() -> None:
+    bank, later = Holds(broken=frozenset("x")), Later()
+    slots = Slots(2, bank.stage, vacate=bank.vacate, executor=later)
+    slots.acquire(adapter("ax"))
+    for _ in range(2):
+        assert not slots.is_ready(adapter("ax"))
+        later.run_next()
+        slots.poll()
+    assert slots.failed(adapter("ax")) == "x: x has changed on disk"
+    assert slots.failed(adapter("a")) is None
+    slots.release(adapter("ax"))
+    slots.check_integrity([])
+    assert slots.is_ready(adapter("a")), "the sound one stays"
+
+
 def test_the_engines_thread_reads_and_copies_nothing(tmp_path: Path) -> None:
     model = make_model()
     bank = make_bank(model, {name: save_adapter(tmp_path / name, model, seed=i) for i, name in enumerate("abc")})
@@ -151,7 +196,7 @@ def test_the_engines_thread_reads_and_copies_nothing(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="adapters") as executor:
         slots = Slots(2, stage, vacate=bank.vacate, executor=executor, on_staged=staged.set)
         for name in "abcab":
-            slot = slots.acquire(adapter(name))
+            slot = slot_of(slots, name)
             while not slots.is_ready(adapter(name)):
                 assert slots.wait(30)
                 with torch.utils.flop_counter.FlopCounterMode(display=False), _NoTensorWork():
@@ -186,7 +231,7 @@ def test_a_file_that_changes_before_it_is_staged_fails_its_own_version_only(dama
     with ThreadPoolExecutor(1) as executor:
         slots = Slots(2, bank.stage, vacate=bank.vacate, executor=executor)
         slots.acquire(adapter("a"))
-        good = slots.acquire(adapter("b"))
+        good = slot_of(slots, "b")
         while slots.wait(30):
             slots.poll()
     assert "adapter_model.safetensors" in str(slots.failed(adapter("a")))
@@ -195,7 +240,13 @@ def test_a_file_that_changes_before_it_is_staged_fails_its_own_version_only(dama
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from("abcdx"), st.sampled_from(["come", "leave", "load", "poll"])), max_size=80),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", "c", "d", "x", "ab", "bc", "ax", "abcd"]),
+            st.sampled_from(["come", "leave", "load", "poll"]),
+        ),
+        max_size=80,
+    ),
     st.integers(1, 3),
     st.booleans(),
 )
@@ -204,7 +255,7 @@ def test_random_use_keeps_one_owner_per_slot_and_one_pin_per_user(
 ) -> None:
     bank, later = Holds(broken=frozenset("x")), Later()
     slots = Slots(num_slots, bank.stage, vacate=bank.vacate, executor=None if is_inline else later)
-    users: list[tuple[ModelRef, int]] = []
+    users: list[tuple[ModelRef, Mix]] = []
     for name, action in actions:
         match action:
             case "leave" if users:
@@ -216,6 +267,7 @@ def test_random_use_keeps_one_owner_per_slot_and_one_pin_per_user(
             case "come" if slots.can_acquire(adapter(name)):
                 users.append((adapter(name), slots.acquire(adapter(name))))
         slots.check_integrity([model for model, _ in users])
-        for model, slot in users:
-            assert slots.is_ready(model) == (bank.in_slot.get(slot) == model.version)
-            assert slots.failed(model) is None or model.version == "x"
+        for model, mix in users:
+            held = [(bank.in_slot.get(slot), factor) for slot, factor in mix]
+            assert slots.is_ready(model) == (held == [(part.version, part.scale) for part in model.parts])
+            assert slots.failed(model) is None or "x" in model.name

@@ -16,6 +16,7 @@ from serve_app.api.spelling import nearest
 
 Body = dict[str, Any]
 MOST_TOKENS = 4
+MOST_MODELS = 2
 MOST_CHOICES = 4
 FOLLOWED: Mapping[str, str] = {
     "json_schema": "{}",
@@ -64,10 +65,15 @@ def obey(body: Body, served: Served) -> Body:
 
 def models_are_served(body: Body, served: Served) -> None:
     """A model is one that is served, an adapter one that it has; anything else is a 404."""
-    if body.get("model") is not None:
-        body["model"] = served.models[len(body["model"]) % len(served.models)]
+    sent = body.get("model")
+    if isinstance(sent, list):
+        body["model"] = [served.models[len(each) % len(served.models)] for each in sent[:MOST_MODELS]]
+    elif sent is not None:
+        body["model"] = served.models[len(sent) % len(served.models)]
     if body.get("lora_path") is not None:
         body["lora_path"] = [None] * prompts_in(body.get("prompt", "")) if isinstance(body["lora_path"], list) else None
+    if body.get("adapter") is not None:
+        body["adapter"] = None
     if body.get("lora"):
         body["lora"] = [{**each, "scale": 0} for each in body["lora"]]
 

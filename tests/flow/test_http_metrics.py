@@ -63,6 +63,21 @@ async def test_a_completion_is_counted_with_its_tokens_and_times(client):
         assert found[f"serve_app_{name}_seconds_count", "model=tiny"] == 1
 
 
+async def test_each_model_of_a_list_counts_its_own_and_all_mixes_of_a_base_are_one_series(client):
+    models = ["tiny", "tiny:a1", "tiny:a1*0.5", "tiny:a1*0.25+a2"]
+    body = {"model": models, "prompt": ["one two", "three"], "max_tokens": 4, "n": 2}
+    assert (await client.post("/v1/completions", json=body)).status_code == 200
+    await client.post("/v1/completions", json={"model": "tiny:a3*2", "prompt": "a", "max_tokens": 1})
+    found = await samples(client)
+    assert found["serve_app_requests_total", "model=several", "route=/v1/completions", "status=200"] == 1
+    assert found["serve_app_requests_total", "model=tiny:*", "route=/v1/completions", "status=200"] == 1
+    tokens = {key[1]: value for key, value in found.items() if key[0] == "serve_app_completion_tokens_total"}
+    assert tokens == {"model=tiny": 16, "model=tiny:a1": 16, "model=tiny:*": 33}
+    assert found["serve_app_prompt_tokens_total", "model=tiny:a1"] == 3
+    assert found["serve_app_queue_seconds_count", "model=tiny:a1"] == 2
+    assert found["serve_app_decode_seconds_count", "model=tiny:a1"] == 1
+
+
 async def test_the_loads_of_the_replicas_are_those_last_heard_of_and_end_with_them(client, fleet):
     load = Load(num_running=1, num_waiting=2, num_free_blocks=3, num_blocks=4)
     card = fleet.replicas[0][0]

@@ -64,7 +64,7 @@ class Service:
     def pass_until(self, time: float) -> None:
         while self._ends and self._ends[0][0] <= time:
             self.now, _, ticket = heapq.heappop(self._ends)
-            ticket.give_back(num_completed=1)
+            ticket.give_back({"m": 1})
             self.done.append(self.now)
             self._begin()
         self.now = time

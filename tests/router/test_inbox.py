@@ -10,8 +10,8 @@ from serve_app.router.event import Event
 from serve_app.router.inbox import Inbox
 
 
-def event(number: int, prompt_index: int = 0) -> Event:
-    return Event(index=number, prompt_index=prompt_index, delta=Delta(request_id="a", sample=0))
+def event(number: int, part: int = 0) -> Event:
+    return Event(index=number, part=part, delta=Delta(request_id="a", sample=0))
 
 
 def make_inbox(max_pending: int | None) -> tuple[Inbox, list[str]]:
@@ -41,7 +41,7 @@ async def test_without_a_bound_nothing_is_asked_for() -> None:
 async def test_dropping_a_prompt_keeps_errors_and_the_order_of_the_others() -> None:
     inbox, calls = make_inbox(2)
     error = EngineFailed("failed")
-    for entry in (event(0), event(1, prompt_index=1), error, event(2), event(3, prompt_index=1)):
+    for entry in (event(0), event(1, part=1), error, event(2), event(3, part=1)):
         inbox.put(entry)
     inbox.drop(0)
     assert calls == ["full"]

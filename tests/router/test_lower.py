@@ -12,7 +12,7 @@ from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.names import ModelRef
 from serve_app.core.request import LogprobParams, StopParams
-from serve_app.router.lower import lower, new_response_id
+from serve_app.router.lower import Wanted, lower, new_response_id
 from tests.fakes import model_card
 
 
@@ -21,8 +21,8 @@ def lowered(limits: WireLimits = DEFAULT_LIMITS, **members: object):
     return lower(request, "cmpl-1", resolve=resolve, card_of=lambda ref: model_card(ref.base, vocab_size=100))
 
 
-def resolve(model: str, lora_path: str | None) -> ModelRef:
-    return ModelRef(base=model, adapter=lora_path, version="v1" if lora_path else "")
+def resolve(wanted: Wanted) -> ModelRef:
+    return ModelRef(base=wanted.model, adapter=wanted.adapter, version="v1" if wanted.adapter else "")
 
 
 def test_each_prompt_becomes_a_request_named_after_its_place():

@@ -14,7 +14,7 @@ from serve_app.api.responses import ResponseHead
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport
 from serve_app.router.event import Event
 from serve_app.router.fleet import Fleet
-from serve_app.router.render import StreamRenderer, collect
+from serve_app.router.render import collect, completion_renderer
 from serve_app.router.router import Router
 from serve_app.router.tally import Tally
 from tests.fakes import EOS, FakeBackend
@@ -45,7 +45,7 @@ async def streamed(router: Router, **members: object) -> list[dict | str]:
     request = make_request(stream=True, **members)
     stream = b""
     async with router.open(request) as run:
-        renderer = StreamRenderer(request, HEAD, run.tally)
+        renderer = completion_renderer(request, HEAD, run.tally)
         async for event in run:
             stream += renderer.chunks(event)
         stream += renderer.tail()
@@ -179,16 +179,16 @@ async def test_all_chunks_share_id_time_and_model(router):
 
 
 def event_of(delta: Delta) -> Event:
-    return Event(index=delta.sample, prompt_index=0, delta=delta)
+    return Event(index=delta.sample, part=0, delta=delta)
 
 
 def test_a_delta_that_shows_nothing_gives_no_chunk():
-    renderer = StreamRenderer(make_request(), HEAD, Tally())
+    renderer = completion_renderer(make_request(), HEAD, Tally())
     assert renderer.chunks(event_of(Delta(request_id="a", sample=0, token_ids=(5,)))) == b""
 
 
 def test_a_sample_that_comes_before_the_report_of_its_prompt_waits_for_it():
-    renderer = StreamRenderer(make_request(n=2, echo=True), HEAD, Tally())
+    renderer = completion_renderer(make_request(n=2, echo=True), HEAD, Tally())
     assert renderer.chunks(event_of(Delta(request_id="a", sample=1, text=" early"))) == b""
     report = PromptReport(num_tokens=1, num_cached_tokens=0, text="Hello")
     stream = renderer.chunks(event_of(Delta(request_id="a", sample=0, text=" now", prompt=report)))
@@ -198,7 +198,7 @@ def test_a_sample_that_comes_before_the_report_of_its_prompt_waits_for_it():
 
 def test_continuous_usage_is_what_the_run_has_counted_not_what_the_deltas_carried():
     request = make_request(stream=True, stream_options={"continuous_usage_stats": True})
-    renderer = StreamRenderer(request, HEAD, Tally())
+    renderer = completion_renderer(request, HEAD, Tally())
     report = PromptReport(num_tokens=3, num_cached_tokens=0)
     finish = Finish(reason=FinishReason.STOP, matched_stop=EOS, num_tokens=9)
     event = event_of(Delta(request_id="a", sample=0, prompt=report, finish=finish))

@@ -253,7 +253,7 @@ async def test_a_stream_survives_a_loss_until_something_of_the_lost_prompt_was_t
     async with Router(fleet).open(make_request(prompt=["a", "b"], max_tokens=2, stream=True)) as run:
         shown = other.submissions[0][0].prompt_index
         other.step()
-        assert (await anext(run)).prompt_index == shown
+        assert (await anext(run)).part == shown
         dying.step()
         await settle_until(lambda: run.has_ready)
         dying.die(ConnectionResetError("gone"))

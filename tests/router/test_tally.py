@@ -20,9 +20,9 @@ STOP = FinishReason.STOP
 
 def test_timings_tell_the_prompt_from_what_follows() -> None:
     tally = ticking(10.0, 12.0, 13.0, 16.0)
-    tally.note(delta(prompt=PromptReport(num_tokens=8, num_cached_tokens=3)), prompt_index=0, index=0)
-    tally.note(delta(), prompt_index=0, index=0)
-    tally.note(delta(tokens=0, finish=Finish(reason=STOP, matched_stop=2, num_tokens=4)), prompt_index=0, index=0)
+    tally.note(delta(prompt=PromptReport(num_tokens=8, num_cached_tokens=3)), part=0, index=0)
+    tally.note(delta(), part=0, index=0)
+    tally.note(delta(tokens=0, finish=Finish(reason=STOP, matched_stop=2, num_tokens=4)), part=0, index=0)
     assert tally.timings.body() == {
         "cache_n": 3,
         "prompt_n": 5,
@@ -43,9 +43,9 @@ def test_nothing_is_divided_by_zero() -> None:
 def test_each_delta_tells_the_tokens_of_its_choice_so_far_and_the_finish_corrects_them() -> None:
     tally = Tally()
     finish = Finish(reason=STOP, matched_stop=None, num_tokens=4)
-    counts = [tally.note(delta(tokens=2), prompt_index=0, index=1) for _ in range(2)]
+    counts = [tally.note(delta(tokens=2), part=0, index=1) for _ in range(2)]
     assert counts == [2, 4]
-    assert tally.note(delta(tokens=3, finish=finish), prompt_index=0, index=1) == 4
+    assert tally.note(delta(tokens=3, finish=finish), part=0, index=1) == 4
     assert tally.usage.completion_tokens == 4
     assert tally.num_generated == 7
 
@@ -54,8 +54,8 @@ def test_a_dropped_attempt_leaves_only_what_it_had_computed() -> None:
     tally = Tally()
     report = PromptReport(num_tokens=8, num_cached_tokens=3, queue_s=0.5)
     finish = Finish(reason=STOP, matched_stop=None, num_tokens=5)
-    tally.note(delta(tokens=5, prompt=report, finish=finish), prompt_index=0, index=0)
-    tally.note(delta(tokens=1, prompt=report), prompt_index=1, index=1)
+    tally.note(delta(tokens=5, prompt=report, finish=finish), part=0, index=0)
+    tally.note(delta(tokens=1, prompt=report), part=1, index=1)
     tally.drop(0)
     assert tally.usage == Usage(prompt_tokens=8, completion_tokens=1, cached_tokens=3)
     assert (tally.num_generated, tally.num_moves, tally.num_finished) == (6, 1, 0)

@@ -1,13 +1,16 @@
-"""Adapters that are named beside the model: by name for each prompt, or by number with a scale."""
+"""Adapters that are named beside the model: by name for all prompts or for each, or by number with a scale."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from serve_app.api.forms.form import Schema, Terms, Value
-from serve_app.api.forms.numbers import TOKEN_ID, integral, is_token_id
-from serve_app.api.shown import shown
-from serve_app.core.errors import UnsupportedParameter
+from serve_app.api.forms.numbers import TOKEN_ID, Real, integral, is_token_id
+from serve_app.api.forms.plain import Text
+from serve_app.core.names import MAX_SCALE
+
+NAME = Text(min_chars=1, max_chars=lambda terms: terms.limits.max_model_chars)
+SCALE = Real(low=-MAX_SCALE, high=MAX_SCALE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +44,36 @@ def _name(value: Value, at: int, name: object) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterScales:
-    """Adapters by their number in the model's list; a scale of 1 switches one on."""
+class AdapterName:
+    """One name, or a mix of several."""
 
     def words(self, terms: Terms) -> str:
-        return f'a list of at most {terms.limits.max_n} objects with "id" and "scale"'
+        most = terms.limits.max_model_chars
+        return f"the name of an adapter, or a mix such as name*0.7+name*0.3, of at most {most} characters"
+
+    def schema(self, terms: Terms) -> Schema:
+        return NAME.schema(terms)
+
+    def read(self, value: Value) -> str:
+        if not (isinstance(value.sent, str) and 0 < len(value.sent) <= value.terms.limits.max_model_chars):
+            raise value.refused(self.words(value.terms))
+        return value.sent
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterScales:
+    """Adapters by their number in the model's list, each with how much of it; those that are not there have 0."""
+
+    def words(self, terms: Terms) -> str:
+        return (
+            f'a list of at most {terms.limits.max_n} objects with "id", the number of an adapter, and "scale", from'
+            f" -{MAX_SCALE:g} to {MAX_SCALE:g}"
+        )
 
     def schema(self, terms: Terms) -> Schema:
         element = {
             "type": "object",
-            "properties": {"id": TOKEN_ID, "scale": {"enum": [0, 1]}},
+            "properties": {"id": TOKEN_ID, "scale": SCALE.schema(terms)},
             "required": ["id", "scale"],
             "additionalProperties": False,
         }
@@ -58,32 +81,17 @@ class AdapterScales:
         return {"anyOf": [{"type": "array", "items": element, "maxItems": terms.limits.max_n}, none]}
 
     def read(self, value: Value) -> tuple[tuple[int, float], ...]:
-        """The adapters that are switched on.
-
-        Raises UnsupportedParameter for a mixture and for a scale between 0 and 1.
-        """
+        """Pairs of a number and a scale, as they were sent."""
         if value.sent == {}:
             return ()
         elements = value.elements(value.terms.limits.max_n, self.words(value.terms))
-        scales = [_scale(value, at, element) for at, element in enumerate(elements)]
-        switched_on = tuple((number, scale) for number, scale in scales if scale)
-        if len({number for number, _ in switched_on}) > 1:
-            raise UnsupportedParameter.refusing(
-                value.name, must="switch on one adapter at most", found=str(len(switched_on))
-            )
-        return switched_on
+        return tuple(_scale(value, at, element) for at, element in enumerate(elements))
 
 
 def _scale(value: Value, at: int, element: object) -> tuple[int, float]:
     if not (isinstance(element, dict) and set(element) == {"id", "scale"}):
         raise value.part_refused(at, 'an object with "id" and "scale"', element)
-    number, scale = integral(element["id"]), element["scale"]
+    number = integral(element["id"])
     if not is_token_id(number):
         raise value.part_refused(at, 'an object whose "id" is the number of an adapter', element)
-    if type(scale) not in (int, float) or scale not in (0, 1):
-        raise UnsupportedParameter.refusing(
-            f"{value.name}[{at}].scale",
-            must="be 0 or 1, as adapters are not scaled by this server",
-            found=shown(scale),
-        )
-    return number, float(scale)
+    return number, SCALE.read(Value(name=f"{value.name}[{at}].scale", sent=element["scale"], terms=value.terms))

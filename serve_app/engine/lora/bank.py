@@ -2,10 +2,10 @@
 
 An adapter lies on the shelf of its rank (8, 16, 32, …), where the factors of neighbouring places are stacked. A step
 picks its adapted rows by slot and computes, per run of neighbouring places, two batched products; so it costs what
-the slots present cost, and no number of one adapter ever meets a row of another.
+the slots present cost, and no number of one adapter ever meets a row of another. A mix such as a*0.7+b*0.3 takes no
+slot of its own: its rows are picked once per adapter, and each change has a factor before all are added up.
 
-Room for more: a mix such as a*0.7+b*0.3 is a row picked once per adapter, with a factor on its change before all are
-added up; adapters of experts are the same plan over (row, expert) pairs, with a stack per expert.
+Room for more: adapters of experts are the same plan over (row, expert) pairs, with a stack per expert.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from serve_app.engine.lora.adapter import Adapter, linear_modules, weight_of
 from serve_app.engine.lora.banked import BankedLinear, Step
-from serve_app.engine.lora.plan import Plan, Resident, make_plan
+from serve_app.engine.lora.plan import Mix, Plan, Resident, make_plan
 from serve_app.engine.lora.shelf import Shelf, shelf_rank
 from serve_app.engine.lora.weights import LowRank, read_weights
 
@@ -52,7 +52,7 @@ class AdapterBank:
         parameter = next(model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
         self._residents: dict[int, Resident] = {}
-        self._last_slots: tuple[int, ...] | None = None
+        self._last_mixes: tuple[Mix, ...] | None = None
         self._last_plan: Plan | None = None
         self._staging = threading.Lock()
         self._places: dict[int, tuple[int, int]] = {}  # slot -> rank and place, as `stage` left them
@@ -80,7 +80,7 @@ class AdapterBank:
     def vacate(self, slot: int) -> None:
         """Nobody may compute with this slot until something has been swapped in."""
         self._residents.pop(slot, None)
-        self._last_slots = None
+        self._last_mixes = None
 
     @torch.no_grad()
     def stage(self, slot: int, version: str) -> SwapIn:
@@ -105,16 +105,16 @@ class AdapterBank:
 
         def swap_in() -> None:
             self._residents[slot] = resident
-            self._last_slots = None
+            self._last_mixes = None
 
         return swap_in
 
-    def begin_step(self, row_slots: Sequence[int]) -> None:
-        """Say which slot each packed token uses; -1 is the base. A step without adapters costs nothing."""
-        slots = tuple(row_slots)
-        if slots != self._last_slots:
-            self._last_plan = self._plan(slots)
-            self._last_slots = slots
+    def begin_step(self, row_mixes: Sequence[Mix]) -> None:
+        """Say which slots each packed token uses, and how much of each. A step without adapters costs nothing."""
+        mixes = tuple(row_mixes)
+        if mixes != self._last_mixes:
+            self._last_plan = self._plan(mixes)
+            self._last_mixes = mixes
         self._step.plan = self._last_plan
 
     def end_step(self) -> None:
@@ -125,11 +125,11 @@ class AdapterBank:
         for name, linear in self._linears.items():
             _replace(self._model, name, linear)
 
-    def _plan(self, slots: tuple[int, ...]) -> Plan | None:
-        present = {slot for slot in slots if slot >= 0}
+    def _plan(self, mixes: tuple[Mix, ...]) -> Plan | None:
+        present = {slot for mix in set(mixes) for slot, _ in mix}
         for slot in present:
             assert slot in self._residents, f"slot {slot} holds no adapter that could be computed with"
-        return make_plan(slots, self._residents, device=self._device) if present else None
+        return make_plan(mixes, self._residents, device=self._device) if present else None
 
     def _free(self, slot: int) -> None:
         if slot in self._places:

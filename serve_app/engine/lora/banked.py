@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from serve_app.engine.lora.plan import Plan, Rows, Segment
+from serve_app.engine.lora.plan import Gains, Pass, Plan, Rows, Segment
 from serve_app.engine.lora.shelf import Shelf
 
 
@@ -59,22 +59,29 @@ class BankedLinear(nn.Module):
             return
         if x.shape[0] != plan.num_tokens:
             raise RuntimeError(f"{self._name} was given {x.shape[0]} rows in a step of {plan.num_tokens}")
-        picked = _pick(x, plan.picked)
-        pieces = [self._piece(picked, segment, y.shape[1]) for segment in plan.segments]
-        change = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        if plan.kept is not None:
-            change = change.index_select(0, plan.kept)
-        if isinstance(plan.rows, slice):
-            y[plan.rows].add_(change)
-        else:
-            y.index_add_(0, plan.rows, change)
-        if plan.gain_rows is not None and plan.gain_slots is not None and self.gains is not None:
-            own = y.index_select(0, plan.gain_rows)
-            y.index_copy_(0, plan.gain_rows, self._scaled(own, self.gains.index_select(0, plan.gain_slots)))
+        changes = [self._change(each, y, x) for each in plan.passes]  # all of them, before the first is added
+        for each, change in zip(plan.passes, changes, strict=True):
+            if isinstance(each.rows, slice):
+                y[each.rows].add_(change)
+            else:
+                y.index_add_(0, each.rows, change)
 
-    def _scaled(self, y: Tensor, gain: Tensor) -> Tensor:
-        """DoRA's magnitude on all but the bias; y and gain [rows, out]."""
-        return y * gain if self.bias is None else (y - self.bias) * gain + self.bias
+    def _change(self, each: Pass, y: Tensor, x: Tensor) -> Tensor:
+        """What one adapter of each row adds to it, [rows of the pass, out]; y is still the base's."""
+        picked = _pick(x, each.picked)
+        pieces = [self._piece(picked, segment, y.shape[1]) for segment in each.segments]
+        change = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        if each.kept is not None:
+            change = change.index_select(0, each.kept)
+        if each.gains is not None and self.gains is not None:
+            self._gain(change, y, each.gains, self.gains)
+        return change if each.factors is None else (change * each.factors).to(change.dtype)
+
+    def _gain(self, change: Tensor, y: Tensor, rows: Gains, gains: Tensor) -> None:
+        """Have changes to rows with DoRA's magnitude say what it makes of them, and of the base without its bias."""
+        gain, base = gains.index_select(0, rows.slots), y.index_select(0, rows.rows)
+        base = base if self.bias is None else base - self.bias
+        change.index_copy_(0, rows.at, change.index_select(0, rows.at) * gain + base * (gain - 1))
 
     def _piece(self, picked: Tensor, segment: Segment, out_features: int) -> Tensor:
         """The change to a segment's rows, [rows, out]."""

@@ -1,4 +1,4 @@
-"""Which rows of a step are computed with which places of which shelf, and nothing else."""
+"""Which rows of a step are computed with which places of which shelf, how much of it, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from torch import Tensor
 MAX_PADDED_ROWS = 16  # rows of one slot that may be padded to keep its neighbours company
 
 Rows: TypeAlias = slice | Tensor
+
+Mix: TypeAlias = tuple[tuple[int, float], ...]
+"""Slots with the factor of each, which a row is computed with; () is the base."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,38 +42,67 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A step's adapted rows.
+class Pass:
+    """The rows of a step that have one more adapter, each with that one.
 
     picked:     rows in the order of the segments; some come twice, to make the places of a segment equally long
     kept:       positions among the picked ones that count, in the order of `rows`; None are all of them
-    rows:       the adapted rows; the others are not touched
-    gain_rows:  those with DoRA's gains, [gain rows], and `gain_slots` theirs; None where there are none
+    rows:       the adapted rows, none twice; the others are not touched
+    factors:    [rows, 1] float32, of each row's change; None where all are 1
+    gains:      rows with DoRA's gains; None where there are none
     """
 
-    num_tokens: int
     segments: tuple[Segment, ...]
     picked: Rows
     kept: Tensor | None
     rows: Rows
-    gain_rows: Tensor | None
-    gain_slots: Tensor | None
+    factors: Tensor | None
+    gains: Gains | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gains:
+    """Rows with DoRA's gains.
+
+    at: their positions among the rows of the pass;  rows: they themselves;  slots: theirs;  each [gain rows]
+    """
+
+    at: Tensor
+    rows: Tensor
+    slots: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A step's adapted rows: the first adapter of each in the first pass, its second one in the next, and so on.
+
+    So no pass has a row twice, and what a row's adapters add is added in the order of its mix, on any device.
+    """
+
+    num_tokens: int
+    passes: tuple[Pass, ...]
 
     @property
     def num_columns(self) -> int:
         """Columns of `down` that a module computes: the ranks of the shelves of the slots present."""
-        return sum(segment.rank * segment.num_places for segment in self.segments)
+        return sum(segment.rank * segment.num_places for each in self.passes for segment in each.segments)
 
 
-def make_plan(row_slots: Sequence[int], residents: Mapping[int, Resident], *, device: torch.device) -> Plan:
-    """Group a step's rows by slot, and slots whose places are neighbours and whose rows are about as many.
+def make_plan(mixes: Sequence[Mix], residents: Mapping[int, Resident], *, device: torch.device) -> Plan:
+    """mixes: [tokens]"""
+    depth = max(map(len, mixes), default=0)
+    used = [{row: mix[at] for row, mix in enumerate(mixes) if len(mix) > at} for at in range(depth)]
+    return Plan(num_tokens=len(mixes), passes=tuple(_pass(each, residents, device) for each in used))
 
-    row_slots: [tokens], -1 for the base
+
+def _pass(used: Mapping[int, tuple[int, float]], residents: Mapping[int, Resident], device: torch.device) -> Pass:
+    """Group rows by slot, and slots whose places are neighbours and whose rows are about as many.
+
+    used: by row, its slot and the factor
     """
     rows_of: dict[int, list[int]] = {}
-    for row, slot in enumerate(row_slots):
-        if slot >= 0:
-            rows_of.setdefault(slot, []).append(row)
+    for row, (slot, _) in used.items():
+        rows_of.setdefault(slot, []).append(row)
     segments: list[Segment] = []
     picked: list[int] = []
     position_of: dict[int, int] = {}
@@ -85,18 +117,31 @@ def make_plan(row_slots: Sequence[int], residents: Mapping[int, Resident], *, de
         segments.append(
             Segment(rank=first.rank, first_place=first.place, num_places=len(run), begin=begin, end=len(picked))
         )
-    rows = sorted(position_of)
-    kept = [position_of[row] for row in rows]
-    with_gain = [row for row in rows if residents[row_slots[row]].has_gain]
-    return Plan(
-        num_tokens=len(row_slots),
+    kept = [position_of[row] for row in used]
+    return Pass(
         segments=tuple(segments),
         picked=_rows(picked, device),
         kept=None if kept == list(range(len(picked))) else torch.tensor(kept, device=device),
-        rows=_rows(rows, device),
-        gain_rows=torch.tensor(with_gain, device=device) if with_gain else None,
-        gain_slots=torch.tensor([row_slots[row] for row in with_gain], device=device) if with_gain else None,
+        rows=_rows(list(used), device),
+        factors=_factors([factor for _, factor in used.values()], device),
+        gains=_gains(used, residents, device),
     )
+
+
+def _factors(factors: list[float], device: torch.device) -> Tensor | None:
+    if all(factor == 1 for factor in factors):
+        return None
+    return torch.tensor(factors, dtype=torch.float32, device=device)[:, None]
+
+
+def _gains(
+    used: Mapping[int, tuple[int, float]], residents: Mapping[int, Resident], device: torch.device
+) -> Gains | None:
+    found = [(at, row, slot) for at, (row, (slot, _)) in enumerate(used.items()) if residents[slot].has_gain]
+    if not found:
+        return None
+    at, rows, slots = torch.tensor(found, device=device).T
+    return Gains(at=at, rows=rows, slots=slots)
 
 
 def _runs(rows_of: Mapping[int, Sequence[int]], residents: Mapping[int, Resident]) -> list[list[int]]:

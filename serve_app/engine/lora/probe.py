@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from serve_app.engine.lora.adapter import Adapter
 from serve_app.engine.lora.bank import AdapterBank
 from serve_app.engine.lora.errors import AdapterRefused
+from serve_app.engine.lora.plan import Mix
 from serve_app.engine.lora.shelf import shelf_rank
 from serve_app.engine.text_part import text_config
 
@@ -81,8 +82,8 @@ def _probe_group(model: nn.Module, bank: AdapterBank, versions: Items[str]) -> d
 @torch.inference_mode()
 def _compare(model: nn.Module, bank: AdapterBank, slot_of: dict[str, int]) -> dict[str, str]:
     """One row of tokens per adapter, once all with the base and once each with its own."""
-    plain, _ = _forward(model, bank, [-1] * len(slot_of))
-    adapted, is_finite = _forward(model, bank, list(slot_of.values()))
+    plain, _ = _forward(model, bank, [()] * len(slot_of))
+    adapted, is_finite = _forward(model, bank, [((slot, 1.0),) for slot in slot_of.values()])
     faults: dict[str, str] = {}
     for row, version in enumerate(slot_of):
         if not is_finite[row] or not torch.isfinite(adapted[row]).all():
@@ -93,7 +94,7 @@ def _compare(model: nn.Module, bank: AdapterBank, slot_of: dict[str, int]) -> di
     return faults
 
 
-def _forward(model: Any, bank: AdapterBank, slots: Items[int]) -> tuple[Tensor, Tensor]:
+def _forward(model: Any, bank: AdapterBank, mixes: Items[Mix]) -> tuple[Tensor, Tensor]:
     """Logits [rows, tokens, vocab], and for each row whether all that the adapted modules gave is finite.
 
     So are the squares of their outputs, in float32: a norm would turn larger ones into zeros, which look harmless.
@@ -102,18 +103,18 @@ def _forward(model: Any, bank: AdapterBank, slots: Items[int]) -> tuple[Tensor, 
     parameter = next(model.parameters())
     token_ids = (torch.arange(NUM_TOKENS, device=parameter.device) * 7919 + 11) % vocab
     positions = torch.arange(NUM_TOKENS, device=parameter.device)
-    is_finite = torch.ones(len(slots), dtype=torch.bool, device=parameter.device)
+    is_finite = torch.ones(len(mixes), dtype=torch.bool, device=parameter.device)
 
     def watch(_: nn.Module, __: Any, output: Tensor) -> None:
         nonlocal is_finite
-        is_finite &= output.float().square().reshape(len(slots), -1).sum(dim=1).isfinite()
+        is_finite &= output.float().square().reshape(len(mixes), -1).sum(dim=1).isfinite()
 
     with _hooks(bank, watch):
-        bank.begin_step([slot for slot in slots for _ in range(NUM_TOKENS)])
+        bank.begin_step([mix for mix in mixes for _ in range(NUM_TOKENS)])
         try:
             output = model(
-                input_ids=token_ids.expand(len(slots), -1),
-                position_ids=positions.expand(len(slots), -1),
+                input_ids=token_ids.expand(len(mixes), -1),
+                position_ids=positions.expand(len(mixes), -1),
                 use_cache=False,
             )
         finally:

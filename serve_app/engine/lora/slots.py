@@ -10,6 +10,7 @@ from typing import Any
 
 from serve_app.core.names import ModelRef
 from serve_app.engine.lora.errors import AdapterRefused
+from serve_app.engine.lora.plan import Mix
 
 logger = logging.getLogger(__name__)
 
@@ -64,31 +65,38 @@ class Slots:
 
     def can_acquire(self, model: ModelRef) -> bool:
         """Whether `acquire` would succeed now."""
-        return model.adapter is None or model.version in self._slot_of or bool(self._free) or self._idle() is not None
+        wanted = {part.version for part in model.parts}
+        num_missing = len(wanted - self._slot_of.keys())
+        return num_missing == 0 or num_missing <= len(self._free) + len(self._idle().keys() - wanted)
 
-    def acquire(self, model: ModelRef) -> int:
-        """Pin the model's adapter in a slot, sending for it if need be; -1 for a base. Only if `can_acquire`."""
-        if model.adapter is None:
-            return -1
-        version = model.version
-        self._pins[version] = self._pins.get(version, 0) + 1
-        if version not in self._slot_of:
-            self._send_for(version)
-        self._slot_of.move_to_end(version)
+    def acquire(self, model: ModelRef) -> Mix:
+        """Pin every adapter of the model in a slot, sending for those that are not there; () for a base.
+
+        All of them or none: only if `can_acquire`.
+        """
+        for part in model.parts:  # first, so that none of them gives way to another
+            self._pins[part.version] = self._pins.get(part.version, 0) + 1
+        for part in model.parts:
+            if part.version not in self._slot_of:
+                self._send_for(part.version)
+            self._slot_of.move_to_end(part.version)
         if isinstance(self._executor, Inline):
             self.poll()
-        return self._slot_of[version]
+        return tuple((self._slot_of[part.version], part.scale) for part in model.parts)
 
     def is_ready(self, model: ModelRef) -> bool:
         """Whether rows of this model can be computed, now that it is acquired."""
-        version = model.version
-        if model.adapter is None:
-            return True
-        return version in self._slot_of and version not in self._staging and version not in self._failed
+        return all(
+            part.version in self._slot_of and part.version not in self._staging and part.version not in self._failed
+            for part in model.parts
+        )
 
     def failed(self, model: ModelRef) -> str | None:
         """Why an acquired model will never be ready; its users are to release it and end with an error."""
-        return None if model.adapter is None else self._failed.get(model.version)
+        reasons = [(part.adapter, self._failed[part.version]) for part in model.parts if part.version in self._failed]
+        if not reasons:
+            return None
+        return "; ".join(f"{name}: {reason}" for name, reason in reasons) if model.mix else reasons[0][1]
 
     def poll(self) -> bool:
         """Swap in what has been staged; whether anything became ready or failed. To be called before each step."""
@@ -105,30 +113,29 @@ class Slots:
 
     def release(self, model: ModelRef) -> None:
         """Undo one `acquire`."""
-        if model.adapter is None:
-            return
-        version = model.version
-        self._pins[version] -= 1
-        if not self._pins[version]:
-            del self._pins[version]
-            self._drop_if_failed(version)
+        for part in model.parts:
+            self._pins[part.version] -= 1
+            if not self._pins[part.version]:
+                del self._pins[part.version]
+                self._drop_if_failed(part.version)
 
     def check_integrity(self, users: Sequence[ModelRef]) -> None:
         """Assert that each slot has one owner and each pin one user."""
         taken = [*self._free, *self._slot_of.values()]
         assert len(set(taken)) == len(taken), f"a slot has two owners: {taken}"
         pins: dict[str, int] = {}
-        for model in users:
-            if model.adapter is not None:
-                pins[model.version] = pins.get(model.version, 0) + 1
+        for part in (part for model in users for part in model.parts):
+            pins[part.version] = pins.get(part.version, 0) + 1
         assert pins == self._pins, f"pins {self._pins} for users {pins}"
         for version in (*self._staging, *self._failed):
             assert version in self._slot_of, f"{version} is on its way to no slot"
         assert self._failed.keys() <= pins.keys(), "a failed version keeps its slot without users"
 
-    def _idle(self) -> str | None:
-        """The least recently used version that nobody pins and nobody is writing."""
-        return next((v for v in self._slot_of if v not in self._pins and v not in self._staging), None)
+    def _idle(self) -> dict[str, None]:
+        """The versions that nobody pins and nobody is writing, the least recently used first."""
+        return {
+            version: None for version in self._slot_of if version not in self._pins and version not in self._staging
+        }
 
     def _send_for(self, version: str) -> None:
         slot = self._free.pop() if self._free else self._evict()
@@ -143,7 +150,7 @@ class Slots:
             future.add_done_callback(lambda _: on_staged())
 
     def _evict(self) -> int:
-        version = self._idle()
+        version = next(iter(self._idle()), None)
         assert version is not None, "acquire() without can_acquire()"
         return self._slot_of.pop(version)
 
