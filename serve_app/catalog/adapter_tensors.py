@@ -17,6 +17,13 @@ DTYPES = frozenset({"float16", "bfloat16", "float32"})
 
 _FORMS: Mapping[str, str] = {LORA_A: LORA_A, LORA_B: LORA_B, MAGNITUDE: MAGNITUDE, f"{MAGNITUDE}.weight": MAGNITUDE}
 
+# Parts of tensors' names that PEFT writes for what is not computed.
+_NOT_COMPUTED: Mapping[str, str] = {
+    ".lora_embedding_": "it changes an embedding",
+    ".base_layer.": "it is a weight of the base, which PEFT saves beside LoRA of an embedding or of the output head",
+    ".token_adapter.": "it replaces single tokens of an embedding",
+}
+
 
 def read_changes(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> dict[str, Change]:
     """Check names, pairs, shapes and dtypes; return what is done to each module, by its name.
@@ -44,8 +51,8 @@ def _by_module(tensors: Mapping[str, TensorInfo]) -> dict[str, dict[str, _Tensor
         form = next((form for form in _FORMS if name.endswith(form)), None)
         if form is None or not name.startswith(MODULE_PREFIX) or len(name) <= len(MODULE_PREFIX) + len(form):
             raise CatalogError(
-                f"tensor {name!r} is not supported; allowed are {MODULE_PREFIX}<module> with {LORA_A}, {LORA_B} "
-                f"or {MAGNITUDE}"
+                f"tensor {name!r} is not supported{_why(name)}; allowed are {MODULE_PREFIX}<module> with {LORA_A}, "
+                f"{LORA_B} or {MAGNITUDE}"
             )
         if info.dtype not in DTYPES:
             raise CatalogError(f"tensor {name!r} is {info.dtype}; allowed are {', '.join(sorted(DTYPES))}")
@@ -54,6 +61,10 @@ def _by_module(tensors: Mapping[str, TensorInfo]) -> dict[str, dict[str, _Tensor
             raise CatalogError(f"tensor {name!r} is there twice, with and without .weight")
         forms[_FORMS[form]] = _Tensor(name=name, shape=info.shape)
     return modules
+
+
+def _why(name: str) -> str:
+    return next((f", as {why}" for part, why in _NOT_COMPUTED.items() if part in name), "")
 
 
 def _change(module: str, forms: Mapping[str, _Tensor], *, config: AdapterConfig) -> Change:

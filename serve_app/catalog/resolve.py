@@ -12,7 +12,7 @@ from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.mixes import MIX_WORDS, is_mix, read_mix
 from serve_app.core.cards import AdapterCard, ModelCard
 from serve_app.core.errors import AdapterNotFound, AdapterUnusable, Forbidden, InvalidRequest, ModelNotFound
-from serve_app.core.names import ModelRef, Part, mixed
+from serve_app.core.names import ModelRef, mixed
 
 MAX_LISTED = 20
 MAX_SHOWN_CHARS = 96
@@ -139,7 +139,7 @@ def _with_adapters(model: ModelCard, text: str, *, param: str) -> ModelRef:
     if len({card.name for card, _ in cards}) > model.max_mixed_adapters:
         must = f"mix at most {model.max_mixed_adapters} adapters of {_quoted(model.name)}"
         raise InvalidRequest.refusing(param, must=must, found=str(len(cards)))
-    return mixed(model.name, [Part(adapter=card.name, version=card.version, scale=scale) for card, scale in cards])
+    return mixed(model.name, [card.part(scale) for card, scale in cards])
 
 
 def _adapter(model: ModelCard, name: str, *, param: str) -> AdapterCard:

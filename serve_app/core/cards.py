@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from serve_app.core.delta import Load
-from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef
+from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef, Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +14,7 @@ class AdapterCard:
 
     version: digest of its files
     reason:  why it cannot be used; None for a usable one
+    keeps_prefix: keys and values are the base's, so that prefixes are shared with it
     """
 
     name: str
@@ -21,10 +22,15 @@ class AdapterCard:
     rank: int = 0
     reason: str | None = None
     root: str = ""
+    keeps_prefix: bool = False
 
     @property
     def is_usable(self) -> bool:
         return self.reason is None
+
+    def part(self, scale: float) -> Part:
+        """So much of it."""
+        return Part(adapter=self.name, version=self.version, scale=scale, keeps_prefix=self.keeps_prefix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

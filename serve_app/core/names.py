@@ -19,11 +19,13 @@ class Part:
 
     version: digest of its files
     scale:   what it adds to a module's output is multiplied by it
+    keeps_prefix: keys and values are the base's whatever its scale (`engine/lora/prefix.py`)
     """
 
     adapter: str
     version: str
     scale: float = 1.0
+    keeps_prefix: bool = False
 
     @property
     def name(self) -> str:
@@ -37,12 +39,19 @@ class ModelRef:
     adapter: the adapter's name below its base; None is the base itself; of a mix, its parts
     version: digest of the adapter's files; "" for the base; of a mix, a digest of its parts
     mix:     the parts of a mix in their one order, none twice, none of scale 0; of anything else ()
+    prefix_version: of the model that has the same keys and values; None is this one alone
     """
 
     base: str
     adapter: str | None = None
     version: str = ""
     mix: tuple[Part, ...] = ()
+    prefix_version: str | None = None
+
+    @property
+    def salt(self) -> str:
+        """What besides tokens decides its keys and values; "" is the base's."""
+        return self.version if self.prefix_version is None else self.prefix_version
 
     @property
     def name(self) -> str:
@@ -69,8 +78,12 @@ def mixed(base: str, parts: Iterable[Part]) -> ModelRef:
     left = sorted((part for part in summed.values() if part.scale), key=lambda part: (part.version, part.adapter))
     if not left:
         return ModelRef(base=base)
+    changing = [part for part in left if not part.keeps_prefix]
+    prefix_version = mixed(base, changing).version if len(changing) < len(left) else None
     if len(left) == 1 and left[0].scale == 1:
-        return ModelRef(base=base, adapter=left[0].adapter, version=left[0].version)
+        [part] = left
+        return ModelRef(base=base, adapter=part.adapter, version=part.version, prefix_version=prefix_version)
     digest = sha256("\n".join(f"{part.version}*{part.scale!r}" for part in left).encode()).hexdigest()
     name = "+".join(sorted(part.name for part in left))
-    return ModelRef(base=base, adapter=name, version=digest[:NUM_VERSION_CHARS], mix=tuple(left))
+    version = digest[:NUM_VERSION_CHARS]
+    return ModelRef(base=base, adapter=name, version=version, mix=tuple(left), prefix_version=prefix_version)

@@ -92,7 +92,7 @@ class LimitSettings(BaseModel):
 class RouterSettings(BaseModel):
     """The router's `user_config`: taken over by running replicas within a second, nothing restarts.
 
-    aliases:        further names of models, `alias: base` or `alias: base:adapter`
+    aliases:        further names of models, `alias: base`, `alias: base:adapter` or a mix of adapters
     timeout_s:      how long one request may take in all
     max_body_bytes: of a request's body
     keep_alive_s:   after so long without an event a stream gets a comment line, so that nothing closes it as idle

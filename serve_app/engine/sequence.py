@@ -86,8 +86,8 @@ class Sequence:
 
     @property
     def salt(self) -> bytes:
-        """What besides tokens decides its keys and values: the adapter's version, or the mix's."""
-        return self.request.model.version.encode()
+        """What besides tokens decides its keys and values: most often the adapter's version, or the mix's."""
+        return self.request.model.salt.encode()
 
     @property
     def num_tokens(self) -> int:

@@ -9,6 +9,7 @@ from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.api.responses import Choice
 from serve_app.core.delta import PromptReport
 from serve_app.core.infill import SuffixMode
+from serve_app.router.calling import CallReader
 from serve_app.router.event import Event
 
 
@@ -42,6 +43,7 @@ class Composer:
         self._reports: dict[int, PromptReport] = {}
         self._kept: dict[int, list[Event]] = {}
         self._has_begun: set[int] = set()
+        self._calls = CallReader(request.tool_use)
 
     def add(self, event: Event) -> list[Part]:
         """The parts that can be shown now, in the order of each choice."""
@@ -66,7 +68,7 @@ class Composer:
         choice = part.choice
         if not self._suffix or choice.finish_reason is None:
             return [part]
-        text = replace(choice, text=choice.text + self._suffix, finish_reason=None, matched_stop=None)
+        text = replace(choice, text=choice.text + self._suffix, finish_reason=None, matched_stop=None, tool_calls=())
         token_ids = () if self._wants_ids else None
         end = replace(choice, text="", logprobs=None, token_ids=token_ids, prompt_token_ids=None)
         return [replace(part, choice=text, is_context_end=False), replace(part, choice=end)]
@@ -85,17 +87,19 @@ class Composer:
                 text = prompt_text + text
                 logprobs.extend(report.logprobs or ())
         logprobs.extend(delta.logprobs, shift=shift)
+        self._calls.note(index, delta.text)
+        choice = Choice(
+            index=index,
+            text=text,
+            logprobs=logprobs if self._wants_logprobs and logprobs.tokens else None,
+            finish_reason=None if delta.finish is None else delta.finish.reason,
+            matched_stop=None if delta.finish is None else delta.finish.matched_stop,
+            token_ids=delta.token_ids if self._wants_ids else None,
+            prompt_token_ids=self._reports[event.part].token_ids if self._wants_ids and is_first else None,
+            model=self._request.listed_model_of(event.part),
+        )
         return Part(
-            choice=Choice(
-                index=index,
-                text=text,
-                logprobs=logprobs if self._wants_logprobs and logprobs.tokens else None,
-                finish_reason=None if delta.finish is None else delta.finish.reason,
-                matched_stop=None if delta.finish is None else delta.finish.matched_stop,
-                token_ids=delta.token_ids if self._wants_ids else None,
-                prompt_token_ids=self._reports[event.part].token_ids if self._wants_ids and is_first else None,
-                model=self._request.listed_model_of(event.part),
-            ),
+            choice=choice if delta.finish is None else self._calls.finished(choice),
             part=event.part,
             completion_tokens=event.completion_tokens,
             is_context_end=delta.finish is not None and delta.finish.is_context_end,

@@ -15,6 +15,7 @@ from serve_app.core.constraint import Constraint
 from serve_app.core.errors import AdapterNotFound, InvalidRequest
 from serve_app.core.names import ModelRef
 from serve_app.core.request import ContextParams, GenerationRequest, LogprobParams, SamplingParams, StopParams
+from serve_app.router.calling import constraint_of
 from serve_app.router.sampling import lower_sampling, unencoded
 from serve_app.tools.demands import call_constraint
 from serve_app.tools.forms import form_for
@@ -184,7 +185,7 @@ def _logprobs(request: CompletionRequest) -> LogprobParams | None:
 def _constraint(request: CompletionRequest, template: str) -> Constraint | None:
     """What each text has to be, calls of tools in the form that the template shows the model."""
     if not isinstance(request, ChatRequest):
-        return request.constraint
+        return constraint_of(request)
     return call_constraint(request.tool_use, form_for(template), request.constraint)
 
 

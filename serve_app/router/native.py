@@ -99,7 +99,7 @@ def _list(value: object) -> list[object]:
 def _stop_type(choice: Choice) -> str:
     if choice.finish_reason is FinishReason.LENGTH:
         return "limit"
-    if choice.finish_reason is not FinishReason.STOP:
+    if choice.finish_reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS):
         return "none"
     return "word" if isinstance(choice.matched_stop, str) else "eos"
 

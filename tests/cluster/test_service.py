@@ -59,6 +59,19 @@ def test_an_adapter_is_a_model_and_answers_otherwise_than_its_base(client: opena
     assert len(texts) == 2
 
 
+def test_a_list_of_models_is_answered_by_each_as_it_answers_alone(client: openai.OpenAI) -> None:
+    models = ["demo", "demo:pirate", "demo:pirate*0.6+shout*0.4", "demo:shout*0.5"]
+    asked = {"prompt": ["Once upon a time", "The owl"], "max_tokens": 8, "seed": 5}
+    together = client.completions.create(model="", extra_body={**asked, "model": models}, prompt="")
+    assert together.model == ",".join(models)
+    for at, model in enumerate(models):
+        alone = client.completions.create(model=model, extra_body=asked, prompt="")
+        own = together.choices[2 * at : 2 * at + 2]
+        assert [choice.index for choice in own] == [2 * at, 2 * at + 1]
+        assert [choice.model_extra["model"] for choice in own if choice.model_extra is not None] == [model] * 2
+        assert [choice.text for choice in own] == [choice.text for choice in alone.choices]
+
+
 def test_a_batch_of_prompts_runs_on_both_replicas_and_comes_back_in_order(client: openai.OpenAI) -> None:
     prompts = [f"Story {number}: the" for number in range(16)]
     alone = [

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from tests.flow.stack import Stack, running_stack
+from serve_app.deployments.arguments import ModelArgs
+from serve_app.deployments.loading import load_service
+from serve_app.http.app import build_app
+from serve_app.router.fleet import Fleet
+from serve_app.router.router import Router
+from tests.flow.stack import ROUTER_ID, Stack, running_stack
 
 PROMPT = "Once upon a time there was a cat"
 MIX = {"pirate": 0.6, "shout": 0.4}
@@ -22,6 +29,32 @@ async def stack() -> AsyncIterator[Stack]:
 
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+
+
+@asynccontextmanager
+async def running_bases(*names: str) -> AsyncIterator[Stack]:
+    """One replica for each of these bases, all but the first with a context of 64 tokens."""
+    fleet, services = Fleet(ROUTER_ID), []
+    for at, name in enumerate(names):
+        arguments = ModelArgs(
+            name=name,
+            path="builtin:demo",
+            adapters="adapters/demo",
+            dtype="float32",
+            kv_cache_bytes=32 << 20,
+            lease_s=600,
+            max_model_len=64 if at else None,
+        )
+        service = await asyncio.to_thread(load_service, arguments, f"{name}-0")
+        service.start()
+        services.append(service)
+        fleet.put(await service.hello(ROUTER_ID), service)
+    try:
+        yield Stack(app=build_app(Router(fleet)), services=services)
+    finally:
+        await fleet.close()
+        for service in services:
+            await service.close()
 
 
 async def text_of(stack: Stack, **body: Any) -> str:
@@ -140,6 +173,28 @@ async def test_the_stream_of_a_list_adds_up_to_its_body(stack: Stack) -> None:
             key = (choice["index"], choice["model"])
             texts[key] = texts.get(key, "") + choice["text"]
     assert texts == {(choice["index"], choice["model"]): choice["text"] for choice in body["choices"]}
+
+
+async def test_different_bases_answer_one_request_each_on_its_own_replicas() -> None:
+    async with running_bases("demo", "twin") as app:
+        asked: dict[str, Any] = {"prompt": [PROMPT, "The owl said"], "max_tokens": 8, "seed": 3}
+        models = ["twin", "demo:pirate", "twin:shout*0.5", "demo"]
+        response = await app.post({**asked, "model": models})
+        assert response.status_code == 200, response.text
+        body = response.json()
+        for at, model in enumerate(models):
+            alone = (await app.post({**asked, "model": model})).json()
+            own = body["choices"][2 * at : 2 * at + 2]
+            assert [choice["model"] for choice in own] == [model] * 2
+            assert [choice["text"] for choice in own] == [choice["text"] for choice in alone["choices"]]
+        refused = await app.post({"model": ["demo", "twin"], "prompt": [5] * 100, "max_tokens": 4})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"].startswith('Model "twin": ')
+        ambiguous = await app.post({"model": ["demo", "pirate"], "prompt": "a"})
+        assert (ambiguous.status_code, ambiguous.json()["error"]["param"]) == (400, "model[1]")
+        for service in app.services:
+            assert service.engine.load.num_steps > 0
+        await app.settled()
 
 
 async def test_a_replica_loads_an_adapter_once_however_many_mixes_there_are_of_it(stack: Stack) -> None:

@@ -12,6 +12,7 @@ from serve_app.core.adapters import AdapterRecord
 from serve_app.core.cards import AdapterCard
 from serve_app.engine.lora.adapter import Adapter, bind_adapter
 from serve_app.engine.lora.errors import AdapterRefused
+from serve_app.engine.lora.prefix import keeps_prefix
 from serve_app.engine.lora.probe import probe
 
 logger = logging.getLogger(__name__)
@@ -30,11 +31,12 @@ def bind_adapters(found: Items[AdapterRecord], module: nn.Module) -> tuple[list[
             logger.exception("adapter %s could not be read", record.name)
             refused[record.name] = f"its files could not be read: {error}"
     faults = probe(module, list(bound.values()))
-    cards = tuple(_judge(record, refused.get(record.name) or faults.get(record.version)) for record in found)
+    cards = tuple(_judge(record, module, refused.get(record.name) or faults.get(record.version)) for record in found)
     return [adapter for version, adapter in bound.items() if version not in faults], cards
 
 
-def _judge(record: AdapterRecord, reason: str | None) -> AdapterCard:
+def _judge(record: AdapterRecord, module: nn.Module, reason: str | None) -> AdapterCard:
     if reason is not None:
         logger.warning("adapter %s is refused: %s", record.name, reason)
-    return replace(record.card(), reason=reason)
+        return replace(record.card(), reason=reason)
+    return replace(record.card(), reason=None, keeps_prefix=keeps_prefix(record.changes, module))
