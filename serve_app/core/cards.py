@@ -55,8 +55,8 @@ class ModelCard:
     kv_cache_bytes: what one replica may hold in keys and values
     chat_template: of the model's folder, as it is written there; "" is none
     tokenizer: its class and the special tokens that it has a name for
-    fills_gaps: whether it has the tokens with which a text behind a gap is told
     max_mixed_adapters: in one mix; all of them have to be resident at once
+    fills_gaps: whether it has the tokens with which a text behind a gap is told
     """
 
     name: str
@@ -71,8 +71,8 @@ class ModelCard:
     kv_cache_bytes: int = 0
     chat_template: str = ""
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
-    fills_gaps: bool = False
     max_mixed_adapters: int = MAX_MIXED_ADAPTERS
+    fills_gaps: bool = False
 
     @property
     def usable_adapters(self) -> tuple[AdapterCard, ...]:

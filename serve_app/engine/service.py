@@ -21,10 +21,10 @@ from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.constraint import Constraint
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound
-from serve_app.core.names import MAX_MIXED_ADAPTERS
 from serve_app.core.request import GenerationRequest, Prompt
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.engine.allocator import keep_freed_memory
+from serve_app.engine.card import model_card
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.delivery import Delivery
 from serve_app.engine.driver import Driver
@@ -128,21 +128,8 @@ class ModelService:
         bound, cards = bind_adapters(adapters, model.module)
         loader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
         engine = Engine(config, model, tokenizer, bound, loader=loader)
-        card = ModelCard(
-            name=config.name,
-            root=root or config.path,
-            created=created,
-            max_model_len=model.max_model_len,
-            vocab_size=model.vocab_size,
-            adapters=cards,
-            dialect=dialect,
-            max_num_sequences=config.max_num_sequences,
-            max_waiting=config.max_waiting,
-            kv_cache_bytes=model.kv_cache_bytes,
-            chat_template=chat_template,
-            tokenizer=tokenizer.card,
-            fills_gaps=tokenizer.markers is not None,
-            max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),
+        card = model_card(
+            config, model, tokenizer, cards, root=root, created=created, dialect=dialect, chat_template=chat_template
         )
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 

@@ -69,8 +69,15 @@ class Composer:
         if not self._suffix or choice.finish_reason is None:
             return [part]
         text = replace(choice, text=choice.text + self._suffix, finish_reason=None, matched_stop=None, tool_calls=())
-        token_ids = () if self._wants_ids else None
-        end = replace(choice, text="", logprobs=None, token_ids=token_ids, prompt_token_ids=None)
+        end = Choice(
+            index=choice.index,
+            text="",
+            finish_reason=choice.finish_reason,
+            matched_stop=choice.matched_stop,
+            token_ids=() if self._wants_ids else None,
+            model=choice.model,
+            tool_calls=choice.tool_calls,
+        )
         return [replace(part, choice=text, is_context_end=False), replace(part, choice=end)]
 
     def _part(self, event: Event) -> Part:

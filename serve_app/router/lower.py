@@ -121,11 +121,16 @@ def _targets(request: CompletionRequest, resolve: Resolve, card_of: CardOf) -> t
     return tuple(targets)
 
 
+def model_param(request: CompletionRequest, at: int) -> str:
+    """What a client calls this model of its request."""
+    return f"model[{at}]" if request.listed else "model"
+
+
 def _model(
     request: CompletionRequest, at: int, lora_path: str | None, *, resolve: Resolve, card_of: CardOf
 ) -> ModelRef:
     """What the name at this place means beside what names adapters."""
-    param = f"model[{at}]" if request.listed else "model"
+    param = model_param(request, at)
     model = resolve(Wanted(model=request.models[at], param=param, adapter=lora_path))
     if request.scales and model.adapter is None:
         numbered = _numbered_adapters(request, card_of(model))

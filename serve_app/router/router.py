@@ -18,7 +18,7 @@ from serve_app.core.errors import ServeError
 from serve_app.core.names import ModelRef
 from serve_app.router.admission import Admission, Ticket
 from serve_app.router.fleet import Fleet
-from serve_app.router.lower import Resolve, Wanted, lower, new_response_id
+from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_response_id
 from serve_app.router.placement import Placement
 from serve_app.router.run import Run, RunSettings
 from serve_app.router.suffixes import with_suffix_mode
@@ -83,20 +83,19 @@ class Router:
             ticket.ends_by(run.fail)
         return run
 
-    def settled(self, request: CompletionRequest) -> CompletionRequest:
-        """The request with what follows from its models alone. Raises ServeError as `open`."""
-        if not request.suffix and request.gap is None:
-            return request
-        resolve = self._resolver(request)
-        names = ((name, f"model[{at}]" if request.listed else "model") for at, name in enumerate(request.models))
-        return with_suffix_mode(
-            request, [self._card_of(resolve(Wanted(model=name, param=param))) for name, param in names]
-        )
-
     def templates_of(self, run: Run) -> tuple[str, ...]:
         """The chat template of the model of each part of a run; "" where the model is gone."""
         cards = [self.fleet.cards.get(request.model.base) for request in run.requests]
         return tuple("" if card is None else card.chat_template for card in cards)
+
+    def settled(self, request: CompletionRequest) -> CompletionRequest:
+        """The request with what follows from its models alone, of several what all can do. Raises as `open`."""
+        if not request.suffix and request.gap is None:
+            return request
+        resolve = self._resolver(request)
+        wanted = [Wanted(model=name, param=model_param(request, at)) for at, name in enumerate(request.models)]
+        cards = [self._card_of(resolve(each)) for each in wanted]
+        return with_suffix_mode(request, next((card for card in cards if not card.fills_gaps), cards[0]))
 
     @property
     def dialect(self) -> Dialect:

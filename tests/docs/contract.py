@@ -16,7 +16,7 @@ from serve_app.api.forms.form import Parameter, Terms
 from serve_app.api.infill import INFILL
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.paths import Path
-from serve_app.api.tokenize import DETOKENIZE, TOKENIZE
+from serve_app.api.tokenize import APPLY_TEMPLATE, DETOKENIZE, TOKENIZE
 from serve_app.core.errors import ServeError
 from tests.docs.docstrings import told_of
 from tests.docs.markdown import code, codes, table
@@ -124,9 +124,22 @@ def prose() -> str:
     return "".join(f"* {rule}\n" for rule in told())
 
 
+def chat() -> str:
+    """Parameters of chats that are others than those of completions."""
+    own = bodies()["union"]["chat"]
+    rows = []
+    for name, body in own["parameters"].items():
+        default = code(shown(own["defaults"][name])) if name in own["defaults"] else "–"
+        if body["disposition"] == "carried":
+            rows.append([code(name), body["allowed"], default, _about(body)])
+    refused = [name for name, body in own["parameters"].items() if body["disposition"] == "refused"]
+    told = f"\n\nNo parameters of chats, and refused by name: {codes(refused)}.\n"
+    return table(["parameter", "must be", "default", "what it does"], rows).rstrip("\n") + told
+
+
 def tokenize() -> str:
-    """Parameters of /tokenize and /detokenize."""
-    return _of_routes({Path.TOKENIZE: TOKENIZE, Path.DETOKENIZE: DETOKENIZE})
+    """Parameters of /tokenize, /apply-template and /detokenize."""
+    return _of_routes({Path.TOKENIZE: TOKENIZE, Path.APPLY_TEMPLATE: APPLY_TEMPLATE, Path.DETOKENIZE: DETOKENIZE})
 
 
 def infill() -> str:

@@ -24,6 +24,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "prose": contract.prose,
         "tokenize": contract.tokenize,
         "infill": contract.infill,
+        "chat": contract.chat,
         "errors": contract.errors,
         "model-settings": operations.model_settings,
         "router-settings": operations.router_settings,

@@ -29,44 +29,36 @@ def request(dialect: str = "union", **members: object) -> CompletionRequest:
 def test_the_usual_mode_is_the_dialects_as_far_as_the_model_can(dialect: str) -> None:
     asked = request(dialect, suffix="b")
     expected = SuffixMode.APPEND if dialect in APPENDING else SuffixMode.FIM
-    assert with_suffix_mode(asked, [FILLING]).suffix_mode is expected
-    assert with_suffix_mode(asked, [PLAIN]).suffix_mode is SuffixMode.APPEND
+    assert with_suffix_mode(asked, FILLING).suffix_mode is expected
+    assert with_suffix_mode(asked, PLAIN).suffix_mode is SuffixMode.APPEND
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("mode", ["fim", "append"])
 def test_what_was_sent_beats_the_dialect(dialect: str, mode: str) -> None:
-    settled = with_suffix_mode(request(dialect, suffix="b", suffix_mode=mode), [FILLING])
+    settled = with_suffix_mode(request(dialect, suffix="b", suffix_mode=mode), FILLING)
     assert settled.suffix_mode == mode
     assert settled.infill == (Infill(suffix="b") if mode == "fim" else None)
-    assert with_suffix_mode(settled, [FILLING]) == settled
+    assert with_suffix_mode(settled, FILLING) == settled
 
 
 @pytest.mark.parametrize("members", [{}, {"suffix": None}, {"suffix": ""}, {"suffix": "", "suffix_mode": "fim"}])
 def test_no_suffix_is_nothing_to_decide(members: dict[str, object]) -> None:
     asked = request(**members)
-    assert with_suffix_mode(asked, [PLAIN]) == asked
+    assert with_suffix_mode(asked, PLAIN) == asked
     assert asked.infill is None
 
 
 def test_a_model_is_not_asked_for_what_it_cannot_do() -> None:
     message = '"suffix_mode" must be "append" or absent with plain, whose tokenizer has no tokens'
     with pytest.raises(InvalidRequest, match=message) as caught:
-        with_suffix_mode(request(suffix="b", suffix_mode="fim"), [PLAIN])
+        with_suffix_mode(request(suffix="b", suffix_mode="fim"), PLAIN)
     assert caught.value.param == "suffix_mode"
-
-
-def test_of_several_models_each_has_to_fill_gaps() -> None:
-    asked = request(suffix="b")
-    assert with_suffix_mode(asked, [FILLING, FILLING]).suffix_mode is SuffixMode.FIM
-    assert with_suffix_mode(asked, [FILLING, PLAIN]).suffix_mode is SuffixMode.APPEND
-    with pytest.raises(InvalidRequest, match="absent with plain"):
-        with_suffix_mode(request(suffix="b", suffix_mode="fim"), [FILLING, PLAIN])
 
 
 def test_a_gap_alone_needs_a_model_that_fills_it() -> None:
     asked = request().model_copy(update={"gap": Infill(suffix="")})
-    assert with_suffix_mode(asked, [FILLING]).infill == Infill(suffix="")
+    assert with_suffix_mode(asked, FILLING).infill == Infill(suffix="")
     with pytest.raises(NotSupported, match="plain fills no gaps") as caught:
-        with_suffix_mode(asked, [PLAIN])
+        with_suffix_mode(asked, PLAIN)
     assert (caught.value.status, caught.value.type) == (501, "not_supported_error")

@@ -27,8 +27,8 @@ INTERNAL = frozenset(
         "model",
         "listed",
         "prompts",
-        "messages",
         "gap",
+        "messages",
     }
 )
 
