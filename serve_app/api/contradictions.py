@@ -172,7 +172,7 @@ def _check_prompts(sent: Sent) -> None:
     if sent.request.dialect.takes_mixed_prompts:
         return
     for index, prompt in enumerate(sent.request.prompts):
-        if len(prompt.parts) > 1:
+        if {str, tuple} <= set(map(type, prompt.parts)):
             path = "prompt" if len(sent.request.prompts) == 1 else f"prompt[{index}]"
             raise InvalidRequest.refusing(
                 path, must=f"be text or token ids in the dialect {sent.request.dialect.name}", found="both mixed"

@@ -28,6 +28,7 @@ class WireLimits:
     max_stop_token_ids, max_logit_bias: elements of these lists
     max_extra_files:   beside a gap
     max_constraint_chars: of a grammar, a schema or a regular expression that a text has to follow
+    max_images, max_image_bytes: images of all prompts together, and how large the file of each
     """
 
     max_depth: int = 64
@@ -47,6 +48,8 @@ class WireLimits:
     max_logit_bias: int = 16_384
     max_extra_files: int = 256
     max_constraint_chars: int = 262_144
+    max_images: int = 32
+    max_image_bytes: int = 10_485_760
 
 
 DEFAULT_LIMITS = WireLimits()

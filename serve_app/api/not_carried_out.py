@@ -19,7 +19,6 @@ NOT_CARRIED_OUT: Mapping[str, NotYet] = MappingProxyType(
         "perf_metrics_in_response": NotYet(False),
         "raw_output": NotYet(False),
         "strict": NotYet(False),
-        "images": NotYet([]),
         "reasoning_effort": NotYet(),
         "thinking": NotYet(),
         "cache_salt": NotYet(""),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
 from serve_app.constraints.compiler import Compiled
 from serve_app.core.errors import ContextOverflow, InvalidRequest
 from serve_app.core.infill import Infill
 from serve_app.core.request import GenerationRequest, Prompt, SamplingParams
+from serve_app.engine.illustration import Illustration
 from serve_app.engine.prompt_bounds import PromptBounds, context_overflow
+from serve_app.engine.prompt_images import illustrated, spelled, without_files
 from serve_app.engine.sequence import Sequence
+from serve_app.engine.vision.eyes import Eyes
+from serve_app.engine.vision.seen import Seen
 from serve_app.text.infill import arrange
 from serve_app.text.regex_stops import check_regexes
 from serve_app.text.tokenizer import TextTokenizer
@@ -27,21 +32,30 @@ class ReadPrompt:
     token_ids: list[int]
     shown: range
     num_dropped: int = 0
+    illustration: Illustration | None = None
 
 
 class Preparation:
     """The facts of one model that decide what a request becomes. Threads may share it.
 
     max_chars: of texts whose length the vocabulary does not bound; None is a bound by the context
+    eyes:      of a model that sees
     """
 
     def __init__(
-        self, tokenizer: TextTokenizer, *, model_name: str, max_model_len: int, max_chars: int | None = None
+        self,
+        tokenizer: TextTokenizer,
+        *,
+        model_name: str,
+        max_model_len: int,
+        max_chars: int | None = None,
+        eyes: Eyes | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._bounds = PromptBounds(tokenizer, model_name=model_name, max_model_len=max_model_len, max_chars=max_chars)
         self._model_name = model_name
         self._max_model_len = max_model_len
+        self._eyes = eyes
 
     @property
     def max_chars(self) -> int:
@@ -55,17 +69,19 @@ class Preparation:
         """
         self._bounds.check_length(request)
 
-    def sequences(self, request: GenerationRequest, compiled: Compiled | None = None) -> list[Sequence]:
+    def sequences(
+        self, request: GenerationRequest, compiled: Compiled | None = None, seen: Items[Seen] = ()
+    ) -> list[Sequence]:
         """One for each completion that is wanted, the prompt's tokens in each.
 
-        compiled: the request's constraint, where it has one
+        compiled: the request's constraint, where it has one;  seen: the images of its prompt
 
         Raises InvalidRequest, ContextOverflow.
         """
         check_regexes(request.stop.patterns)
         try:
             self._bounds.check_heads(request)
-            read = self._read(request)
+            read = self._read(request, seen)
         except ContextOverflow:
             raise
         except InvalidRequest as error:
@@ -85,23 +101,28 @@ class Preparation:
                 shown_prompt=read.shown,
                 detokenizer=detokenizer,
                 matcher=None if compiled is None else compiled.matcher(),
+                illustration=read.illustration,
             )
             for sample, detokenizer in enumerate(detokenizers)
         ]
 
-    def _read(self, request: GenerationRequest) -> ReadPrompt:
+    def _read(self, request: GenerationRequest, seen: Items[Seen]) -> ReadPrompt:
         """The prompt in tokens, of what fits. Raises InvalidRequest."""
         if request.infill is not None:
             return self._read_gap(request, request.infill)
-        prompt_ids = self._tokenizer.encode(request.prompt)
-        num_kept = self._num_kept(request, len(prompt_ids))
+        prompt_ids = self._tokenizer.encode(spelled(request.prompt, seen, self._eyes))
+        illustration = illustrated(prompt_ids, seen, self._eyes)
+        request = without_files(request)
+        num_kept = len(prompt_ids) if seen else self._num_kept(request, len(prompt_ids))
         if num_kept == len(prompt_ids):
-            return ReadPrompt(request=request, token_ids=prompt_ids, shown=range(num_kept))
+            return ReadPrompt(request=request, token_ids=prompt_ids, shown=range(num_kept), illustration=illustration)
         kept = prompt_ids[-num_kept:]
         cut = replace(request, prompt=Prompt(parts=(tuple(kept),)))  # an echo shows what is left of it
         return ReadPrompt(request=cut, token_ids=kept, shown=range(num_kept), num_dropped=len(prompt_ids) - len(kept))
 
     def _read_gap(self, request: GenerationRequest, infill: Infill) -> ReadPrompt:
+        if request.prompt.images:
+            raise InvalidRequest.refusing("suffix_mode", must='be "append" beside images', found='"fim"')
         whole = arrange(self._tokenizer, request.prompt, infill)
         num_tokens = len(whole.token_ids)
         gap = whole.fitted(self._num_kept(request, num_tokens))

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Items
 from serve_app.constraints.matcher import Matcher
 from serve_app.core.delta import Finish, FinishReason, TokenLogprob
 from serve_app.core.request import GenerationRequest
+from serve_app.engine.illustration import Illustration
 from serve_app.engine.kv.storage import Holding
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.sampling.state import SamplingState
@@ -27,6 +28,7 @@ class Sequence:
     max_tokens: bound on generated tokens, the context's end considered
     num_dropped_tokens: of the prompt's beginning, which are not in `token_ids`
     shown_prompt: where the prompt that is echoed stands among `token_ids`; of a gap that is its prefix alone
+    illustration: the images of its prompt, if any
     matcher:    follows what was generated along the request's constraint, if any; preemption leaves it as it is
     sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
     is_prompt_published: whether others can find its prompt's blocks
@@ -43,6 +45,7 @@ class Sequence:
         shown_prompt: range | None = None,
         detokenizer: Detokenizer,
         matcher: Matcher | None = None,
+        illustration: Illustration | None = None,
     ) -> None:
         self.request = request
         self.sample = sample
@@ -53,6 +56,7 @@ class Sequence:
         self.shown_prompt = range(len(prompt_ids)) if shown_prompt is None else shown_prompt
         self.detokenizer = detokenizer
         self.matcher = matcher
+        self.illustration = illustration
         self.stop_matcher = Ending(request.stop)
         self.sampling_state = SamplingState(request.sampling, len(prompt_ids))
         self.arrived_at = time.monotonic()
@@ -88,6 +92,13 @@ class Sequence:
     def salt(self) -> bytes:
         """What besides tokens decides its keys and values: most often the adapter's version, or the mix's."""
         return self.request.model.salt.encode()
+
+    @property
+    def names(self) -> Items[int]:
+        """What its blocks are named by: its tokens, and of images their digests."""
+        if self.illustration is None:
+            return self.token_ids
+        return [*self.illustration.names, *self.token_ids[self.prompt_length :]]
 
     @property
     def num_tokens(self) -> int:

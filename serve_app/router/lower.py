@@ -12,9 +12,9 @@ from serve_app.api.shown import shown
 from serve_app.catalog.mixes import write_mix
 from serve_app.core.cards import ModelCard
 from serve_app.core.constraint import Constraint
-from serve_app.core.errors import AdapterNotFound, InvalidRequest
+from serve_app.core.errors import AdapterNotFound, InvalidRequest, UnsupportedParameter
 from serve_app.core.names import ModelRef
-from serve_app.core.request import ContextParams, GenerationRequest, LogprobParams, SamplingParams, StopParams
+from serve_app.core.request import ContextParams, GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
 from serve_app.router.calling import constraint_of
 from serve_app.router.sampling import lower_sampling, unencoded
 from serve_app.tools.demands import call_constraint
@@ -65,6 +65,7 @@ def lower(
     sampling: dict[str, SamplingParams] = {}
     for part, target in enumerate(targets):
         try:
+            _check_images(request.prompt_of(part), target.card)
             _check_prompt_ids(request, part, vocab_size=target.card.vocab_size)
             if target.model.base not in sampling:
                 _check_stop_ids(request, target.card.vocab_size)
@@ -198,6 +199,15 @@ def _has_special_marks(request: CompletionRequest, template: str) -> bool:
     """Whether calls stand behind marks that a text without special tokens would not show."""
     is_chat = isinstance(request, ChatRequest)
     return is_chat and bool(request.tool_use.usable) and form_for(template).has_special_tokens
+
+
+def _check_images(prompt: Prompt, card: ModelCard) -> None:
+    """Raises UnsupportedParameter where the prompt has images and the model takes none."""
+    if not prompt.images or (card.images is not None and card.images.takes_images):
+        return
+    why = "completes text only" if card.images is None else f"takes none here: {card.images.reason}"
+    must = f"be absent for {card.name}, which {why}"
+    raise UnsupportedParameter.refusing(prompt.images[0].name, must=must, found="an image")
 
 
 def _check_prompt_ids(request: CompletionRequest, part: int, *, vocab_size: int) -> None:

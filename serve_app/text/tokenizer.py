@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from serve_app.core.cards import TokenizerCard
 from serve_app.core.errors import InvalidRequest
+from serve_app.core.images import Image
 from serve_app.core.request import Prompt
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.text.detokenizer import Detokenizer, join
@@ -75,6 +76,7 @@ class TextTokenizer:
             token_ids += self.prefix_ids
         num_prefixed = len(token_ids)
         for part in prompt.parts:
+            assert not isinstance(part, Image), "what a model writes for an image is a text before this"
             if isinstance(part, str):
                 token_ids += self._encode_rendered(part, prompt.foreign) if prompt.foreign else self.encode_text(part)
             else:
@@ -124,8 +126,10 @@ class TextTokenizer:
 
         Raises InvalidRequest for an id outside the vocabulary.
         """
-        parts = [self.encode_literal(part) if isinstance(part, str) else part for part in prompt.parts]
-        token_ids = tuple(token_id for part in parts for token_id in part)
+        token_ids: tuple[int, ...] = ()
+        for part in prompt.parts:
+            assert not isinstance(part, Image), "nobody fills a gap beside images"
+            token_ids += self.encode_literal(part) if isinstance(part, str) else part
         if token_ids:
             self._check_range(token_ids)
         return token_ids
