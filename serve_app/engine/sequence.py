@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence as Items
+from functools import cached_property
+from hashlib import blake2b
 
 from serve_app.constraints.matcher import Matcher
 from serve_app.core.delta import Finish, FinishReason, TokenLogprob
@@ -85,6 +88,12 @@ class Sequence:
     def salt(self) -> bytes:
         """What besides tokens decides its keys and values: most often the adapter's version, or the mix's."""
         return self.request.model.salt.encode()
+
+    @cached_property
+    def prompt_name(self) -> bytes:
+        """The same of two sequences where they have the same prompt to compute, and only there."""
+        tokens = array("q", self.token_ids[: self.prompt_length])
+        return blake2b(self.salt + b"/" + tokens.tobytes(), digest_size=16).digest()
 
     @property
     def num_tokens(self) -> int:
