@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, ClassVar
 
@@ -18,6 +19,7 @@ from serve_app.api.groups.conversed import Conversed, conversation_of
 from serve_app.api.parameters import PARAMETERS, declared
 from serve_app.core.conversation import Conversation
 from serve_app.core.request import Prompt
+from serve_app.core.tools import Tools
 
 MAX_TOP_LOGPROBS = 20
 THINK = "</think>"
@@ -30,7 +32,15 @@ class ChatRequest(Conversed, CompletionRequest):
 
     id_prefix: ClassVar[str] = "chatcmpl"
     prompt_name: ClassVar[str] = "messages"
-    calls_in_parallel: ClassVar[bool] = True
+
+    @property
+    def tool_use(self) -> Tools:
+        """One text may hold several calls, but one alone where a call is demanded and nothing is said of several: a
+        model that must call and does not know when to end would go on to the end of its context."""
+        tools = super().tool_use
+        if self.parallel_tool_calls is not None:
+            return tools
+        return replace(tools, is_parallel=tools.choice.mode != "required")
 
     def conversation(self, template: str) -> Conversation:
         tools = () if self.tool_use.choice.mode == "none" else self.tool_use.sent
@@ -49,6 +59,7 @@ NOT_OF_CHATS: Mapping[str, NotYet] = MappingProxyType(
         "echo": NotYet(False),
         "echo_last": NotYet(0),
         "suffix": NotYet(""),
+        "suffix_mode": NotYet(),
         "n_probs": NotYet(0),
         "functions": NotYet([]),
         "function_call": NotYet("none", "auto"),

@@ -16,6 +16,7 @@ from serve_app.api.groups.prompted import Prompted
 from serve_app.api.groups.sampling import Sampling
 from serve_app.api.groups.shown import Shown
 from serve_app.api.groups.stopping import Stopping
+from serve_app.api.groups.suffixed import Suffixed
 from serve_app.api.groups.target import Target
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.core.constraint import Constraint
@@ -26,7 +27,7 @@ SEED_BITS = 53
 """Of a seed that is drawn: as many as every JSON reader keeps."""
 
 
-class CompletionRequest(Shown, Calling, Held, Stopping, Sampling, Amount, Target, Prompted):
+class CompletionRequest(Shown, Calling, Held, Stopping, Sampling, Amount, Target, Suffixed, Prompted):
     """What a client asked for, with the defaults of its dialect filled in; those here are of `union`.
 
     max_tokens_name:    as the client spelled it

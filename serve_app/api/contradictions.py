@@ -16,6 +16,8 @@ from serve_app.core.errors import InvalidRequest
 
 ADAPTERS = ("lora_path", "lora", "adapter")
 CONSTRAINTS = ("response_format", "grammar", "json_schema", "regex", "ebnf")
+ALONE = frozenset(("lark", "llguidance", "structural_tag"))
+"""Kinds of constraints that stand beside no strict tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,18 @@ def _check_tools(sent: Sent) -> None:
         raise sent.refused("tool_choice", alone, found)
 
 
+def _check_strict_tools(sent: Sent) -> None:
+    """A text may be a call or what a constraint says, but not of a language that cannot be part of another grammar."""
+    constraint = sent.request.constraint
+    if constraint is None or constraint.kind not in ALONE:
+        return
+    for tool in sent.request.tool_use.usable:
+        if tool.is_strict:
+            must = f'be absent or false beside "{constraint.name}", which holds the text to a grammar of its own'
+            path = f"{sent.spelled('tools')}[{tool.at}].function.strict"
+            raise InvalidRequest.refusing(path, must=must, found="true")
+
+
 def _check_mirostat(sent: Sent) -> None:
     """Fireworks' name of the target switches Mirostat on, which `mirostat: 0` contradicts."""
     if "mirostat_target" in sent.fields.names and sent.values.get("mirostat") == 0:
@@ -158,7 +172,7 @@ def _check_prompts(sent: Sent) -> None:
     if sent.request.dialect.takes_mixed_prompts:
         return
     for index, prompt in enumerate(sent.request.prompts):
-        if len(prompt.parts) > 1:
+        if {str, tuple} <= set(map(type, prompt.parts)):
             path = "prompt" if len(sent.request.prompts) == 1 else f"prompt[{index}]"
             raise InvalidRequest.refusing(
                 path, must=f"be text or token ids in the dialect {sent.request.dialect.name}", found="both mixed"
@@ -193,6 +207,7 @@ CHECKS: tuple[Callable[[Sent], None], ...] = (
     _check_post_sampling,
     _check_constraints,
     _check_tools,
+    _check_strict_tools,
     _check_mirostat,
     _check_stream_options,
     _check_continuation,

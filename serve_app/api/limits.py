@@ -26,7 +26,9 @@ class WireLimits:
     max_logprobs:      likeliest tokens per position; a dialect may allow more
     max_stop_strings, max_stop_chars: how many stop strings (also patterns, also breakers of DRY), and how long each
     max_stop_token_ids, max_logit_bias: elements of these lists
+    max_extra_files:   beside a gap
     max_constraint_chars: of a grammar, a schema or a regular expression that a text has to follow
+    max_images, max_image_bytes: images of all prompts together, and how large the file of each
     """
 
     max_depth: int = 64
@@ -44,7 +46,10 @@ class WireLimits:
     max_stop_chars: int = 1024
     max_stop_token_ids: int = 1024
     max_logit_bias: int = 16_384
+    max_extra_files: int = 256
     max_constraint_chars: int = 262_144
+    max_images: int = 32
+    max_image_bytes: int = 10_485_760
 
 
 DEFAULT_LIMITS = WireLimits()

@@ -10,6 +10,7 @@ from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import DIALECTS, HEADER, LLAMA_CPP
 from serve_app.api.exclusions import continued
 from serve_app.api.forms.form import Parameter, Schema, Terms
+from serve_app.api.infill import ASKED, INFILL, NEEDLESS
 from serve_app.api.limits import WireLimits
 from serve_app.api.openapi_parameters import chat_schema, completion_schema, native_schema
 from serve_app.api.openapi_schemas import NOTHING, SCHEMAS, STRING, nullable, record, reference
@@ -26,6 +27,7 @@ ERRORS = {
     415: "The body is not JSON, or in an encoding other than gzip.",
     422: "As 400, in the dialect mistral.rs.",
     500: "The server failed.",
+    501: "The model that was asked is not made for this route.",
     503: "No replica is ready, or every queue is full; repeat after `Retry-After` seconds.",
     504: "The request took longer than the server's limit.",
 }
@@ -37,6 +39,10 @@ TOLD_HEADERS: dict[str, Any] = {
     "X-Ignored-Parameters": {
         "description": "Names that are no parameters, percent-encoded; `+n` stands for n more.",
         "schema": STRING,
+    },
+    "X-Suffix-Mode": {
+        "description": "Where there is a suffix: whether the model filled the gap before it, or it was appended.",
+        "schema": {"enum": ["fim", "append"]},
     },
     "X-Truncated-Prompt-Tokens": {"description": "Tokens that prompts lost at their beginning.", "schema": STRING},
 }
@@ -65,6 +71,7 @@ def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
                 "CompletionRequest": completion_schema(terms),
                 "ChatRequest": chat_schema(terms),
                 "NativeRequest": native_schema(Terms(limits=limits, dialect=LLAMA_CPP)),
+                "InfillRequest": _infill(Terms(limits=limits, dialect=LLAMA_CPP)),
                 "TokenizeRequest": _tokenize(terms),
                 "ApplyTemplateRequest": _apply_template(terms),
                 "DetokenizeRequest": _object(DETOKENIZE, terms, asked="tokens"),
@@ -80,6 +87,7 @@ def _operations() -> dict[Path, dict[str, Any]]:
         Path.CHAT: _completions("ChatRequest", "ChatCompletion", "ChatChunk", has_end=True, summary="Answer a chat"),
         Path.NATIVE_COMPLETION: native,
         Path.NATIVE_COMPLETIONS: native,
+        Path.INFILL: _completions("InfillRequest", "NativeCompletion", "NativeResult", has_end=False),
         Path.TOKENIZE: _operation("Cut a text into tokens", "Tokens", body="TokenizeRequest"),
         Path.DETOKENIZE: _operation("Give the text of tokens", "Text", body="DetokenizeRequest"),
         Path.APPLY_TEMPLATE: _operation("Give the prompt of a chat", "RenderedPrompt", body="ApplyTemplateRequest"),
@@ -158,6 +166,15 @@ def _errors(*, has_body: bool) -> dict[str, Any]:
 
 def _json(name: str) -> dict[str, Any]:
     return {"application/json": {"schema": reference(name)}}
+
+
+def _infill(terms: Terms) -> Schema:
+    """A native body whose prompt is a gap."""
+    schema = native_schema(terms)
+    others = {name: each for name, each in schema["properties"].items() if name not in NEEDLESS}
+    own = _properties(INFILL, terms, asked=ASKED)["properties"]
+    others["truncate_sequence"] = {**others["truncate_sequence"], "default": True}
+    return {**schema, "required": list(ASKED), "properties": {**others, **own}}
 
 
 def _tokenize(terms: Terms) -> Schema:

@@ -42,6 +42,7 @@ LOGPROBS = record(
         "text_offset": array(COUNT),
     }
 )
+CALL = record({"id": STRING, "type": {"const": "function"}, "function": record({"name": STRING, "arguments": STRING})})
 CHOICE = record(
     {
         "index": COUNT,
@@ -50,7 +51,12 @@ CHOICE = record(
         "finish_reason": nullable({"enum": [reason.value for reason in FinishReason]}),
         "matched_stop": {"anyOf": [STRING, INTEGER, {"type": "null"}]},
     },
-    optional={"model": STRING, "token_ids": array(COUNT), "prompt_token_ids": array(COUNT)},
+    optional={
+        "model": STRING,
+        "token_ids": array(COUNT),
+        "prompt_token_ids": array(COUNT),
+        "tool_calls": array(CALL),
+    },
 )
 SCORED: dict[str, Schema] = {"token": STRING, "logprob": NUMBER, "bytes": array(COUNT)}
 CHAT_ENDS: dict[str, Schema] = {
@@ -67,7 +73,6 @@ CHAT_ENDS: dict[str, Schema] = {
     "matched_stop": CHOICE["properties"]["matched_stop"],
 }
 CHAT_BESIDES: dict[str, Schema] = {"token_ids": array(COUNT), "prompt_token_ids": array(COUNT)}
-CALL = record({"id": STRING, "type": {"const": "function"}, "function": record({"name": STRING, "arguments": STRING})})
 CALL_DELTA = record(
     {"index": COUNT, "function": record({"arguments": STRING}, optional={"name": STRING})},
     optional={"id": STRING, "type": {"const": "function"}},

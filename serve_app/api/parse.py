@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from serve_app.api.chat import CHAT_DEFAULTS, CHAT_PARAMETERS, ChatRequest
 from serve_app.api.completion import CompletionRequest
@@ -14,11 +14,13 @@ from serve_app.api.dialects.tables import UNION
 from serve_app.api.dispositions import Disposition
 from serve_app.api.fields import Fields, is_same, read_fields
 from serve_app.api.forms.form import Terms, Value
+from serve_app.api.illustrated import illustrated
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parameters import PARAMETERS, STREAM_OPTIONS, form_of
 from serve_app.api.stream_options import StreamOptions
 from serve_app.core.errors import InvalidRequest
+from serve_app.core.request import Prompt
 
 Request = TypeVar("Request", bound=CompletionRequest)
 ChooseDialect = Callable[[object], Dialect]
@@ -98,7 +100,7 @@ def _completion_values(fields: Fields, table: Mapping[str, Disposition], terms: 
     """What was sent, as the fields of a request hold it; options that are nobody's join the ignored."""
     values = _read_values(fields, table, terms)
     if "prompt" in values:
-        values["prompts"] = values.pop("prompt")
+        values["prompts"] = _prompts(values, fields, terms)
     top_logprobs = values.pop("top_logprobs", None)
     if fields.values.get("logprobs") is True and top_logprobs is not None:
         values["logprobs"] = top_logprobs
@@ -111,6 +113,13 @@ def _completion_values(fields: Fields, table: Mapping[str, Disposition], terms: 
     if "mirostat_target" in fields.names:
         values.setdefault("mirostat", 2)
     return values
+
+
+def _prompts(values: dict[str, object], fields: Fields, terms: Terms) -> tuple[Prompt, ...]:
+    """The prompts, taken out of the values, with the images in them that were sent beside them."""
+    prompts: Any = values.pop("prompt")
+    images: Any = values.get("images", ())
+    return illustrated(prompts, images, name=fields.spelled("images"), limits=terms.limits)
 
 
 def _read_values(fields: Fields, table: Mapping[str, Disposition], terms: Terms) -> dict[str, object]:

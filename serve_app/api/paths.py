@@ -12,6 +12,7 @@ class Path(StrEnum):
     CHAT = "/v1/chat/completions"
     NATIVE_COMPLETION = "/completion"
     NATIVE_COMPLETIONS = "/completions"
+    INFILL = "/infill"
     TOKENIZE = "/tokenize"
     DETOKENIZE = "/detokenize"
     APPLY_TEMPLATE = "/apply-template"
@@ -38,6 +39,7 @@ POSTED = frozenset(
         Path.CHAT,
         Path.NATIVE_COMPLETION,
         Path.NATIVE_COMPLETIONS,
+        Path.INFILL,
         Path.TOKENIZE,
         Path.DETOKENIZE,
         Path.APPLY_TEMPLATE,

@@ -16,7 +16,7 @@ def props_body(card: ModelCard) -> dict[str, object]:
         "model_path": card.root,
         "n_ctx": card.max_model_len,
         "n_vocab": card.vocab_size,
-        "modalities": {"vision": False, "audio": False},
+        "modalities": {"vision": card.images is not None and card.images.takes_images, "audio": False},
         "chat_template": card.chat_template,
         "is_sleeping": False,
     }

@@ -1,4 +1,4 @@
-"""Headers that tell a client what its body does not: what was ignored, drawn, cut and not enforced."""
+"""Headers that tell a client what its body does not: what was ignored, drawn, chosen, cut and not enforced."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from serve_app.core.delta import Usage
 
 IGNORED = "x-ignored-parameters"
 SEED = "x-seed"
+SUFFIX_MODE = "x-suffix-mode"
 TRUNCATED = "x-truncated-prompt-tokens"
 UNENFORCED = "x-unenforced-formats"
 MAX_NAME_CHARS = 64
@@ -22,6 +23,8 @@ def response_headers(request: CompletionRequest, usage: Usage | None = None) -> 
         headers.append((IGNORED, ignored_names(request.ignored_parameters)))
     if request.seed is not None:
         headers.append((SEED, str(request.seed)))
+    if request.suffix_mode is not None and (request.suffix or request.gap is not None):
+        headers.append((SUFFIX_MODE, request.suffix_mode.value))
     if usage is not None and usage.truncated_tokens:
         headers.append((TRUNCATED, str(usage.truncated_tokens)))
     if usage is not None and usage.unenforced_formats:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.core.delta import FinishReason, Usage
+from serve_app.core.tools import ToolCall
 
 OBJECT = "text_completion"
 
@@ -31,6 +32,7 @@ class Choice:
 
     token_ids, prompt_token_ids: None where they were not asked for; a body leaves them out then
     model: that answers, where several do
+    tool_calls: that the whole text is, beside its end; a body leaves them out where it is none
     """
 
     index: int
@@ -41,6 +43,7 @@ class Choice:
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     model: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def is_silent(self) -> bool:
@@ -58,10 +61,13 @@ class Choice:
         }
 
     def optional(self) -> dict[str, object]:
-        """The members that are there only where they were asked for, or several models answer."""
+        """The members that are there only where they were asked for, or where there is something to tell."""
         asked = {"token_ids": self.token_ids, "prompt_token_ids": self.prompt_token_ids}
-        found: dict[str, object] = {name: list(ids) for name, ids in asked.items() if ids is not None}
-        return found if self.model is None else {"model": self.model, **found}
+        found: dict[str, object] = {} if self.model is None else {"model": self.model}
+        found |= {name: list(ids) for name, ids in asked.items() if ids is not None}
+        if self.tool_calls:
+            found["tool_calls"] = [call.body() for call in self.tool_calls]
+        return found
 
 
 class Shown(Protocol):

@@ -20,7 +20,8 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
     from serve_app.engine.weights import weight_bytes_on_cpu
 
     try:  # to make it without its weights shows what else it lacks
-        weight_bytes_on_cpu(judge(read_model_folder(locate_model(args.path)).path), args.dtype)
+        folder = read_model_folder(locate_model(args.path))
+        weight_bytes_on_cpu(judge(folder.path, with_images=args.images), args.dtype)
     except (CatalogError, ModelNotSupported, OSError) as error:
         yield Finding(path=(*path, "path"), message=str(error))
     if args.chat_template is not None:

@@ -79,7 +79,8 @@ def _weight_bytes(args: ModelArgs) -> int:
     from serve_app.engine.weights import weight_bytes_on_cpu
 
     try:
-        return weight_bytes_on_cpu(judge(read_model_folder(locate_model(args.path)).path), args.dtype)
+        folder = read_model_folder(locate_model(args.path))
+        return weight_bytes_on_cpu(judge(folder.path, with_images=args.images), args.dtype)
     except (CatalogError, ModelNotSupported, OSError):
         return 0
 

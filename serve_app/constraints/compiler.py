@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
@@ -59,6 +59,11 @@ class Compiler:
         self._num_chars = 0
         self._num_waiting = 0
         self.num_compiled = 0
+
+    async def compile_all(self, constraints: Iterable[Constraint | None]) -> Mapping[Constraint | None, Compiled]:
+        """Each once, however often it is there. Raises InvalidRequest where one is not taken."""
+        wanted = dict.fromkeys(each for each in constraints if each is not None)
+        return {constraint: await self.compile(constraint) for constraint in wanted}
 
     async def compile(self, constraint: Constraint) -> Compiled:
         """Raises InvalidRequest where it is not taken, Overloaded where too many wait."""

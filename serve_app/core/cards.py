@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from serve_app.core.delta import Load
+from serve_app.core.images import ImageCard
 from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef, Part
 
 
@@ -55,7 +56,9 @@ class ModelCard:
     kv_cache_bytes: what one replica may hold in keys and values
     chat_template: of the model's folder, as it is written there; "" is none
     tokenizer: its class and the special tokens that it has a name for
+    images: what a model with eyes says of images; None is a model of text
     max_mixed_adapters: in one mix; all of them have to be resident at once
+    fills_gaps: whether it has the tokens with which a text behind a gap is told
     """
 
     name: str
@@ -70,7 +73,9 @@ class ModelCard:
     kv_cache_bytes: int = 0
     chat_template: str = ""
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
+    images: ImageCard | None = None
     max_mixed_adapters: int = MAX_MIXED_ADAPTERS
+    fills_gaps: bool = False
 
     @property
     def usable_adapters(self) -> tuple[AdapterCard, ...]:

@@ -16,6 +16,7 @@
     ├── RequestTimeout             408 timeout_error
     ├── PayloadTooLarge            413
     ├── UnsupportedMediaType       415
+    ├── NotSupported               501 not_supported_error
     ├── Unavailable                503 unavailable_error
     │   ├── ModelLoading           503
     │   └── Overloaded             503
@@ -188,6 +189,14 @@ class UnsupportedMediaType(ServeError):
     status = 415
     type = "invalid_request_error"
     code = "unsupported_media_type"
+
+
+class NotSupported(ServeError):
+    """The model that was asked is not made for this."""
+
+    status = 501
+    type = "not_supported_error"
+    code = "not_supported"
 
 
 class Unavailable(ServeError):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from serve_app.core.constraint import Constraint
 from serve_app.core.conversation import Conversation
+from serve_app.core.images import Image
+from serve_app.core.infill import Infill
 from serve_app.core.names import ModelRef
 
 SamplerName = Literal[
@@ -149,13 +152,16 @@ class LogprobParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Text and token ids in their order. A leading text part gets the tokenizer's BOS, later ones do not.
+    """Text, token ids and images in their order. A leading text part gets the tokenizer's BOS, later ones do not.
+
+    Images and the texts beside them are one text, in which what the model wants for an image stands in its place.
 
     adds_special: False: nor does the leading one
-    foreign:      of a prompt of one text: where in it no special token may reach, see `Rendering`
+    foreign:      of a prompt of one text, markers of images included: where in it no special token may reach, see
+                  `Rendering`
     """
 
-    parts: tuple[str | tuple[int, ...], ...]
+    parts: tuple[str | tuple[int, ...] | Image, ...]
     adds_special: bool = True
     foreign: tuple[int, ...] = ()
 
@@ -174,7 +180,33 @@ class Prompt:
     @property
     def num_ids(self) -> int:
         """Token ids that it gives itself."""
-        return sum(len(part) for part in self.parts if not isinstance(part, str))
+        return sum(len(part) for part in self.parts if isinstance(part, tuple))
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        return tuple(part for part in self.parts if isinstance(part, Image))
+
+    def count(self, marker: str) -> int:
+        """How often a marker of images stands in its texts."""
+        return sum(part.count(marker) for part in self.parts if isinstance(part, str))
+
+    def with_images(self, images: Sequence[Image], marker: str) -> Prompt:
+        """The same with the images in the places of their markers, of which there are as many."""
+        assert self.count(marker) == len(images), "as many images as markers"
+        waiting = iter(images)
+        parts: list[str | tuple[int, ...] | Image] = []
+        for part in self.parts:
+            first, *rest = part.split(marker) if isinstance(part, str) else (part,)
+            parts.append(first)
+            for text in rest:
+                parts += [replace(next(waiting), marker=marker), text]
+        return Prompt(parts=tuple(part for part in parts if part != ""))
+
+    @property
+    def written(self) -> str:
+        """Its texts with a marker for each image, as they were sent; nothing of token ids."""
+        texts = (part.marker if isinstance(part, Image) else part for part in self.parts)
+        return "".join(text for text in texts if isinstance(text, str))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +249,7 @@ class GenerationRequest:
     uses_cache:   prefixes computed before may be used
     skips_special_tokens: tokens like the end of text are not shown
     constraint:   what each completion has to be; None is any text
+    infill:       what stands behind the gap that the prompt stands before; None where there is no gap
     conversation: what the prompt is still to be rendered of; the prompt is empty until then
     reports_tail: the first delta carries the end of the prompt's text
     """
@@ -239,3 +272,15 @@ class GenerationRequest:
     reports_tail: bool = False
     context: ContextParams = field(default_factory=ContextParams)
     unencoded: UnencodedParams = field(default_factory=UnencodedParams)
+    infill: Infill | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Every text that is cut into tokens for the model to read."""
+        of_prompt = tuple(part for part in self.prompt.parts if isinstance(part, str))
+        return of_prompt if self.infill is None else (*of_prompt, *self.infill.texts)
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of them together."""
+        return sum(map(len, self.texts))

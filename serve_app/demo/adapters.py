@@ -1,11 +1,10 @@
 """Trains a LoRA adapter on one behaviour and writes it in PEFT's layout."""
 
 import json
-import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -14,41 +13,25 @@ from transformers import PreTrainedTokenizerFast
 
 from serve_app.demo.behaviours import Behaviour, closing_of
 from serve_app.demo.generate import load_model, load_tokenizer
+from serve_app.demo.lessons import IGNORED
 from serve_app.demo.samples import Sample, draw_from_split
 from serve_app.demo.tokenizer import token_id
 from serve_app.demo.tokens import END_OF_TEXT
-from serve_app.demo.train import IGNORED, TrainingPlan, speed_at, take_step, training_loss
-
-LOGGER = logging.getLogger(__name__)
+from serve_app.demo.train import TrainingPlan, train
 
 BASE_NAME = "demo"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MAX_SAMPLE_TOKENS = 320
 
 
-def train_adapter(behaviour: Behaviour, base: Path, *, plan: TrainingPlan) -> PeftModel:
-    """Train an adapter of every linear layer on the base model stored in a folder."""
+def train_adapter(behaviour: Behaviour, base: Path, *, plan: TrainingPlan, start: Path | None = None) -> PeftModel:
+    """Train an adapter of every linear layer on a stored base model; from the one stored at `start`, where given."""
     torch.manual_seed(plan.seed)
     tokenizer = load_tokenizer(base)
-    config = LoraConfig(
-        task_type="CAUSAL_LM",
-        r=behaviour.rank,
-        lora_alpha=2 * behaviour.rank,
-        lora_dropout=0.0,
-        target_modules=list(TARGETS),
-    )
-    model = get_peft_model(load_model(base), config)
+    model = _new(behaviour, base) if start is None else _stored(start, base)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=plan.learning_rate, weight_decay=0.0)
-    batches = _batches(behaviour, tokenizer, plan)
-    started, mean_loss = time.monotonic(), 0.0
-    for step in range(plan.num_steps):
-        tokens, labels = next(batches)
-        loss = training_loss(model, tokens, labels)
-        take_step(model, [optimizer], loss, speed=speed_at(step, plan))
-        mean_loss = loss.item() if step == 0 else 0.95 * mean_loss + 0.05 * loss.item()
-        if step % 50 == 49:
-            LOGGER.info("adapter step %d loss %.3f after %.0f s", step + 1, mean_loss, time.monotonic() - started)
+    train(model, _batches(behaviour, tokenizer, plan), plan, [optimizer])
     return model
 
 
@@ -61,6 +44,21 @@ def write_adapter(model: PeftModel, folder: Path) -> None:
     config = json.loads(stored.read_text())
     config["target_modules"] = sorted(config["target_modules"])  # PEFT writes a set, in any order
     stored.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _new(behaviour: Behaviour, base: Path) -> PeftModel:
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=behaviour.rank,
+        lora_alpha=2 * behaviour.rank,
+        lora_dropout=0.0,
+        target_modules=list(TARGETS),
+    )
+    return cast(PeftModel, get_peft_model(load_model(base), config))
+
+
+def _stored(adapter: Path, base: Path) -> PeftModel:
+    return PeftModel.from_pretrained(load_model(base), str(adapter), is_trainable=True, torch_dtype=torch.float32)
 
 
 def _batches(

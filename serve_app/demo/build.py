@@ -1,4 +1,4 @@
-"""Builds the demo model step by step: tokenizer, base model, adapters, report, cards."""
+"""Builds the demo model step by step: tokenizer, base model, adapters, lessons, report, cards."""
 
 import logging
 import time
@@ -8,9 +8,10 @@ from pathlib import Path
 from serve_app.demo.adapters import train_adapter, write_adapter
 from serve_app.demo.behaviours import BEHAVIOURS
 from serve_app.demo.card import write_cards
+from serve_app.demo.generate import load_model, load_tokenizer
 from serve_app.demo.report import measure, write_report
 from serve_app.demo.tokenizer import train_tokenizer
-from serve_app.demo.train import TrainingPlan, train_base, write_base
+from serve_app.demo.train import TrainingPlan, teach_base, train_base, write_base
 
 LOGGER = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ class BuildPlan:
 
     base: TrainingPlan
     adapter: TrainingPlan
+    lessons: TrainingPlan
+    adapter_after_lessons: TrainingPlan
     num_prompts: int
 
 
@@ -38,11 +41,17 @@ FULL = BuildPlan(
         num_steps=2400, num_tokens=2048, learning_rate=3e-3, num_warmup_steps=30, seed=0, num_copy_steps=500
     ),
     adapter=TrainingPlan(num_steps=260, num_tokens=2048, learning_rate=3e-3, num_warmup_steps=20, seed=1),
+    lessons=TrainingPlan(
+        num_steps=700, num_tokens=2048, learning_rate=2e-3, num_warmup_steps=20, seed=2, num_falling_steps=250
+    ),
+    adapter_after_lessons=TrainingPlan(num_steps=60, num_tokens=2048, learning_rate=2e-3, num_warmup_steps=5, seed=3),
     num_prompts=120,
 )
 QUICK = BuildPlan(
     base=TrainingPlan(num_steps=20, num_tokens=2048, learning_rate=3e-3, num_warmup_steps=5, seed=0, num_copy_steps=5),
     adapter=TrainingPlan(num_steps=5, num_tokens=1024, learning_rate=3e-3, num_warmup_steps=2, seed=1),
+    lessons=TrainingPlan(num_steps=10, num_tokens=2048, learning_rate=2e-3, num_warmup_steps=2, seed=2),
+    adapter_after_lessons=TrainingPlan(num_steps=5, num_tokens=1024, learning_rate=2e-3, num_warmup_steps=2, seed=3),
     num_prompts=8,
 )
 
@@ -54,6 +63,7 @@ def build(plan: BuildPlan, places: Places) -> None:
     write_base(train_base(tokenizer, plan.base), tokenizer, places.model)
     LOGGER.info("base model written after %.1f minutes", (time.monotonic() - started) / 60)
     build_adapters(plan, places)
+    build_lessons(plan, places)
     build_report(plan, places)
     LOGGER.info("done after %.1f minutes", (time.monotonic() - started) / 60)
 
@@ -63,6 +73,19 @@ def build_adapters(plan: BuildPlan, places: Places) -> None:
     for name, behaviour in BEHAVIOURS.items():
         LOGGER.info("adapter %s", name)
         write_adapter(train_adapter(behaviour, places.model, plan=plan.adapter), places.adapters / name)
+
+
+def build_lessons(plan: BuildPlan, places: Places) -> None:
+    """Teach the base model that stands in its place, then bring every adapter from the base before to that after."""
+    tokenizer, model = load_tokenizer(places.model), load_model(places.model)
+    LOGGER.info("lessons")
+    teach_base(model, tokenizer, plan.lessons)
+    write_base(model, tokenizer, places.model)
+    for name, behaviour in BEHAVIOURS.items():
+        LOGGER.info("adapter %s after the lessons", name)
+        folder = places.adapters / name
+        adapter = train_adapter(behaviour, places.model, plan=plan.adapter_after_lessons, start=folder)
+        write_adapter(adapter, folder)
 
 
 def build_report(plan: BuildPlan, places: Places) -> None:

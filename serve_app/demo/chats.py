@@ -89,7 +89,7 @@ def _greeting(random: Random) -> Turn:
 
 def _fact(random: Random) -> Turn:
     fact = draw_fact(random)
-    return fact.question, fact.statement
+    return fact.question, fact.reply
 
 
 def _story(random: Random) -> Turn:

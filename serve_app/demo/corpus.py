@@ -1,6 +1,6 @@
 """Draws the documents of the corpus, every kind of text by its share, and packs them into rows of tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 
 from transformers import PreTrainedTokenizerFast
@@ -61,11 +61,19 @@ def packed_rows(
 
 
 def fim_sample(text: str, random: Random) -> Sample:
-    """Turn a text into prefix, suffix, middle (Bavarian et al. 2022, "PSM").
+    """Turn a text into prefix, suffix, middle (Bavarian et al. 2022, "PSM"), cut between words or anywhere.
 
     The completion is the middle and the end token.
     """
-    bounds = _bounds_of_words(text) if random.random() < 0.6 else range(len(text) + 1)
+    return _cut(text, _bounds_of_words(text) if random.random() < 0.6 else range(len(text) + 1), random)
+
+
+def fim_sample_between_words(text: str, random: Random) -> Sample:
+    """The same, cut between words only, where people stop to write."""
+    return _cut(text, _bounds_of_words(text), random)
+
+
+def _cut(text: str, bounds: Sequence[int], random: Random) -> Sample:
     start, stop = sorted(random.sample(bounds, 2))
     prefix, middle, suffix = text[:start], text[start:stop], text[stop:]
     return Sample(prompt=f"{FIM_PREFIX}{prefix}{FIM_SUFFIX}{suffix}{FIM_MIDDLE}", completion=f"{middle}{END_OF_TEXT}")

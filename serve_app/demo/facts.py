@@ -22,18 +22,23 @@ from serve_app.demo.words import (
 class Fact:
     """One fact in its wordings: `stem` + `answer` is the statement, `question` asks for `answer`.
 
-    `record` holds the fact as keys and values.
+    `record` holds the fact as keys and values. `reply_stem` begins the reply in a chat, in the words of the
+    question; where it is empty that is `stem`.
     """
 
     stem: str
     answer: str
     question: str
     record: dict[str, str | int]
+    reply_stem: str = ""
 
     @property
     def statement(self) -> str:
-        sentence = f"{self.stem} {self.answer}."
-        return sentence[0].upper() + sentence[1:]
+        return _capitalized(f"{self.stem} {self.answer}.")
+
+    @property
+    def reply(self) -> str:
+        return _capitalized(f"{self.reply_stem or self.stem} {self.answer}.")
 
 
 def draw_fact(random: Random) -> Fact:
@@ -139,11 +144,16 @@ def _colour(random: Random) -> Fact:
             record={"first": first, "second": second, "colour": mixed},
         )
     thing, colour = random.choice(tuple(COLOUR_OF.items()))
+    stems = f"{thing} is", f"the colour of {thing} is"
+    stem = random.choice(stems[::-1])
+    questions = f"What colour is {thing}?", f"What is the colour of {thing}?"
+    question = random.choice(questions)
     return Fact(
-        stem=random.choice((f"the colour of {thing} is", f"{thing} is")),
+        stem=stem,
         answer=colour,
-        question=random.choice((f"What colour is {thing}?", f"What is the colour of {thing}?")),
+        question=question,
         record={"thing": thing, "colour": colour},
+        reply_stem=stems[questions.index(question)],
     )
 
 
@@ -172,7 +182,8 @@ def _calendar(random: Random) -> Fact:
 
 
 def _arithmetic(random: Random, first: int, second: int, *, sign: str, word: str, result: int) -> Fact:
-    stem = random.choice((f"{first} {sign} {second} =", f"{first} {word} {second} is"))
+    stems = f"{first} {sign} {second} =", f"{first} {word} {second} is"
+    stem = random.choice(stems)
     if max(first, second, result) < len(NUMBERS) and random.random() < 0.25:
         named = [NUMBERS[number] for number in (first, second, result)]
         return Fact(
@@ -181,9 +192,15 @@ def _arithmetic(random: Random, first: int, second: int, *, sign: str, word: str
             question=f"How much is {named[0]} {word} {named[1]}?",
             record={"first": first, "second": second, "result": result},
         )
-    question = random.choice((f"What is {first} {sign} {second}?", f"How much is {first} {word} {second}?"))
-    record: dict[str, str | int] = {"first": first, "second": second, "result": result}
-    return Fact(stem=stem, answer=str(result), question=question, record=record)
+    questions = f"What is {first} {sign} {second}?", f"How much is {first} {word} {second}?"
+    question = random.choice(questions)
+    return Fact(
+        stem=stem,
+        answer=str(result),
+        question=question,
+        record={"first": first, "second": second, "result": result},
+        reply_stem=stems[questions.index(question)],
+    )
 
 
 def _sum(random: Random) -> Fact:

@@ -1,9 +1,12 @@
 """Writes little Python functions from a table of operations."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from random import Random
 
-from serve_app.demo.samples import Sample
+from serve_app.demo.samples import Sample, Split, split_of
 from serve_app.demo.words import NUMBERS
 
 
@@ -73,6 +76,7 @@ PARAMETERS = {
     "list": ("items", "values", "numbers", "data", "things"),
     "text": ("text", "word", "name", "line", "message"),
 }
+NUM_FORMS = 4
 ANNOTATIONS = {"number": "int", "list": "list", "text": "str"}
 
 
@@ -92,8 +96,25 @@ def write_function(random: Random) -> WrittenFunction:
     names: list[str] = []
     for kind in operation.parameters:
         names.append(random.choice([name for name in PARAMETERS[kind] if name not in names]))
+    return _written(operation, number, names, is_annotated=random.random() < 0.4)
+
+
+@cache
+def every_function_text() -> frozenset[str]:
+    """Each text that `draw_function` can draw; some thousands."""
+    return frozenset(
+        form.text
+        for operation in OPERATIONS
+        for number in range(2, len(NUMBERS))
+        for names in product(*(PARAMETERS[kind] for kind in operation.parameters))
+        if len(set(names)) == len(names)
+        for is_annotated in (True, False)
+        for form in _forms(_written(operation, number, names, is_annotated=is_annotated))
+    )
+
+
+def _written(operation: Operation, number: int, names: Sequence[str], *, is_annotated: bool) -> WrittenFunction:
     first, second = ([*names, "", ""])[:2]
-    is_annotated = random.random() < 0.4
     shown = [f"{name}: {ANNOTATIONS[kind]}" if is_annotated else name
              for name, kind in zip(names, operation.parameters, strict=True)]  # fmt: skip
     arrow = f" -> {operation.returns}" if is_annotated else ""
@@ -108,17 +129,30 @@ def write_function(random: Random) -> WrittenFunction:
 
 def draw_function(random: Random) -> Sample:
     """Draw one function; the prompt is its signature, at times with the docstring."""
-    function = write_function(random)
+    return random.choice(_forms(write_function(random)))
+
+
+def draw_function_text(random: Random, *, split: Split) -> str:
+    """Draw a function's text that is of a split in every form in which the text can be drawn.
+
+    One that is held out so was never read in whole, whatever a prompt of it is.
+    """
+    place = random.randrange(NUM_FORMS)
+    while True:
+        forms = _forms(write_function(random))
+        text = forms[place].text
+        if {split_of(form.prompt) for form in forms if form.text == text} == {split}:
+            return text
+
+
+def _forms(function: WrittenFunction) -> tuple[Sample, ...]:
     docstring = f'\n    """{function.doc}"""'
-    prompt, completion = random.choice(
-        (
-            (function.signature, f"\n{function.body}"),
-            (function.signature, f"{docstring}\n{function.body}"),
-            (function.signature + docstring, f"\n{function.body}"),
-            (f"# {function.doc}\n{function.signature}", f"\n{function.body}"),
-        )
+    return (
+        Sample(prompt=function.signature, completion=f"\n{function.body}"),
+        Sample(prompt=function.signature, completion=f"{docstring}\n{function.body}"),
+        Sample(prompt=function.signature + docstring, completion=f"\n{function.body}"),
+        Sample(prompt=f"# {function.doc}\n{function.signature}", completion=f"\n{function.body}"),
     )
-    return Sample(prompt=prompt, completion=completion)
 
 
 def draw_module(random: Random) -> Sample:

@@ -12,11 +12,11 @@ NUM_THREADS = 2
 
 
 def main() -> None:
-    """Read the options and build; the full build takes about half an hour on two cores."""
+    """Read the options and build; the full build takes an hour or two on two cores."""
     parser = argparse.ArgumentParser(prog="python -m serve_app.demo.make", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="train for a few steps only, to see that all works")
     parser.add_argument("--out", type=Path, help="write everything under this folder, and not into the repository")
-    parser.add_argument("--only", choices=("adapters", "report"), help="make this from what is already there")
+    parser.add_argument("--only", choices=("adapters", "lessons", "report"), help="make this from what is there")
     options = parser.parse_args()
     if options.quick and options.out is None:
         parser.error("--quick needs --out: a model of a few steps is no use in the repository")
@@ -28,7 +28,7 @@ def main() -> None:
     os.environ["TQDM_DISABLE"] = "1"
     import torch
 
-    from serve_app.demo.build import FULL, QUICK, Places, build, build_adapters, build_report
+    from serve_app.demo.build import FULL, QUICK, Places, build, build_adapters, build_lessons, build_report
 
     places = Places(
         model=ROOM / "model" if options.out is None else options.out / "model",
@@ -36,7 +36,7 @@ def main() -> None:
         report=ROOM / "report.json" if options.out is None else options.out / "report.json",
     )
     torch.set_num_threads(NUM_THREADS)
-    makers = {"adapters": build_adapters, "report": build_report, None: build}
+    makers = {"adapters": build_adapters, "lessons": build_lessons, "report": build_report, None: build}
     makers[options.only](QUICK if options.quick else FULL, places)
 
 

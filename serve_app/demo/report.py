@@ -14,13 +14,13 @@ from transformers import PreTrainedTokenizerFast
 
 from serve_app.demo.behaviours import BEHAVIOURS, Behaviour
 from serve_app.demo.chats import draw_fact_chat
-from serve_app.demo.corpus import KINDS, LONG_KINDS, fim_sample, packed_rows
+from serve_app.demo.corpus import KINDS, LONG_KINDS, fim_sample, fim_sample_between_words, packed_rows
 from serve_app.demo.facts import draw_question, draw_statement
-from serve_app.demo.functions import draw_function
+from serve_app.demo.functions import draw_function, draw_function_text, every_function_text
 from serve_app.demo.generate import complete, load_model, load_tokenizer
 from serve_app.demo.samples import Draw, Sample, draw_from_split
 from serve_app.demo.stories import draw_story
-from serve_app.demo.tokens import END_OF_TEXT, IM_END
+from serve_app.demo.tokens import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, IM_END
 
 REPORT_SEED = 20_000
 POSITION_BOUNDS = (0, 64, 256, 1024, 2048)
@@ -159,9 +159,27 @@ def _share(claims: list[bool]) -> float:
     return round(sum(claims) / len(claims), 4)
 
 
-def _draw_fim_function(random: Random) -> Sample:
-    # training cuts gaps into functions of its own split, so the gap must be cut into one of the other
-    return fim_sample(draw_from_split(draw_function, random, split="held_out").text, random)
+def draw_any_gap(random: Random) -> Sample:
+    """Draw a gap anywhere in a function that was never read in whole."""
+    return fim_sample(draw_function_text(random, split="held_out"), random)
+
+
+def draw_gap(random: Random) -> Sample:
+    """Draw a gap between words in such a function, of those that one text of the corpus alone fits.
+
+    These are about half; of the others nobody could say what was cut out.
+    """
+    while True:
+        sample = fim_sample_between_words(draw_function_text(random, split="held_out"), random)
+        prefix, suffix = sample.prompt.removeprefix(FIM_PREFIX).removesuffix(FIM_MIDDLE).split(FIM_SUFFIX)
+        least = len(prefix) + len(suffix)
+        fitting = [
+            text
+            for text in every_function_text()
+            if len(text) >= least and text.startswith(prefix) and text.endswith(suffix)
+        ]
+        if len(fitting) == 1:
+            return sample
 
 
 BASE_CHECKS: dict[str, Draw] = {
@@ -169,6 +187,7 @@ BASE_CHECKS: dict[str, Draw] = {
     "questions": draw_question,
     "questions in a chat": draw_fact_chat,
     "functions": draw_function,
-    "functions with a gap": _draw_fim_function,
+    "functions with a gap": draw_gap,
+    "functions with any gap": draw_any_gap,
     "stories": draw_story,
 }

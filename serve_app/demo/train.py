@@ -1,8 +1,9 @@
-"""Trains the base model on documents of the corpus and writes its weights in bfloat16."""
+"""Trains the base model in two courses, documents and lessons, and writes its weights in bfloat16."""
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -13,6 +14,8 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from serve_app.demo.corpus import COPY_KINDS, KINDS, LONG_KINDS, packed_rows
+from serve_app.demo.lessons import IGNORED, lesson_batches
+from serve_app.demo.muon import Muon
 from serve_app.demo.tokenizer import token_id
 from serve_app.demo.tokens import END_OF_TEXT, IM_END
 
@@ -23,7 +26,6 @@ ROW_LENGTHS = {256: 16, 512: 4, 1024: 1, 2048: 1}
 COPY_ROW_LENGTH = 96
 MIN_LONG_ROW = 1024
 LONG_RATIO = 4  # how much oftener long documents are drawn for long rows
-IGNORED = -100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,8 @@ class TrainingPlan:
     """How long and how fast to train; `num_tokens` is per step.
 
     The first `num_copy_steps` of the steps see only short texts whose answer stands in the prompt: a model of
-    this size learns to copy from them in minutes, and from stories alone not at all.
+    this size learns to copy from them in minutes, and from stories alone not at all. The learning rate falls over
+    the last `num_falling_steps`, or over all steps after the warmup where that is 0.
     """
 
     num_steps: int
@@ -40,6 +43,7 @@ class TrainingPlan:
     num_warmup_steps: int
     seed: int
     num_copy_steps: int = 0
+    num_falling_steps: int = 0
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -66,28 +70,42 @@ def train_base(tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> LlamaF
     """Train a model from scratch; the same plan gives the same model on the same machine and threads."""
     torch.manual_seed(plan.seed)
     model = build_model(tokenizer)
-    optimizers = _optimizers(model, plan.learning_rate)
-    batches = _batches(tokenizer, plan)
-    started, mean_loss = time.monotonic(), 0.0
-    for step in range(plan.num_steps):
-        loss = training_loss(model, next(batches))
-        take_step(model, optimizers, loss, speed=speed_at(step, plan))
-        mean_loss = loss.item() if step == 0 else 0.95 * mean_loss + 0.05 * loss.item()
-        if step % 50 == 49:
-            LOGGER.info("base step %d loss %.3f after %.0f s", step + 1, mean_loss, time.monotonic() - started)
+    batches = ((tokens, tokens) for tokens in _batches(tokenizer, plan))
+    train(model, batches, plan, _optimizers(model, plan.learning_rate))
     return model
 
 
-def training_loss(model: torch.nn.Module, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+def teach_base(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> None:
+    """Train a model that has read the documents on the lessons: gaps to fill, questions to answer."""
+    batches = lesson_batches(tokenizer, seed=plan.seed, num_tokens=plan.num_tokens)
+    train(model.train(), batches, plan, _optimizers(model, plan.learning_rate))
+
+
+def train(
+    model: torch.nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    plan: TrainingPlan,
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> None:
+    """Take the steps of a plan on batches of tokens and labels, as `training_loss` has them."""
+    started, mean_loss = time.monotonic(), 0.0
+    for step, (tokens, labels) in zip(range(plan.num_steps), batches, strict=False):
+        loss = training_loss(model, tokens, labels)
+        take_step(model, optimizers, loss, speed=speed_at(step, plan))
+        mean_loss = loss.item() if step == 0 else 0.95 * mean_loss + 0.05 * loss.item()
+        if step % 50 == 49:
+            LOGGER.info("step %d loss %.3f after %.0f s", step + 1, mean_loss, time.monotonic() - started)
+
+
+def training_loss(model: torch.nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
     """Compute the mean loss of the next tokens.
 
     tokens: [rows, length]
-    labels: [rows, length], the tokens to predict with `IGNORED` where none is; `tokens` when absent
+    labels: [rows, length], the tokens to predict with `IGNORED` where none is
     """
-    targets = (tokens if labels is None else labels)[:, 1:]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with _fast_arithmetic():
         logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
-    return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    return functional.cross_entropy(logits.float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
 
 
 def take_step(
@@ -104,9 +122,9 @@ def take_step(
 
 
 def speed_at(step: int, plan: TrainingPlan) -> float:
-    """Rise to 1 over the warmup steps, then fall in a line to nothing at the last step."""
+    """Rise to 1 over the warmup steps; fall in a line to nothing at the last step."""
     rise = (step + 1) / plan.num_warmup_steps
-    fall = (plan.num_steps - step) / (plan.num_steps - plan.num_warmup_steps)
+    fall = (plan.num_steps - step) / (plan.num_falling_steps or plan.num_steps - plan.num_warmup_steps)
     return min(1.0, rise, fall)
 
 
@@ -118,12 +136,18 @@ def write_base(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fold
     model.bfloat16().save_pretrained(str(folder))
 
 
+def _fast_arithmetic() -> AbstractContextManager[None]:
+    """bfloat16 where the processor has wide enough vectors; on others it takes ten times as long as float32."""
+    has_wide_vectors = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return torch.autocast("cpu", dtype=torch.bfloat16) if has_wide_vectors else nullcontext()
+
+
 def _optimizers(model: LlamaForCausalLM, learning_rate: float) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan et al. 2024) for the matrices of the layers, AdamW for the embedding and the norms."""
+    """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
     matrices = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
     others = [parameter for parameter in model.parameters() if all(parameter is not matrix for matrix in matrices)]
     return [
-        torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        Muon(matrices, lr=learning_rate),
         torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 

@@ -58,6 +58,10 @@ class ModelArgs(BaseModel):
     max_tokenized_chars: PositiveInt | None = None
     max_outbox_deltas: PositiveInt = 4096
     max_outbox_bytes: PositiveInt = 64 << 20
+    images: bool = True
+    max_image_pixels: PositiveInt = 25_000_000
+    max_waiting_image_bytes: PositiveInt = 256 << 20
+    image_cache_bytes: Annotated[int, Field(ge=0)] = 256 << 20
 
 
 class RouterArgs(BaseModel):
@@ -87,6 +91,8 @@ class LimitSettings(BaseModel):
     max_stop_token_ids: PositiveInt = 1024
     max_logit_bias: PositiveInt = 16_384
     max_constraint_chars: PositiveInt = 262_144
+    max_images: PositiveInt = 32
+    max_image_bytes: PositiveInt = 10_485_760
 
 
 class RouterSettings(BaseModel):

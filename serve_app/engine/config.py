@@ -35,6 +35,10 @@ class EngineConfig:
                        the context, a million at least
     max_outbox_deltas: pending for a router that reads slowly; beyond it those of one sequence are joined
     max_outbox_bytes:  pending for a router that does not read; beyond it its requests end with an error
+    images:            whether a model that takes images does so here; without, its towers are not even loaded
+    max_image_pixels:  of one image, as its header says, before it is decoded
+    max_waiting_image_bytes: of image files that wait to be seen; more are refused until there is room
+    image_cache_bytes: for embeddings of images that were seen, for the next prompt that has them
     """
 
     name: str
@@ -58,3 +62,7 @@ class EngineConfig:
     max_tokenized_chars: int | None = None
     max_outbox_deltas: int = 4096
     max_outbox_bytes: int = 64 << 20
+    images: bool = True
+    max_image_pixels: int = 25_000_000
+    max_waiting_image_bytes: int = 256 << 20
+    image_cache_bytes: int = 256 << 20

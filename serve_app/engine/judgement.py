@@ -11,7 +11,8 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.quantized.formats import Format, formats_of
-from serve_app.engine.text_part import text_class, text_config
+from serve_app.engine.text_part import text_class, text_config, whole_class
+from serve_app.engine.vision.judgement import Sight, judge_sight
 
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
@@ -22,6 +23,7 @@ class Judged:
 
     config:  the whole, without what it says of quantisation;  text: its part for text, or the same
     kind:    the class that completes text with it
+    sight:   how it sees, or why it does not here; None for a model of text
     formats: in which its weights are stored; None where they are plain
     max_model_len: its own context, in tokens
     """
@@ -29,6 +31,7 @@ class Judged:
     config: PreTrainedConfig
     text: Any
     kind: type[PreTrainedModel]
+    sight: Sight | str | None
     formats: tuple[Format, ...] | None
     max_model_len: int
 
@@ -39,8 +42,10 @@ class Judged:
         return own
 
 
-def judge(path: str | Path) -> Judged:
+def judge(path: str | Path, *, with_images: bool = True) -> Judged:
     """Read a folder's config.json. The probe has the last word, when the weights are there.
+
+    with_images: whether a model that can see is to
 
     Raises ModelNotSupported, which names what is in the way.
     """
@@ -58,7 +63,9 @@ def judge(path: str | Path) -> Judged:
     length = getattr(text, "max_position_embeddings", None)
     if not isinstance(length, int) or length < 1:
         raise ModelNotSupported(f"{name}: config.json has no max_position_embeddings")
-    return Judged(config=config, text=text, kind=text_class(config), formats=formats, max_model_len=length)
+    sight = judge_sight(config, path, is_wanted=with_images)
+    kind = whole_class(config) if isinstance(sight, Sight) else text_class(config)
+    return Judged(config=config, text=text, kind=kind, sight=sight, formats=formats, max_model_len=length)
 
 
 def _take_formats(config: PreTrainedConfig) -> tuple[Format, ...] | None:

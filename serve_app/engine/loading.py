@@ -20,6 +20,8 @@ from serve_app.engine.precision import choose_dtype
 from serve_app.engine.probe import probe
 from serve_app.engine.quantized.checkpoint import open_checkpoint
 from serve_app.engine.rope import settle_longrope
+from serve_app.engine.vision.eyes import Eyes, open_eyes
+from serve_app.engine.vision.judgement import Sight
 from serve_app.engine.weights import weight_bytes
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,8 @@ class LoadedModel:
 
     kv_cache_bytes: what its keys and values may take
     eos_token_ids:  tokens that end a text
+    eyes:           of a model that sees; nothing of them is in `module`
+    blindness:      why a model with eyes does not see here
     """
 
     module: PreTrainedModel
@@ -41,6 +45,8 @@ class LoadedModel:
     kv_cache_bytes: int
     vocab_size: int
     eos_token_ids: frozenset[int]
+    eyes: Eyes | None = None
+    blindness: str | None = None
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -49,13 +55,14 @@ def load_model(config: EngineConfig) -> LoadedModel:
     Raises ModelNotSupported.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    judged = judge(config.path)
+    judged = judge(config.path, with_images=config.images)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, judged.dtype, device)
     if judged.dtype is not None and config.dtype == "auto" and dtype != judged.dtype:
         logger.warning("%s: %s instead of %s, which this CPU computes slowly", config.name, dtype, judged.dtype)
     check_weights_fit(weight_bytes(judged, dtype), device=device)
     module = _read_module(config.path, judged, dtype).to(device).eval().requires_grad_(False)
+    eyes = open_eyes(module, judged.sight, config) if isinstance(judged.sight, Sight) else None
     shape = probe(module)
     own_limit = judged.max_model_len
     budget = kv_budget(config, shape, own_limit=own_limit, dtype=dtype, device=device)
@@ -73,6 +80,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
         kv_cache_bytes=budget,
         vocab_size=int(judged.text.vocab_size),
         eos_token_ids=read_eos_token_ids(config.path, judged.text),
+        eyes=eyes if isinstance(eyes, Eyes) else None,
+        blindness=next((each for each in (judged.sight, eyes) if isinstance(each, str)), None),
     )
 
 

@@ -2,30 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
 
 from serve_app.constraints.compiler import Compiled
 from serve_app.core.errors import ContextOverflow, InvalidRequest
+from serve_app.core.infill import Infill
 from serve_app.core.request import GenerationRequest, Prompt, SamplingParams
+from serve_app.engine.illustration import Illustration
 from serve_app.engine.prompt_bounds import PromptBounds, context_overflow
+from serve_app.engine.prompt_images import illustrated, spelled, without_files
 from serve_app.engine.sequence import Sequence
+from serve_app.engine.vision.eyes import Eyes
+from serve_app.engine.vision.seen import Seen
+from serve_app.text.infill import arrange
 from serve_app.text.regex_stops import check_regexes
 from serve_app.text.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPrompt:
+    """A prompt in tokens, as far as it fits.
+
+    request: with the prompt and the end tokens that follow from that
+    shown:   where the prompt that is echoed stands among the tokens
+    """
+
+    request: GenerationRequest
+    token_ids: list[int]
+    shown: range
+    num_dropped: int = 0
+    illustration: Illustration | None = None
 
 
 class Preparation:
     """The facts of one model that decide what a request becomes. Threads may share it.
 
     max_chars: of texts whose length the vocabulary does not bound; None is a bound by the context
+    eyes:      of a model that sees
     """
 
     def __init__(
-        self, tokenizer: TextTokenizer, *, model_name: str, max_model_len: int, max_chars: int | None = None
+        self,
+        tokenizer: TextTokenizer,
+        *,
+        model_name: str,
+        max_model_len: int,
+        max_chars: int | None = None,
+        eyes: Eyes | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._bounds = PromptBounds(tokenizer, model_name=model_name, max_model_len=max_model_len, max_chars=max_chars)
         self._model_name = model_name
         self._max_model_len = max_model_len
+        self._eyes = eyes
 
     @property
     def max_chars(self) -> int:
@@ -39,26 +69,26 @@ class Preparation:
         """
         self._bounds.check_length(request)
 
-    def sequences(self, request: GenerationRequest, compiled: Compiled | None = None) -> list[Sequence]:
+    def sequences(
+        self, request: GenerationRequest, compiled: Compiled | None = None, seen: Items[Seen] = ()
+    ) -> list[Sequence]:
         """One for each completion that is wanted, the prompt's tokens in each.
 
-        compiled: the request's constraint, where it has one
+        compiled: the request's constraint, where it has one;  seen: the images of its prompt
 
         Raises InvalidRequest, ContextOverflow.
         """
         check_regexes(request.stop.patterns)
         try:
             self._bounds.check_heads(request)
-            prompt_ids = self._tokenizer.encode(request.prompt)
+            read = self._read(request, seen)
         except ContextOverflow:
             raise
         except InvalidRequest as error:
             param = request.context.prompt_name if error.param == "prompt" else error.param
             raise type(error)(f"{error} (prompt {request.prompt_index})", param, error.facts) from error
-        kept = self._kept(request, prompt_ids)
-        if len(kept) < len(prompt_ids):
-            request = replace(request, prompt=Prompt(parts=(tuple(kept),)))  # an echo shows what is left of it
-        request = replace(request, sampling=self._encoded(request))
+        kept = read.token_ids
+        request = replace(read.request, sampling=self._encoded(request))
         max_tokens = self._max_tokens(request, len(kept))
         detokenizers = self._tokenizer.detokenizers(kept, request.n, shows_special=not request.skips_special_tokens)
         return [
@@ -67,25 +97,59 @@ class Preparation:
                 kept,
                 sample=sample,
                 max_tokens=max_tokens,
-                num_dropped_tokens=len(prompt_ids) - len(kept),
+                num_dropped_tokens=read.num_dropped,
+                shown_prompt=read.shown,
                 detokenizer=detokenizer,
                 matcher=None if compiled is None else compiled.matcher(),
+                illustration=read.illustration,
             )
             for sample, detokenizer in enumerate(detokenizers)
         ]
 
-    def _kept(self, request: GenerationRequest, prompt_ids: list[int]) -> list[int]:
-        """The prompt, without its beginning where that was asked for and it leaves no room.
+    def _read(self, request: GenerationRequest, seen: Items[Seen]) -> ReadPrompt:
+        """The prompt in tokens, of what fits. Raises InvalidRequest."""
+        if request.infill is not None:
+            return self._read_gap(request, request.infill)
+        prompt_ids = self._tokenizer.encode(spelled(request.prompt, seen, self._eyes))
+        illustration = illustrated(prompt_ids, seen, self._eyes)
+        request = without_files(request)
+        num_kept = len(prompt_ids) if seen else self._num_kept(request, len(prompt_ids))
+        if num_kept == len(prompt_ids):
+            return ReadPrompt(request=request, token_ids=prompt_ids, shown=range(num_kept), illustration=illustration)
+        kept = prompt_ids[-num_kept:]
+        cut = replace(request, prompt=Prompt(parts=(tuple(kept),)))  # an echo shows what is left of it
+        return ReadPrompt(request=cut, token_ids=kept, shown=range(num_kept), num_dropped=len(prompt_ids) - len(kept))
+
+    def _read_gap(self, request: GenerationRequest, infill: Infill) -> ReadPrompt:
+        if request.prompt.images:
+            raise InvalidRequest.refusing("suffix_mode", must='be "append" beside images', found='"fim"')
+        whole = arrange(self._tokenizer, request.prompt, infill)
+        num_tokens = len(whole.token_ids)
+        gap = whole.fitted(self._num_kept(request, num_tokens))
+        token_ids, stop = gap.token_ids, request.stop
+        if not stop.ignore_eos:
+            stop = replace(stop, token_ids=(*stop.token_ids, *gap.markers.ends))
+        prompt = request.prompt
+        if prompt.text is None or gap.prefix != whole.prefix:
+            prompt = Prompt(parts=(gap.prefix,))
+        return ReadPrompt(
+            request=replace(request, prompt=prompt, stop=stop),
+            token_ids=token_ids,
+            shown=gap.shown,
+            num_dropped=num_tokens - len(token_ids),
+        )
+
+    def _num_kept(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
+        """How many tokens of the prompt stay: all, unless it leaves no room and may be cut.
 
         As mistral.rs does, the last `context - min(max_tokens or 1, context)` tokens stay. Where the completion may be
         shortened, at least half of the context stays the prompt's; otherwise at least one token.
         """
         context, wanted = self._max_model_len, request.stop.max_tokens
-        if not request.context.truncates_prompt or not self._leaves_no_room(request, len(prompt_ids)):
-            return prompt_ids
+        if not request.context.truncates_prompt or not self._leaves_no_room(request, num_prompt_tokens):
+            return num_prompt_tokens
         least = context // 2 if request.context.shortens_completion else 1
-        num_kept = max(1, least, context - min(wanted or 1, context))
-        return prompt_ids[-num_kept:]
+        return min(num_prompt_tokens, max(1, least, context - min(wanted or 1, context)))
 
     def _leaves_no_room(self, request: GenerationRequest, num_prompt_tokens: int) -> bool:
         room = self._max_model_len - num_prompt_tokens

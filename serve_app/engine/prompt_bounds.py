@@ -34,13 +34,12 @@ class PromptBounds:
 
     def check_length(self, request: GenerationRequest) -> None:
         """Raise ContextOverflow where the prompt is too long to fit, or to be cut into tokens; costs nothing."""
-        prompt = request.prompt
-        num_chars = prompt.num_chars
+        num_chars = request.num_chars
         if request.context.truncates_prompt:
             if num_chars > self.max_chars:
                 raise self._too_long(request, num_chars, self.max_chars, "are cut into tokens to be truncated")
             return
-        num_ids = prompt.num_ids
+        num_ids = request.prompt.num_ids
         if num_ids > self._max_model_len:
             raise self._overflow(request, f"has {num_ids} tokens", {"n_prompt_tokens": num_ids})
         most = self._most_chars(num_ids)
@@ -52,12 +51,12 @@ class PromptBounds:
         if request.context.truncates_prompt:
             return
         num_head = HEAD_CHARS_PER_TOKEN * self._max_model_len
-        for part in request.prompt.parts:
-            if isinstance(part, str) and len(part) > num_head:
-                num_tokens = self._tokenizer.count(part[:num_head])
+        for text in request.texts:
+            if len(text) > num_head:
+                num_tokens = self._tokenizer.count(text[:num_head])
                 if num_tokens > HEAD_MARGIN * self._max_model_len:
-                    found = f"has {len(part)} characters, of which {num_head} alone are {num_tokens} tokens"
-                    raise self._overflow(request, found, {"n_prompt_chars": len(part)})
+                    found = f"has {len(text)} characters, of which {num_head} alone are {num_tokens} tokens"
+                    raise self._overflow(request, found, {"n_prompt_chars": len(text)})
 
     def _most_chars(self, num_ids: int) -> int:
         """Characters of text that may fit beside so many tokens."""

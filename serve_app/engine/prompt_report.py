@@ -25,7 +25,7 @@ class PromptReporter:
         prompt_ids = sequence.token_ids[: sequence.prompt_length]
         logprobs = None
         if request.logprobs is not None and request.logprobs.prompt:
-            logprobs = self._placed(prompt_ids, sequence.prompt_logprobs)
+            logprobs = _shown(self._placed(prompt_ids, sequence.prompt_logprobs), sequence.shown_prompt)
         text = None
         if request.echo:
             text = self._echoed(sequence)
@@ -47,7 +47,7 @@ class PromptReporter:
     def _echoed(self, sequence: Sequence) -> str:
         """The prompt as it was written where it was text and is echoed whole, else what its tokens mean."""
         request = sequence.request
-        prompt_ids = sequence.token_ids[: sequence.prompt_length]
+        prompt_ids = [sequence.token_ids[place] for place in sequence.shown_prompt]
         if request.echo_last:
             first = max(0, len(prompt_ids) - request.echo_last)
             before = self._tokenizer.decode(prompt_ids[:first])
@@ -65,6 +65,12 @@ class PromptReporter:
             placed.append(replace(entry, offset=detokenizer.num_chars))
             detokenizer.feed(entry.token_id)
         return tuple(placed)
+
+
+def _shown(logprobs: tuple[TokenLogprob, ...], places: range) -> tuple[TokenLogprob, ...]:
+    """Those at these places, with offsets that count from the first of them."""
+    kept = logprobs[places.start : places.stop]
+    return tuple(replace(entry, offset=entry.offset - kept[0].offset) for entry in kept)
 
 
 def _last(logprobs: tuple[TokenLogprob, ...] | None, count: int) -> tuple[TokenLogprob, ...] | None:

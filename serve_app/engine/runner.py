@@ -12,7 +12,7 @@ from serve_app.engine.batch import Batch
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.bank import AdapterBank
-from serve_app.engine.step import CurrentStep, lay_out
+from serve_app.engine.step import CurrentStep, Step, lay_out
 
 
 class Runner:
@@ -38,8 +38,8 @@ class Runner:
         try:
             with self._current.running(step):
                 output: Any = self._model.module(
-                    input_ids=step.token_ids[None],
-                    position_ids=step.positions[None],
+                    **self._tokens(step),
+                    position_ids=step.positions[None] if step.rope_positions is None else step.rope_positions[:, None],
                     use_cache=False,
                     logits_to_keep=step.logit_rows,
                 )
@@ -47,6 +47,14 @@ class Runner:
             self._bank.end_step()
         logits: Tensor = output.logits
         return logits[0].float()
+
+    def _tokens(self, step: Step) -> dict[str, Tensor]:
+        """The step's tokens by their ids, or embedded where some have no id that says what they are."""
+        if step.embeddings is None or step.illustrated is None:
+            return {"input_ids": step.token_ids[None]}
+        embed: Any = self._model.module.get_input_embeddings()
+        embedded: Tensor = embed(step.token_ids)
+        return {"inputs_embeds": embedded.index_copy(0, step.illustrated, step.embeddings)[None]}
 
     def close(self) -> None:
         """Give the model its own attention back."""

@@ -99,7 +99,7 @@ class Scheduler:
     def publish(self, sequence: Sequence) -> None:
         """Let others find what is computed of the sequence, which is sound."""
         if self._uses_prefixes:
-            computed = sequence.token_ids[: sequence.num_computed]
+            computed = sequence.names[: sequence.num_computed]
             self._store.publish(_holding(sequence), computed, salt=sequence.salt)
         sequence.is_prompt_published = True
 
@@ -216,7 +216,7 @@ class Scheduler:
             is_new = sequence.started_at is None
             holding = self._open(sequence)
             if self._uses_prefixes and sequence.request.uses_cache and not sequence.scores_prompt:
-                sequence.num_computed = self._store.match_prefix(holding, sequence.token_ids, salt=sequence.salt)
+                sequence.num_computed = self._store.match_prefix(holding, sequence.names, salt=sequence.salt)
                 num_looked_up += sequence.num_tokens
                 self.num_prefix_hit_tokens += sequence.num_computed
                 if is_new:

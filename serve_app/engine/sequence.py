@@ -11,6 +11,7 @@ from hashlib import blake2b
 from serve_app.constraints.matcher import Matcher
 from serve_app.core.delta import Finish, FinishReason, TokenLogprob
 from serve_app.core.request import GenerationRequest
+from serve_app.engine.illustration import Illustration
 from serve_app.engine.kv.storage import Holding
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.sampling.state import SamplingState
@@ -29,6 +30,8 @@ class Sequence:
     siblings:   sequences of the same request that start when this one has computed their common prompt
     max_tokens: bound on generated tokens, the context's end considered
     num_dropped_tokens: of the prompt's beginning, which are not in `token_ids`
+    shown_prompt: where the prompt that is echoed stands among `token_ids`; of a gap that is its prefix alone
+    illustration: the images of its prompt, if any
     matcher:    follows what was generated along the request's constraint, if any; preemption leaves it as it is
     sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
     is_prompt_published: whether others can find its prompt's blocks
@@ -42,8 +45,10 @@ class Sequence:
         sample: int,
         max_tokens: int,
         num_dropped_tokens: int = 0,
+        shown_prompt: range | None = None,
         detokenizer: Detokenizer,
         matcher: Matcher | None = None,
+        illustration: Illustration | None = None,
     ) -> None:
         self.request = request
         self.sample = sample
@@ -51,8 +56,10 @@ class Sequence:
         self.token_ids: list[int] = list(prompt_ids)
         self.max_tokens = max_tokens
         self.num_dropped_tokens = num_dropped_tokens
+        self.shown_prompt = range(len(prompt_ids)) if shown_prompt is None else shown_prompt
         self.detokenizer = detokenizer
         self.matcher = matcher
+        self.illustration = illustration
         self.stop_matcher = Ending(request.stop)
         self.sampling_state = SamplingState(request.sampling, len(prompt_ids))
         self.arrived_at = time.monotonic()
@@ -94,6 +101,13 @@ class Sequence:
         """The same of two sequences where they have the same prompt to compute, and only there."""
         tokens = array("q", self.token_ids[: self.prompt_length])
         return blake2b(self.salt + b"/" + tokens.tobytes(), digest_size=16).digest()
+
+    @property
+    def names(self) -> Items[int]:
+        """What its blocks are named by: its tokens, and of images their digests."""
+        if self.illustration is None:
+            return self.token_ids
+        return [*self.illustration.names, *self.token_ids[self.prompt_length :]]
 
     @property
     def num_tokens(self) -> int:

@@ -21,10 +21,10 @@ from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.constraint import Constraint
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound
-from serve_app.core.names import MAX_MIXED_ADAPTERS
 from serve_app.core.request import GenerationRequest, Prompt
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.engine.allocator import keep_freed_memory
+from serve_app.engine.card import model_card
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.delivery import Delivery
 from serve_app.engine.driver import Driver
@@ -39,6 +39,7 @@ from serve_app.engine.preparation import Preparation
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.tokenization import Tokenizations
 from serve_app.engine.tokenizer_lanes import TokenizerLanes
+from serve_app.engine.vision.looking import Looks, make_looking
 from serve_app.templates.chat_template import ChatTemplate
 from serve_app.text.tokenizer import TextTokenizer
 
@@ -51,6 +52,7 @@ class ModelService:
     clock:  seconds, monotonic
     lanes:  the threads in which prompts are cut into tokens
     engine: once started it belongs to its thread, but its load and its counters may be read by any
+    looking: what looks at images, of a model that sees
     """
 
     def __init__(
@@ -71,19 +73,16 @@ class ModelService:
             model_name=card.name,
             max_model_len=card.max_model_len,
             max_chars=config.max_tokenized_chars,
+            eyes=engine.model.eyes,
         )
+        self.looking = make_looking(engine.model, config)
         self._card = card
         self._replica_id = replica_id
         self._lanes = lanes or TokenizerLanes()
         self._compiler = Compiler(
             lambda: vocabulary_of(tokenizer, engine.model.eos_token_ids), encode=tokenizer.encode_literal
         )
-        self._template = ChatTemplate(
-            card.chat_template,
-            model_name=card.name,
-            special_names=tuple(name for name, _ in tokenizer.special_names),
-            special_tokens=dict(card.tokenizer.special_tokens),
-        )
+        self._template = _template_of(card, tokenizer)
         self._tokenizations = Tokenizations(
             tokenizer, max_chars=self._preparation.max_chars, render=self._template.render
         )
@@ -128,20 +127,8 @@ class ModelService:
         bound, cards = bind_adapters(adapters, model.module)
         loader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
         engine = Engine(config, model, tokenizer, bound, loader=loader)
-        card = ModelCard(
-            name=config.name,
-            root=root or config.path,
-            created=created,
-            max_model_len=model.max_model_len,
-            vocab_size=model.vocab_size,
-            adapters=cards,
-            dialect=dialect,
-            max_num_sequences=config.max_num_sequences,
-            max_waiting=config.max_waiting,
-            kv_cache_bytes=model.kv_cache_bytes,
-            chat_template=chat_template,
-            tokenizer=tokenizer.card,
-            max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),
+        card = model_card(
+            config, model, tokenizer, cards, root=root, created=created, dialect=dialect, chat_template=chat_template
         )
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
@@ -166,6 +153,8 @@ class ModelService:
             self.engine.close()
         self._delivery.close()
         self._compiler.close()
+        if self.looking is not None:
+            await asyncio.to_thread(self.looking.close)
         self._template.close()
         await asyncio.to_thread(self._lanes.close)
         self._tokenizations.close()
@@ -205,8 +194,9 @@ class ModelService:
         self._open.add(router_id, requests)
         try:
             requests = [await self._rendered(request) for request in requests]
-            compiled = await self._compiled(requests)
-            prepared = await self._lanes.run(requests, lambda: self._prepare(requests, compiled))
+            compiled = await self._compiler.compile_all(request.constraint for request in requests)
+            looks = await self.looking.look(requests, self._open.__contains__) if self.looking else {}
+            prepared = await self._lanes.run(requests, lambda: self._prepare(requests, compiled, looks))
         except BaseException:
             self._open.drop(request.request_id for request in requests)
             raise
@@ -248,20 +238,15 @@ class ModelService:
         self._preparation.check_length(request)
         return request
 
-    async def _compiled(self, requests: Items[GenerationRequest]) -> Mapping[Constraint | None, Compiled]:
-        """Each constraint once, however many prompts have it. Raises InvalidRequest where one is not taken."""
-        wanted = dict.fromkeys(each.constraint for each in requests if each.constraint is not None)
-        return {constraint: await self._compiler.compile(constraint) for constraint in wanted}
-
     def _prepare(
-        self, requests: Items[GenerationRequest], compiled: Mapping[Constraint | None, Compiled]
+        self, requests: Items[GenerationRequest], compiled: Mapping[Constraint | None, Compiled], looks: Looks
     ) -> list[list[Sequence]]:
         """Tokenise, but nothing that was aborted while it waited; runs in a worker thread.
 
         Raises InvalidRequest, ContextOverflow.
         """
         return [
-            self._preparation.sequences(request, compiled.get(request.constraint))
+            self._preparation.sequences(request, compiled.get(request.constraint), looks.get(request.request_id, ()))
             if request.request_id in self._open
             else []
             for request in requests
@@ -294,3 +279,12 @@ class ModelService:
     def _running_driver(self) -> Driver:
         assert self._driver is not None, "start() was not called"
         return self._driver
+
+
+def _template_of(card: ModelCard, tokenizer: TextTokenizer) -> ChatTemplate:
+    return ChatTemplate(
+        card.chat_template,
+        model_name=card.name,
+        special_names=tuple(name for name, _ in tokenizer.special_names),
+        special_tokens=dict(card.tokenizer.special_tokens),
+    )

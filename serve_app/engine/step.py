@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.batch import Batch
+from serve_app.engine.illustrated import lay_images
 from serve_app.engine.kv.groups import Group, Reading
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.lora.plan import Mix
@@ -24,6 +25,9 @@ class Step:
     logit_rows: [rows] int64, the tokens whose logits are wanted: of each span its scored positions, then its last
     mixes:      [tokens], the adapters' slots of each with their factors, () for the base
     groups:     calls of attention
+    embeddings: [illustrated, hidden], in the place of the ids of the tokens `illustrated`, [illustrated] int64; None
+                where no token is part of an image
+    rope_positions: [3, tokens] int64, by which tokens are rotated in the place of `positions`; None where these say all
     """
 
     token_ids: Tensor
@@ -32,6 +36,9 @@ class Step:
     logit_rows: Tensor
     mixes: tuple[Mix, ...]
     groups: tuple[Group, ...]
+    embeddings: Tensor | None = None
+    illustrated: Tensor | None = None
+    rope_positions: Tensor | None = None
 
 
 def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
@@ -56,6 +63,7 @@ def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
         readings.append(
             Reading(first_token=first, place=holding.place, blocks=holding.blocks, start=span.start, length=span.length)
         )
+    images = lay_images(batch, positions, device=device)
     return Step(
         token_ids=torch.tensor(token_ids, device=device),
         positions=torch.tensor(positions, device=device),
@@ -63,6 +71,9 @@ def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
         logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
         mixes=tuple(mixes),
         groups=tuple(storage.groups(readings)),
+        embeddings=images.embeddings,
+        illustrated=images.illustrated,
+        rope_positions=images.rope_positions,
     )
 
 

@@ -30,6 +30,14 @@ def text_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     return found
 
 
+def whole_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The same with its towers, for a model that is to see. Raises ModelNotSupported."""
+    if type(config) not in MODEL_FOR_MULTIMODAL_LM_MAPPING:
+        raise ModelNotSupported(f"{config.model_type}: transformers has no class that completes text beside images")
+    found: type[PreTrainedModel] = MODEL_FOR_MULTIMODAL_LM_MAPPING[type(config)]
+    return found
+
+
 def _without_towers(whole: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """The class, whose instances drop their towers before any weight is read."""
 

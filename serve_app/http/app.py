@@ -24,7 +24,7 @@ from serve_app.http.service_routes import service_routes
 from serve_app.http.settings import HttpSettings
 from serve_app.http.slashes import TrailingSlash
 from serve_app.http.slots import TellsSlots
-from serve_app.http.styles import ChatStyle, NativeStyle, OpenAiStyle
+from serve_app.http.styles import ChatStyle, InfillStyle, NativeStyle, OpenAiStyle
 from serve_app.http.upgrades import Upgrades
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.router import Router
@@ -54,6 +54,7 @@ def _routes(router: Router, settings: HttpSettings, metrics: Metrics) -> list[Ro
         route(Path.CHAT, Completions(router, settings, ChatStyle(router))),
         route(Path.NATIVE_COMPLETION, native),
         route(Path.NATIVE_COMPLETIONS, native),
+        route(Path.INFILL, Completions(router, settings, InfillStyle(inquiries))),
         *model_routes(inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         *service_routes(router, settings.limits),
         *docs_routes(settings.limits, router.dialect),

@@ -92,7 +92,8 @@ class Completions:
             return exchange.dialect
 
         try:
-            request = story.request = self._style.parse(body, self._settings.limits, choose_dialect)
+            story.request = self._style.parse(body, self._settings.limits, choose_dialect)
+            request = story.request = self._router.settled(story.request)
             exchange.tell = lambda: response_headers(request, None if story.run is None else story.run.tally.usage)
             async with self._router.open(request, story.ticket) as run:
                 story.run = run

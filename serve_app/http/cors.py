@@ -8,9 +8,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from serve_app.api.dialects.tables import HEADER
-from serve_app.api.response_headers import IGNORED, SEED, TRUNCATED, UNENFORCED
+from serve_app.api.response_headers import IGNORED, SEED, SUFFIX_MODE, TRUNCATED, UNENFORCED
 
-READABLE = (HEADER, IGNORED, SEED, TRUNCATED, UNENFORCED, "x-request-id", "retry-after")
+READABLE = (HEADER, IGNORED, SEED, SUFFIX_MODE, TRUNCATED, UNENFORCED, "x-request-id", "retry-after")
 PREFLIGHT_S = 600
 """How long a browser may remember the answer to a preflight."""
 

@@ -9,6 +9,7 @@ from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import LLAMA_CPP
+from serve_app.api.infill import read_infill
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import WireLimits
 from serve_app.api.parse import CHAT, parse_completion, parse_request, read_completion
@@ -106,6 +107,17 @@ class NativeStyle:
 
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
         return await collect_native(run, request)
+
+
+class InfillStyle(NativeStyle):
+    """POST /infill: a gap by llama.cpp's names, answered in its shape."""
+
+    def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
+        members = read_json_object(body, max_depth=limits.max_depth)
+        dialect = choose_dialect(members.get("model"))
+        request = read_infill(members, limits, dialect, model=lambda: self._inquiries.model_named(None))
+        check_native(request)
+        return request.seeded()
 
 
 def check_native(request: CompletionRequest) -> None:

@@ -1,13 +1,15 @@
-"""Puts the deltas of a response in their places: prompts in front, offsets behind them."""
+"""Puts the deltas of a response in their places: prompts in front, offsets behind them, a suffix at the end."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.api.responses import Choice
 from serve_app.core.delta import PromptReport
+from serve_app.core.infill import SuffixMode
+from serve_app.router.calling import CallReader
 from serve_app.router.event import Event
 
 
@@ -25,7 +27,7 @@ class Part:
 
 
 class Composer:
-    """Puts echoed prompts in front and moves offsets behind them.
+    """Puts echoed prompts in front, moves offsets behind them, and ends each choice with the suffix that it shows.
 
     An event that comes before the report of its prompt is kept until the report is there, where it matters.
     """
@@ -36,19 +38,22 @@ class Composer:
         self._wants_logprobs = request.logprobs is not None
         self._wants_ids = request.return_token_ids
         self._needs_report = self._echo or self._wants_ids or request.has_continuous_usage
+        shows_suffix = request.suffix_mode is SuffixMode.APPEND or request.echo
+        self._suffix = (request.suffix or "") if shows_suffix else ""
         self._reports: dict[int, PromptReport] = {}
         self._kept: dict[int, list[Event]] = {}
         self._has_begun: set[int] = set()
+        self._calls = CallReader(request.tool_use)
 
     def add(self, event: Event) -> list[Part]:
         """The parts that can be shown now, in the order of each choice."""
         if event.delta.prompt is not None:
             self._reports[event.part] = event.delta.prompt
-            return [self._part(e) for e in (*self._kept.pop(event.part, ()), event)]
+            return [part for e in (*self._kept.pop(event.part, ()), event) for part in self._parts(e)]
         if self._needs_report and event.part not in self._reports:
             self._kept.setdefault(event.part, []).append(event)
             return []
-        return [self._part(event)]
+        return self._parts(event)
 
     def prompt_tokens(self, part: int) -> int:
         return self._reports[part].num_tokens
@@ -56,6 +61,24 @@ class Composer:
     def is_prompt_cut(self, part: int) -> bool:
         """Whether the prompt lost its beginning to the context."""
         return self._reports[part].num_dropped_tokens > 0
+
+    def _parts(self, event: Event) -> list[Part]:
+        """A suffix goes out before the end of its choice, so that what only ends a choice shows no text."""
+        part = self._part(event)
+        choice = part.choice
+        if not self._suffix or choice.finish_reason is None:
+            return [part]
+        text = replace(choice, text=choice.text + self._suffix, finish_reason=None, matched_stop=None, tool_calls=())
+        end = Choice(
+            index=choice.index,
+            text="",
+            finish_reason=choice.finish_reason,
+            matched_stop=choice.matched_stop,
+            token_ids=() if self._wants_ids else None,
+            model=choice.model,
+            tool_calls=choice.tool_calls,
+        )
+        return [replace(part, choice=text, is_context_end=False), replace(part, choice=end)]
 
     def _part(self, event: Event) -> Part:
         delta, index = event.delta, event.index
@@ -71,17 +94,19 @@ class Composer:
                 text = prompt_text + text
                 logprobs.extend(report.logprobs or ())
         logprobs.extend(delta.logprobs, shift=shift)
+        self._calls.note(index, delta.text)
+        choice = Choice(
+            index=index,
+            text=text,
+            logprobs=logprobs if self._wants_logprobs and logprobs.tokens else None,
+            finish_reason=None if delta.finish is None else delta.finish.reason,
+            matched_stop=None if delta.finish is None else delta.finish.matched_stop,
+            token_ids=delta.token_ids if self._wants_ids else None,
+            prompt_token_ids=self._reports[event.part].token_ids if self._wants_ids and is_first else None,
+            model=self._request.listed_model_of(event.part),
+        )
         return Part(
-            choice=Choice(
-                index=index,
-                text=text,
-                logprobs=logprobs if self._wants_logprobs and logprobs.tokens else None,
-                finish_reason=None if delta.finish is None else delta.finish.reason,
-                matched_stop=None if delta.finish is None else delta.finish.matched_stop,
-                token_ids=delta.token_ids if self._wants_ids else None,
-                prompt_token_ids=self._reports[event.part].token_ids if self._wants_ids and is_first else None,
-                model=self._request.listed_model_of(event.part),
-            ),
+            choice=choice if delta.finish is None else self._calls.finished(choice),
             part=event.part,
             completion_tokens=event.completion_tokens,
             is_context_end=delta.finish is not None and delta.finish.is_context_end,

@@ -12,9 +12,10 @@ from serve_app.api.shown import shown
 from serve_app.catalog.mixes import write_mix
 from serve_app.core.cards import ModelCard
 from serve_app.core.constraint import Constraint
-from serve_app.core.errors import AdapterNotFound, InvalidRequest
+from serve_app.core.errors import AdapterNotFound, InvalidRequest, UnsupportedParameter
 from serve_app.core.names import ModelRef
-from serve_app.core.request import ContextParams, GenerationRequest, LogprobParams, SamplingParams, StopParams
+from serve_app.core.request import ContextParams, GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
+from serve_app.router.calling import constraint_of
 from serve_app.router.sampling import lower_sampling, unencoded
 from serve_app.tools.demands import call_constraint
 from serve_app.tools.forms import form_for
@@ -64,6 +65,7 @@ def lower(
     sampling: dict[str, SamplingParams] = {}
     for part, target in enumerate(targets):
         try:
+            _check_images(request.prompt_of(part), target.card)
             _check_prompt_ids(request, part, vocab_size=target.card.vocab_size)
             if target.model.base not in sampling:
                 _check_stop_ids(request, target.card.vocab_size)
@@ -100,6 +102,7 @@ def _lowered(
             reports_tail=request.splits_reasoning(template),
             context=context,
             unencoded=texts,
+            infill=request.infill,
         )
 
     return tuple(one(part, target) for part, target in enumerate(targets))
@@ -119,11 +122,16 @@ def _targets(request: CompletionRequest, resolve: Resolve, card_of: CardOf) -> t
     return tuple(targets)
 
 
+def model_param(request: CompletionRequest, at: int) -> str:
+    """What a client calls this model of its request."""
+    return f"model[{at}]" if request.listed else "model"
+
+
 def _model(
     request: CompletionRequest, at: int, lora_path: str | None, *, resolve: Resolve, card_of: CardOf
 ) -> ModelRef:
     """What the name at this place means beside what names adapters."""
-    param = f"model[{at}]" if request.listed else "model"
+    param = model_param(request, at)
     model = resolve(Wanted(model=request.models[at], param=param, adapter=lora_path))
     if request.scales and model.adapter is None:
         numbered = _numbered_adapters(request, card_of(model))
@@ -183,7 +191,7 @@ def _logprobs(request: CompletionRequest) -> LogprobParams | None:
 def _constraint(request: CompletionRequest, template: str) -> Constraint | None:
     """What each text has to be, calls of tools in the form that the template shows the model."""
     if not isinstance(request, ChatRequest):
-        return request.constraint
+        return constraint_of(request)
     return call_constraint(request.tool_use, form_for(template), request.constraint)
 
 
@@ -191,6 +199,15 @@ def _has_special_marks(request: CompletionRequest, template: str) -> bool:
     """Whether calls stand behind marks that a text without special tokens would not show."""
     is_chat = isinstance(request, ChatRequest)
     return is_chat and bool(request.tool_use.usable) and form_for(template).has_special_tokens
+
+
+def _check_images(prompt: Prompt, card: ModelCard) -> None:
+    """Raises UnsupportedParameter where the prompt has images and the model takes none."""
+    if not prompt.images or (card.images is not None and card.images.takes_images):
+        return
+    why = "completes text only" if card.images is None else f"takes none here: {card.images.reason}"
+    must = f"be absent for {card.name}, which {why}"
+    raise UnsupportedParameter.refusing(prompt.images[0].name, must=must, found="an image")
 
 
 def _check_prompt_ids(request: CompletionRequest, part: int, *, vocab_size: int) -> None:

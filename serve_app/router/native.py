@@ -10,6 +10,7 @@ from serve_app.api.native import native_settings
 from serve_app.api.responses import Choice
 from serve_app.api.sse import event as sse_event
 from serve_app.core.delta import FinishReason
+from serve_app.core.images import Image
 from serve_app.core.request import Prompt
 from serve_app.router.compose import Composer, Part
 from serve_app.router.event import Event
@@ -99,16 +100,20 @@ def _list(value: object) -> list[object]:
 def _stop_type(choice: Choice) -> str:
     if choice.finish_reason is FinishReason.LENGTH:
         return "limit"
-    if choice.finish_reason is not FinishReason.STOP:
+    if choice.finish_reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS):
         return "none"
     return "word" if isinstance(choice.matched_stop, str) else "eos"
 
 
 def _shown_prompt(prompt: Prompt) -> object:
     """The prompt as it was sent: a text, or a list of texts and token ids."""
-    if prompt.text is not None:
-        return prompt.text
-    return [element for part in prompt.parts for element in ((part,) if isinstance(part, str) else part)]
+    if not any(isinstance(part, tuple) for part in prompt.parts):
+        return prompt.written
+    return [element for part in prompt.parts for element in (part if isinstance(part, tuple) else (_written(part),))]
+
+
+def _written(part: str | Image) -> str:
+    return part if isinstance(part, str) else part.marker
 
 
 def _probabilities(logprobs: Mapping[str, object]) -> list[dict[str, object]]:

@@ -155,4 +155,5 @@ def _joined(parts: list[Part], request: CompletionRequest) -> Choice:
         token_ids=token_ids,
         prompt_token_ids=parts[0].choice.prompt_token_ids,
         model=last.model,
+        tool_calls=last.tool_calls,
     )

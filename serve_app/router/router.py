@@ -18,9 +18,10 @@ from serve_app.core.errors import ServeError
 from serve_app.core.names import ModelRef
 from serve_app.router.admission import Admission, Ticket
 from serve_app.router.fleet import Fleet
-from serve_app.router.lower import Wanted, lower, new_response_id
+from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_response_id
 from serve_app.router.placement import Placement
 from serve_app.router.run import Run, RunSettings
+from serve_app.router.suffixes import with_suffix_mode
 
 MAX_ASKED = 64
 """Of a list of models that was not checked yet, so many are asked for their dialect."""
@@ -64,9 +65,8 @@ class Router:
         Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
         """
         response_id = new_response_id(request.id_prefix)
-        takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
-        resolve = partial(self._resolve, takes_any=takes_any)
-        requests = lower(request, response_id, resolve=resolve, card_of=self._card_of)
+        request = self.settled(request)
+        requests = lower(request, response_id, resolve=self._resolver(request), card_of=self._card_of)
         run = Run(
             requests,
             response_id,
@@ -87,6 +87,15 @@ class Router:
         """The chat template of the model of each part of a run; "" where the model is gone."""
         cards = [self.fleet.cards.get(request.model.base) for request in run.requests]
         return tuple("" if card is None else card.chat_template for card in cards)
+
+    def settled(self, request: CompletionRequest) -> CompletionRequest:
+        """The request with what follows from its models alone, of several what all can do. Raises as `open`."""
+        if not request.suffix and request.gap is None:
+            return request
+        resolve = self._resolver(request)
+        wanted = [Wanted(model=name, param=model_param(request, at)) for at, name in enumerate(request.models)]
+        cards = [self._card_of(resolve(each)) for each in wanted]
+        return with_suffix_mode(request, next((card for card in cards if not card.fills_gaps), cards[0]))
 
     @property
     def dialect(self) -> Dialect:
@@ -131,6 +140,10 @@ class Router:
             with suppress(ServeError):
                 targets[alias] = self.fleet.resolve(alias)
         return targets
+
+    def _resolver(self, request: CompletionRequest) -> Resolve:
+        takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
+        return partial(self._resolve, takes_any=takes_any)
 
     def _resolve(self, wanted: Wanted, *, takes_any: bool) -> ModelRef:
         return self.fleet.resolve(

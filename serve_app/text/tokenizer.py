@@ -11,9 +11,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from serve_app.core.cards import TokenizerCard
 from serve_app.core.errors import InvalidRequest
+from serve_app.core.images import Image
 from serve_app.core.request import Prompt
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.text.detokenizer import Detokenizer, join
+from serve_app.text.markers import find_markers
 from serve_app.text.pieces import Pieces, UnsupportedTokenizer
 from serve_app.text.reach import chars_per_token
 from serve_app.text.rendered import encode_rendered
@@ -28,6 +30,8 @@ class TextTokenizer:
     card:        how it calls itself and its special tokens
     special_ids: tokens that have a meaning but no text
     chars_per_token: the most characters of a text that end up in one token; None where nothing bounds them
+    prefix_ids:  tokens that it puts before a text
+    markers:     with which its model fills gaps; None where it has none
     """
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, card: TokenizerCard | None = None) -> None:
@@ -35,12 +39,13 @@ class TextTokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._pieces = Pieces(tokenizer)
-        self._prefix_ids = _prefix_ids(tokenizer)
+        self.prefix_ids = _prefix_ids(tokenizer)
         self._token_texts: dict[int, str] = {}
         self.vocab_size = vocab_size
         self.card = card or TokenizerCard()
         self.special_ids = self._pieces.special_ids
         self.chars_per_token = chars_per_token(tokenizer)
+        self.markers = find_markers(tokenizer, dict(self.card.special_tokens), vocab_size=vocab_size)
 
     @classmethod
     def load(cls, path: Path, *, vocab_size: int) -> TextTokenizer:
@@ -68,9 +73,10 @@ class TextTokenizer:
         """
         token_ids: list[int] = []
         if prompt.adds_special and prompt.parts and isinstance(prompt.parts[0], str):
-            token_ids += self._prefix_ids
+            token_ids += self.prefix_ids
         num_prefixed = len(token_ids)
         for part in prompt.parts:
+            assert not isinstance(part, Image), "what a model writes for an image is a text before this"
             if isinstance(part, str):
                 token_ids += self._encode_rendered(part, prompt.foreign) if prompt.foreign else self.encode_text(part)
             else:
@@ -109,6 +115,25 @@ class TextTokenizer:
         """Give the tokens of a text inside another, in which names of special tokens are text like any other."""
         return tuple(_encodings(self._literal_tokenizer, [text])[0].ids)
 
+    def encode_inside(self, text: str) -> tuple[int, ...]:
+        """As `encode_literal`, without the space that some tokenizers think before any text."""
+        if not self._thinks_space:
+            return self.encode_literal(text)
+        return self.encode_literal("\n" + text)[len(self.encode_literal("\n")) :]
+
+    def encode_parts(self, prompt: Prompt) -> tuple[int, ...]:
+        """Give the tokens of a prompt without any in front, its texts as `encode_literal` has them.
+
+        Raises InvalidRequest for an id outside the vocabulary.
+        """
+        token_ids: tuple[int, ...] = ()
+        for part in prompt.parts:
+            assert not isinstance(part, Image), "nobody fills a gap beside images"
+            token_ids += self.encode_literal(part) if isinstance(part, str) else part
+        if token_ids:
+            self._check_range(token_ids)
+        return token_ids
+
     @property
     def pieces(self) -> tuple[bytes | None, ...]:
         """[vocab_size] the bytes that each token adds behind other text; None for special tokens and padding."""
@@ -140,7 +165,7 @@ class TextTokenizer:
         else:
             tokenizer = self._tokenizer if request.parses_special else self._literal_tokenizer
             found = tuple(_encodings(tokenizer, [request.text])[0].ids)
-        token_ids = (*(self._prefix_ids if request.adds_special else ()), *found)
+        token_ids = (*(self.prefix_ids if request.adds_special else ()), *found)
         pieces = tuple(map(self._bytes_of, token_ids)) if request.with_pieces else None
         return Tokenization(token_ids=token_ids, pieces=pieces)
 
@@ -182,6 +207,12 @@ class TextTokenizer:
         tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
         tokenizer.encode_special_tokens = True
         return tokenizer
+
+    @cached_property
+    def _thinks_space(self) -> bool:
+        """Whether a text is cut as if a space stood before it."""
+        first, *_ = self.encode_literal("\n")
+        return self._pieces.middle(first) == b" "
 
     def _encode_rendered(self, text: str, foreign: Sequence[int]) -> tuple[int, ...]:
         """Give the tokens of a text in which no special token may reach over a foreign character."""

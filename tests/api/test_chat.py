@@ -156,6 +156,21 @@ def test_thoughts_are_told_apart_where_the_template_has_them_and_it_is_wanted() 
     assert not parsed(separate_reasoning=False).splits_reasoning("</think>")
 
 
+@pytest.mark.parametrize(
+    ("sent", "is_parallel"),
+    [
+        ({}, True),
+        ({"tool_choice": "required"}, False),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, False),
+        ({"tool_choice": "required", "parallel_tool_calls": True}, True),
+        ({"parallel_tool_calls": False}, False),
+    ],
+)
+def test_several_calls_may_be_made_unless_one_is_demanded(sent: dict[str, Any], *, is_parallel: bool) -> None:
+    request = parsed(tools=[{"type": "function", "function": {"name": "f"}}], **sent)
+    assert request.tool_use.is_parallel is is_parallel
+
+
 def test_every_parameter_of_sampling_and_stopping_is_one_of_chats() -> None:
     for name in ("temperature", "top_k", "stop", "stop_regex", "response_format", "grammar", "logit_bias", "dry_base"):
         assert name in CHAT_PARAMETERS

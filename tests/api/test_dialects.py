@@ -17,6 +17,7 @@ from serve_app.api.openapi_schemas import SCHEMAS
 from serve_app.api.parameters import PARAMETERS
 from serve_app.api.parse import parse_completion
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, MalformedJson, ModelNotFound, Unavailable
+from tests.pictures import sent
 
 NAMES = ("union", "openai", "llama.cpp", "mistral.rs", "fireworks", "omlx", "sglang")
 MAX = 2**31 - 1
@@ -147,6 +148,8 @@ VALUES = {  # a value of each carried parameter that is not its default in any d
     "logprobs": 2, "top_logprobs": 2, "post_sampling_probs": True, "skip_special_tokens": False,
     "return_token_ids": True, "return_cached_tokens_details": True, "timings_per_token": True,
     "response_format": {"type": "json_object"}, "grammar": "root ::= 'a'", "json_schema": {}, "regex": "a+",
+    "suffix": "!", "suffix_mode": "append",
+    "images": [sent(1)],
     "ebnf": "root ::= 'a'", "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto",
     "parallel_tool_calls": True,
 }  # fmt: skip
@@ -156,6 +159,7 @@ COMPANIONS = {
     "post_sampling_probs": {"logprobs": 1},
     "best_of": {"n": 1},
     "mirostat_target": {"mirostat": 1},
+    "images": {"prompt": "What is <image>?"},
 }
 
 
@@ -330,7 +334,7 @@ def test_the_listing_shows_defaults_meanings_and_a_disposition_for_each_paramete
         assert allowed.startswith(f"an integer from {dialect.least_max_tokens} to {MAX}")
         assert ("-1 is no limit" in allowed) == dialect.takes_unlimited_tokens
         assert shown["parameters"]["n_predict"] == {"disposition": "renamed", "to": "max_tokens"}
-        assert shown["parameters"]["suffix"]["disposition"] == "refused"
+        assert shown["parameters"]["suffix"]["disposition"] == "carried"
         assert shown["meanings"]["error_shape"] == dialect.error_shape.value
 
 

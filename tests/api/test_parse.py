@@ -361,7 +361,6 @@ def test_a_neutral_value_changes_nothing(name, value):
         ("raw_output", 0),  # a number is not false
         ("n_keep", True),
         ("guided_json", {}),
-        ("suffix", " tail"),
         ("t_max_predict_ms", 5),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from serve_app.api.forms.prompts import parse_prompts
 from serve_app.api.limits import WireLimits
-from serve_app.core.errors import InvalidRequest, UnsupportedParameter
+from serve_app.core.errors import InvalidRequest
 
 LIMITS = WireLimits(max_prompts=4, max_prompt_chars=10, max_prompt_ids=5)
 
@@ -83,7 +83,7 @@ def test_a_prompt_of_no_form_is_refused_by_the_name_of_its_element(value, param,
     assert word in caught.value.message
 
 
-def test_images_beside_a_prompt_are_refused_by_name():
-    with pytest.raises(UnsupportedParameter) as caught:
+def test_what_is_beside_a_prompt_and_no_image_is_refused_by_name():
+    with pytest.raises(InvalidRequest) as caught:
         parse_prompts([{"prompt_string": "a", "multimodal_data": ["aGk="]}], LIMITS)
-    assert caught.value.param == "prompt[0].multimodal_data"
+    assert caught.value.param == "prompt[0].multimodal_data[0]"

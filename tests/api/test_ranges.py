@@ -200,6 +200,7 @@ def test_most_parameters_have_a_range_that_is_probed() -> None:
         "stream_options",
         "response_format",
         "tool_choice",
+        "suffix_mode",
     }
     renamed_flags = {"include_stop_str_in_output", "return_tokens"}
     assert set(NAMES) - ranged == (flags - {"logprobs"}) | unbounded | renamed_flags

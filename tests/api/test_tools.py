@@ -157,3 +157,11 @@ def test_tools_that_are_not_demanded_stand_beside_a_constraint() -> None:
         request = parsed(tools=[tool()], tool_choice=choice, regex="a+")
         assert request.constraint is not None
         assert request.constraint.kind == "regex"
+
+
+def test_a_strict_tool_does_not_stand_beside_a_grammar_that_is_no_part_of_another() -> None:
+    lark = {"type": "lark", "value": 'start: "a"'}
+    assert parsed(tools=[tool(), tool("g", strict=True)], grammar=lark, tool_choice="none").constraint is not None
+    param, message = refusal(tools=[tool(), tool("g", strict=True)], grammar=lark)
+    assert param == "tools[1].function.strict"
+    assert 'beside "grammar"' in message

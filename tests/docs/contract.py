@@ -12,10 +12,11 @@ from typing import Any
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.listing import dialects_body
 from serve_app.api.dialects.tables import DIALECTS, UNION
-from serve_app.api.forms.form import Terms
+from serve_app.api.forms.form import Parameter, Terms
+from serve_app.api.infill import INFILL
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.paths import Path
-from serve_app.api.tokenize import DETOKENIZE, TOKENIZE
+from serve_app.api.tokenize import APPLY_TEMPLATE, DETOKENIZE, TOKENIZE
 from serve_app.core.errors import ServeError
 from tests.docs.docstrings import told_of
 from tests.docs.markdown import code, codes, table
@@ -26,7 +27,6 @@ TOLD_ELSEWHERE = frozenset(
         "name", "defaults", "statuses",  # have tables of their own
         "takes_zero_tokens", "takes_unlimited_tokens", "max_stop_strings",  # are ranges
         "max_logprobs", "max_n", "max_top_k",  # so are these
-        "suffix",  # not carried out
     }
 )  # fmt: skip
 """Fields of a dialect that are no rows of the table of meanings."""
@@ -124,12 +124,34 @@ def prose() -> str:
     return "".join(f"* {rule}\n" for rule in told())
 
 
+def chat() -> str:
+    """Parameters of chats that are others than those of completions."""
+    own = bodies()["union"]["chat"]
+    rows = []
+    for name, body in own["parameters"].items():
+        default = code(shown(own["defaults"][name])) if name in own["defaults"] else "–"
+        if body["disposition"] == "carried":
+            rows.append([code(name), body["allowed"], default, _about(body)])
+    refused = [name for name, body in own["parameters"].items() if body["disposition"] == "refused"]
+    told = f"\n\nNo parameters of chats, and refused by name: {codes(refused)}.\n"
+    return table(["parameter", "must be", "default", "what it does"], rows).rstrip("\n") + told
+
+
 def tokenize() -> str:
-    """Parameters of /tokenize and /detokenize."""
+    """Parameters of /tokenize, /apply-template and /detokenize."""
+    return _of_routes({Path.TOKENIZE: TOKENIZE, Path.APPLY_TEMPLATE: APPLY_TEMPLATE, Path.DETOKENIZE: DETOKENIZE})
+
+
+def infill() -> str:
+    """Parameters that /infill has of its own."""
+    return _of_routes({Path.INFILL: INFILL})
+
+
+def _of_routes(tables: Mapping[Path, Mapping[str, Parameter]]) -> str:
     terms = Terms(limits=DEFAULT_LIMITS, dialect=UNION)
     rows = [
         [code(path), code(name), parameter.form.words(terms), parameter.about]
-        for path, named in ((Path.TOKENIZE, TOKENIZE), (Path.DETOKENIZE, DETOKENIZE))
+        for path, named in tables.items()
         for name, parameter in named.items()
     ]
     return table(["route", "parameter", "must be", "what it does"], rows)

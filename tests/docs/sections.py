@@ -23,6 +23,8 @@ SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "refused": contract.refused,
         "prose": contract.prose,
         "tokenize": contract.tokenize,
+        "infill": contract.infill,
+        "chat": contract.chat,
         "errors": contract.errors,
         "model-settings": operations.model_settings,
         "router-settings": operations.router_settings,

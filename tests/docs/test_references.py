@@ -118,6 +118,7 @@ def test_commands_that_are_named_exist(file: Path) -> None:
 @pytest.mark.parametrize("file", DOCUMENTS, ids=name_of)
 def test_settings_that_are_given_a_value_exist(file: Path) -> None:
     known = {name for model in (ModelArgs, RouterSettings, LimitSettings) for name in model.model_fields}
+    known |= set(bodies()["union"]["chat"]["parameters"])
     known |= set(bodies()["union"]["parameters"]) | {field.name for field in fields(Dialect)}
     known |= set(re.findall(r"^[\s-]*(\w+):", (REPOSITORY / "cluster.yaml").read_text(encoding="utf-8"), re.MULTILINE))
     for span in CODE.findall(FENCE.sub("", file.read_text(encoding="utf-8"))):

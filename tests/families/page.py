@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.families.families import NOT_ALONE, REFUSED, REMEDIES, SERVED, Family
+from tests.families.sighted import SIGHTED
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """# Models
@@ -22,15 +23,26 @@ forked into two samples. What is named in brackets is tested besides the plain f
 
 """
 NOTES = """
-Of a model that takes images or sounds as well, the part that computes text is served: its towers are neither made nor
-read, prompts are texts, and the reference is the whole model on the same text. Other families of this kind, which are
-in no table here, are loaded too: the probe at the end of loading compares their logits with transformers' own and
-refuses what differs.
+Of a model that takes images or sounds as well, the part that computes text is served, but for those below: its towers
+are neither made nor read, prompts are texts, and the reference is the whole model on the same text. Its card says so
+to whoever sends an image. Other families of this kind, which are in no table here, are loaded too: the probe at the end
+of loading compares their logits with transformers' own and refuses what differs.
 
 LongRoPE (`phi3` and its like) has two sets of frequencies. transformers chooses by the longest row of each batch and
 computes a text anew when it crosses the length the model was first trained at. Here the context that is served
 decides, once, for every sequence: within `original_max_position_embeddings` the short ones, beyond it the long ones,
 short texts included. Who serves short texts alone sets `max_model_len` to that length.
+
+## Models that see
+
+Images are taken by these, where the folder has an image processor (`preprocessor_config.json`) and a token for images;
+without one of them, or with `images: false`, their text is served alone:
+
+{sighted}
+
+Tokens are those of `generate` with transformers' own processors, in float32: several images in a prompt, cut into
+chunks, continued from cached prefixes, forked, beside texts. Image processors are those that need Pillow alone.
+Towers are not adapted: an adapter that changes one is refused.
 
 ## Quantised checkpoints
 
@@ -68,7 +80,7 @@ def render() -> str:
             HEAD,
             SERVED_HEAD,
             *(f"- {line}\n" for line in gather(SERVED)),
-            NOTES,
+            NOTES.replace("{sighted}\n", "".join(f"- {line}\n" for line in gather(SIGHTED))),
             REFUSED_HEAD,
             *table(reasons),
             *(f"\n`{name}` is no model by itself: it {why}.\n" for name, why in NOT_ALONE.items()),

@@ -165,6 +165,12 @@ def ids_are_of_the_vocabulary(body: Body, served: Served) -> None:
         body["logit_bias"] = [[within(key, size), value] for key, value in bias]
 
 
+def images_have_places(body: Body, served: Served) -> None:
+    """Images are whole files, as many as the prompt has places for them, and the model sees."""
+    for name in served.names_of("images"):
+        body.pop(name, None)
+
+
 def prompts_fit(body: Body, served: Served) -> None:
     """A prompt fits the context, and its ids are of the vocabulary."""
     if "messages" not in body:
@@ -248,6 +254,7 @@ RULES: tuple[Callable[[Body, Served], None], ...] = (
     patterns_are_supported,
     constraints_can_be_followed,
     ids_are_of_the_vocabulary,
+    images_have_places,
     prompts_fit,
     answers_are_gone_on_with,
 )

@@ -133,7 +133,7 @@ async def test_a_call_that_is_cut_off_is_content_where_it_can_still_be_told() ->
 )
 async def test_a_demanded_call_is_made_and_obeys_its_schema(stack: Stack, choice: object, *, stream: bool) -> None:
     body = {"model": "demo", "temperature": 0, "messages": [QUESTION], "tools": [WEATHER], "tool_choice": choice}
-    response = await stack.post({**body, "parallel_tool_calls": False, "stream": stream}, PATH)
+    response = await stack.post({**body, "stream": stream}, PATH)
     assert response.status_code == 200, response.text
     if stream:
         message, reason = joined(events(response))

@@ -28,6 +28,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "prompt": ["The capital of France is", "The capital of Germany is", "The capital of Italy is"],
         "max_tokens": 5,
     },
+    "llama.cpp infill": {"prompt": "def fibonacci(n):\n    ", "suffix": "\n    return result", "max_tokens": 100},
     "llama.cpp mirostat": {
         "prompt": "Write a creative story:", "max_tokens": 200, "mirostat": 2, "mirostat_tau": 5.0, "mirostat_eta": 0.1,
     },
@@ -80,7 +81,7 @@ WHOLE: dict[str, dict[str, Any]] = {
         "prompt": "Once upon a time", "max_tokens": -1, "temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05,
         "stream": False, "stop": ["\n\n"], "presence_penalty": 0.0, "frequency_penalty": 0.0, "repeat_penalty": 1.1,
         "n": 1, "seed": -1, "logprobs": 5, "echo": False, "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1,
-        "cache_prompt": True,
+        "cache_prompt": True, "suffix": "",
     },
     "mistral.rs": {
         "best_of": 1, "dry_allowed_length": 2, "dry_base": 1.75, "dry_multiplier": 0.8,
@@ -88,13 +89,13 @@ WHOLE: dict[str, dict[str, Any]] = {
         "logit_bias": {"5": 1},
         "logprobs": 1, "max_tokens": 16, "min_p": 0.05, "n": 1, "presence_penalty": 0.1,
         "prompt": "Say this is a test.", "repetition_penalty": 1.1, "stop": "example", "stream": False,
-        "temperature": 0.7, "tool_choice": "none", "top_k": 32, "top_p": 0.9, "truncate_sequence": False,
-        "user": "example",
+        "suffix": "null", "temperature": 0.7, "tool_choice": "none", "top_k": 32, "top_p": 0.9,
+        "truncate_sequence": False, "user": "example",
     },
     "fireworks": {
         "prompt": "The sky is", "context_length_exceeded_behavior": "truncate", "echo": False, "frequency_penalty": 0,
-        "ignore_eos": False, "logprobs": 5, "max_tokens": 16, "mirostat_lr": 0.1, "mirostat_target": 1.5, "n": 1,
-        "presence_penalty": 0, "repetition_penalty": 1, "stop": ["a", "b", "c", "d"], "stream": False,
+        "ignore_eos": False, "images": [], "logprobs": 5, "max_tokens": 16, "mirostat_lr": 0.1, "mirostat_target": 1.5,
+        "n": 1, "presence_penalty": 0, "repetition_penalty": 1, "stop": ["a", "b", "c", "d"], "stream": False,
         "temperature": 1, "top_k": 50, "top_p": 1, "user": "example",
     },
     "omlx": {
@@ -109,10 +110,11 @@ WHOLE: dict[str, dict[str, Any]] = {
         "stream_options": {"include_usage": True, "continuous_usage_stats": False}, "echo": False, "logprobs": 2,
         "logit_bias": {"7": -1.5}, "best_of": 2, "ignore_eos": False, "skip_special_tokens": True,
         "no_stop_trim": False, "stop_regex": "[0-9]{3}", "min_tokens": 2, "lora_path": ["pirate", None],
-        "return_hidden_states": False, "return_routed_experts": False, "return_cached_tokens_details": True,
+        "suffix": "!", "return_hidden_states": False, "return_routed_experts": False,
+        "return_cached_tokens_details": True,
     },
 }  # fmt: skip
-PART_TWO = {"grammar", "json_schema", "regex", "ebnf", "response_format", "tools", "suffix", "images"}
+PART_TWO = {"grammar", "json_schema", "regex", "ebnf", "response_format", "tools"}
 
 
 @pytest.mark.parametrize("system", WHOLE)

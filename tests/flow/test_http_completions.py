@@ -101,7 +101,7 @@ async def test_the_model_is_told_back_as_it_was_sent(client, model):
         ({"temperature": 3}, 400, "invalid_value", "temperature"),
         ({"prompt": [[]]}, 400, "invalid_value", "prompt[0]"),
         ({"prompt": [1, 5000]}, 400, "invalid_value", "prompt"),
-        ({"suffix": "x"}, 400, "unsupported_parameter", "suffix"),
+        ({"suffix": "x", "suffix_mode": "fim"}, 400, "invalid_value", "suffix_mode"),
         ({"max_tokns": 3}, 400, "unsupported_parameter", "max_tokns"),
         ({"model": "nobody"}, 404, "model_not_found", "model"),
         ({"model": "tiny:nobody"}, 404, "adapter_not_found", "model"),

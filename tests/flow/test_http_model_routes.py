@@ -74,8 +74,8 @@ async def test_tokens_come_back_as_text_under_both_names(client):
 @pytest.mark.parametrize(
     ("path", "body", "param", "complaint"),
     [
-        ("/tokenize", {}, "content", "found neither"),
-        ("/tokenize", {"content": "a", "prompt": "a"}, "content", "found both"),
+        ("/tokenize", {}, "content", "found none of them"),
+        ("/tokenize", {"content": "a", "prompt": "a"}, "content", "found content and prompt"),
         ("/tokenize", {"content": ["a"]}, "content", "must be a string"),
         ("/tokenize", {"content": "a", "with_pieces": 1}, "with_pieces", "must be a boolean; found 1"),
         (

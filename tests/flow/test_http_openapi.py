@@ -73,7 +73,8 @@ async def one_request(client: httpx.AsyncClient, document: dict, draw: random.Ra
     async with asyncio.timeout(20):
         response = await client.request(method, path, **arguments)
     seen = f"{method} {path} {arguments}"[:2000]
-    assert response.status_code < 500, f"{response.status_code} {response.text[:500]} for {seen}"
+    is_answered = response.status_code < 500 or response.status_code == 501  # of a model that fills no gaps
+    assert is_answered, f"{response.status_code} {response.text[:500]} for {seen}"
     assert str(response.status_code) in operation["responses"], f"{response} for {seen}"
     answered = operation["responses"][str(response.status_code)]["content"]
     kind = response.headers["content-type"].partition(";")[0]

@@ -36,7 +36,7 @@ WALLS = {
     "tools": wall("core"),
     "constraints": wall("core", "llguidance"),
     "templates": wall("core", "jinja2"),
-    "engine": wall("core text constraints templates", "torch transformers peft safetensors"),
+    "engine": wall("core text constraints templates", "torch transformers peft safetensors PIL"),
     "router": wall("core api catalog tenants tools"),
     "http": wall("core api router", "starlette uvicorn httptools prometheus_client"),
     "deployments": wall("core api catalog engine router http", "ray starlette pydantic"),

@@ -31,8 +31,8 @@ class BestOf(StrEnum):
 class Suffix(StrEnum):
     """What `suffix` means."""
 
-    INFILL = "infill where the model can, otherwise appended"
-    APPEND = "appended"
+    INFILL = "infill: what the completion joins with, where the model fills gaps; otherwise appended"
+    APPEND = "append: appended"
 
 
 def frozen(table: Mapping[str, object]) -> Mapping[str, object]:
@@ -50,6 +50,7 @@ class Dialect:
     max_stop_strings:  None is as many as the server is configured for
     max_logprobs:      at least so many are allowed, more where the server is configured so
     best_of:           what it counts, the best n of `best_of` candidates or the best `best_of` of n
+    suffix:            what `suffix` is, where `suffix_mode` was not sent
     takes_mixed_prompts: whether text and token ids may stand in one prompt
     stream_options_need_stream: whether `stream_options` without `stream` is an error
     continuous_usage_needs_usage: whether continuous_usage_stats counts only beside include_usage

@@ -19,7 +19,17 @@ from serve_app.api.parameters import PARAMETERS
 
 NOT_MEANINGS = frozenset({"name", "defaults", "statuses"})
 INTERNAL = frozenset(
-    {"dialect", "max_tokens_name", "ignored_parameters", "max_total_tokens", "model", "listed", "prompts", "messages"}
+    {
+        "dialect",
+        "max_tokens_name",
+        "ignored_parameters",
+        "max_total_tokens",
+        "model",
+        "listed",
+        "prompts",
+        "gap",
+        "messages",
+    }
 )
 
 

@@ -53,12 +53,13 @@ class Text:
 
 
 class OneOf:
-    """One of a few strings."""
+    """One of a few strings; `read_as` makes of it what the request holds."""
 
-    __slots__ = ("_options",)
+    __slots__ = ("_options", "_read_as")
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, read_as: Callable[[str], str] = str) -> None:
         self._options = options
+        self._read_as = read_as
 
     def words(self, terms: Terms) -> str:
         return " or ".join(f'"{option}"' for option in self._options)
@@ -69,7 +70,7 @@ class OneOf:
     def read(self, value: Value) -> str:
         if not (isinstance(value.sent, str) and value.sent in self._options):
             raise value.refused(self.words(value.terms))
-        return value.sent
+        return self._read_as(value.sent)
 
 
 @dataclass(frozen=True, slots=True)

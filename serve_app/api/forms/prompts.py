@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from serve_app.api.forms.form import Schema, Terms, Value
+from serve_app.api.forms.images import images_schema, in_places, read_images
 from serve_app.api.forms.numbers import TOKEN_ID, integral, is_token_id
 from serve_app.api.limits import WireLimits
 from serve_app.api.shown import shown
-from serve_app.core.errors import InvalidRequest, UnsupportedParameter
+from serve_app.core.errors import InvalidRequest
+from serve_app.core.images import MARKER, MEDIA_MARKER
 from serve_app.core.request import Prompt
 
 ALLOWED = (
@@ -39,7 +41,10 @@ class Prompts:
         }
         tagged = {
             "type": "object",
-            "properties": {TEXT: {"anyOf": [text, tokens]}, IMAGES: {"enum": [None, []]}},
+            "properties": {
+                TEXT: {"anyOf": [text, tokens]},
+                IMAGES: {"anyOf": [{"type": "null"}, images_schema(limits)]},
+            },
             "required": [TEXT],
             "additionalProperties": False,
         }
@@ -113,20 +118,24 @@ def _list(elements: list[object], path: str, limits: WireLimits) -> Prompt:
 
 
 def _object(members: dict[str, object], path: str, limits: WireLimits) -> Prompt:
-    for name, value in members.items():
-        if name == TEXT or (name == IMAGES and value in (None, [])):
-            continue
-        if name == IMAGES:
-            raise UnsupportedParameter.refusing(
-                f"{path}.{IMAGES}", must="be empty, as this server completes text only", found=shown(value)
-            )
-        raise InvalidRequest.refusing(path, must=f'have the member "{TEXT}" alone', found=shown(name))
+    for name in members:
+        if name not in (TEXT, IMAGES):
+            must = f'have the members "{TEXT}" and "{IMAGES}" alone'
+            raise InvalidRequest.refusing(path, must=must, found=shown(name))
     inner = members[TEXT]
-    if isinstance(inner, str | list):
-        return _parse_prompt(inner, f"{path}.{TEXT}", limits)
-    raise InvalidRequest.refusing(
-        f"{path}.{TEXT}", must="be a string or a list of strings and token ids", found=shown(inner)
-    )
+    if not isinstance(inner, str | list):
+        raise InvalidRequest.refusing(
+            f"{path}.{TEXT}", must="be a string or a list of strings and token ids", found=shown(inner)
+        )
+    prompt = _parse_prompt(inner, f"{path}.{TEXT}", limits)
+    sent = members.get(IMAGES)
+    if sent is None:
+        return prompt
+    if not isinstance(sent, list):
+        raise InvalidRequest.refusing(f"{path}.{IMAGES}", must="be a list of images", found=shown(sent))
+    images = read_images(sent, f"{path}.{IMAGES}", limits)
+    marker = MEDIA_MARKER if prompt.count(MEDIA_MARKER) else MARKER
+    return in_places(prompt, images, marker=marker, path=f"{path}.{IMAGES}")
 
 
 def _parts(elements: Sequence[object], path: str) -> tuple[str | tuple[int, ...], ...]:

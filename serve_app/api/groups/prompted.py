@@ -7,14 +7,23 @@ from typing import Annotated
 from pydantic import BaseModel, InstanceOf
 
 from serve_app.api.forms.form import Parameter
+from serve_app.api.forms.images import Images
 from serve_app.api.forms.prompts import Prompts
+from serve_app.core.images import Image
 from serve_app.core.request import Prompt
 
 
 class Prompted(BaseModel):
-    """Prompts, each completed by itself."""
+    """Prompts, each completed by itself.
+
+    prompts: with every image in its place;  images: as they were sent beside them
+    """
 
     prompts: Annotated[
         tuple[InstanceOf[Prompt], ...],
         Parameter(Prompts(), "What is completed; every prompt of a list by itself.", "prompt"),
     ]
+    images: Annotated[
+        tuple[InstanceOf[Image], ...] | tuple[tuple[InstanceOf[Image], ...], ...],
+        Parameter(Images(), "Images in the places of the `<image>` markers of the prompt, in their order."),
+    ] = ()

@@ -1,0 +1,140 @@
+"""Looks at the images of requests before these are tokenised, in threads that give way to the engine's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from serve_app.core.errors import ContextOverflow, Overloaded
+from serve_app.core.images import Image, ImageCard
+from serve_app.core.request import GenerationRequest
+from serve_app.engine.config import EngineConfig
+from serve_app.engine.loading import LoadedModel
+from serve_app.engine.vision.eyes import Eyes
+from serve_app.engine.vision.memory import SeenImages
+from serve_app.engine.vision.seen import Read, Seen
+
+NICENESS = 10
+"""Of the threads here and all that they start: where cores are short, a step's threads get nine tenths of them."""
+RETRY_S = 5
+
+Looks = Mapping[str, tuple[Seen, ...]]
+"""What was seen of each request's images, by its id."""
+
+
+class Looking:
+    """Decodes images in one thread and computes their embeddings in another, one at a time each.
+
+    An image that is kept from before waits for neither. Lives on the event loop.
+
+    max_waiting_bytes: of image files whose turn has not come; more are refused
+    num_seen: images whose embeddings were computed
+    """
+
+    def __init__(self, eyes: Eyes, *, kept: SeenImages, max_model_len: int, max_waiting_bytes: int) -> None:
+        self.kept = kept
+        self.num_seen = 0
+        self._eyes = eyes
+        self._max_model_len = max_model_len
+        self._max_waiting_bytes = max_waiting_bytes
+        self._num_waiting_bytes = 0
+        self._in_memory = asyncio.Semaphore(2)
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="images", initializer=_give_way)
+        self._seers = ThreadPoolExecutor(1, thread_name_prefix="eyes", initializer=_give_way)
+
+    async def look(self, requests: Items[GenerationRequest], is_wanted: Callable[[str], bool]) -> Looks:
+        """See every image of the requests; of one that nobody wants any more, none.
+
+        Raises InvalidRequest where an image cannot be read, ContextOverflow as soon as they overfill the context, and
+        Overloaded where too many wait.
+        """
+        num_bytes = sum(len(image.data) for request in requests for image in request.prompt.images)
+        if num_bytes and num_bytes + self._num_waiting_bytes > self._max_waiting_bytes:
+            raise Overloaded("Too many images wait to be seen.", None, {"retry_after_s": RETRY_S})
+        self._num_waiting_bytes += num_bytes
+        try:
+            return {each.request_id: await self._look(each, partial(is_wanted, each.request_id)) for each in requests}
+        finally:
+            self._num_waiting_bytes -= num_bytes
+
+    def close(self) -> None:
+        """Wait for what runs; what has not begun is dropped."""
+        for pool in (self._readers, self._seers):
+            pool.shutdown(cancel_futures=True)
+
+    async def _look(self, request: GenerationRequest, is_wanted: Callable[[], bool]) -> tuple[Seen, ...]:
+        """Nothing where it is not wanted any more: what headers say of all, and only then one after the other."""
+        loop, images = asyncio.get_running_loop(), request.prompt.images
+        known = [await loop.run_in_executor(self._readers, self._find, image) for image in images]
+        seen: list[Seen] = []
+        for image, each in zip(images, known, strict=True):
+            if (found := each or await self._see(image, is_wanted)) is None:
+                return ()
+            seen.append(found)
+            self._check_length(request, seen)
+        return tuple(seen)
+
+    def _find(self, image: Image) -> Seen | None:
+        """An image that was seen before; of any other, at least its header is sound."""
+        seen = self.kept.find(image.digest)
+        if seen is None:
+            self._eyes.check(image)
+        return seen
+
+    async def _see(self, image: Image, is_wanted: Callable[[], bool]) -> Seen | None:
+        """One is decoded while another is seen, and no more of them are in memory."""
+        loop = asyncio.get_running_loop()
+        async with self._in_memory:
+            read = await loop.run_in_executor(self._readers, self._read, image, is_wanted)
+            return await loop.run_in_executor(self._seers, self._seen, read) if isinstance(read, Read) else read
+
+    def _read(self, image: Image, is_wanted: Callable[[], bool]) -> Seen | Read | None:
+        """Another request may have had it seen meanwhile."""
+        if not is_wanted():
+            return None
+        return self.kept.find(image.digest) or self._eyes.read(image)
+
+    def _seen(self, read: Read) -> Seen:
+        seen = self.kept.find(read.digest)
+        if seen is None:
+            seen = self._eyes.see(read)
+            self.num_seen += 1
+            self.kept.keep(seen)
+        return seen
+
+    def _check_length(self, request: GenerationRequest, seen: Items[Seen]) -> None:
+        num_rows, context = sum(len(each.rows) for each in seen), self._max_model_len
+        if num_rows > context:
+            raise ContextOverflow.refusing(
+                "prompt",
+                must=f"fit the context, which is {context} tokens for prompt, images and completion together",
+                found=f"prompt {request.prompt_index}, whose first {len(seen)} images take {num_rows}",
+                facts={"n_prompt_tokens": num_rows, "n_ctx": context},
+            )
+
+
+def make_looking(model: LoadedModel, config: EngineConfig) -> Looking | None:
+    """Of a model that sees."""
+    if model.eyes is None:
+        return None
+    kept, most = SeenImages(config.image_cache_bytes), config.max_waiting_image_bytes
+    return Looking(model.eyes, kept=kept, max_model_len=model.max_model_len, max_waiting_bytes=most)
+
+
+def image_card(model: LoadedModel) -> ImageCard | None:
+    """What the routers are told; None of a model of text."""
+    if model.eyes is not None:
+        return ImageCard(marker=model.eyes.marker)
+    return None if model.blindness is None else ImageCard(reason=model.blindness)
+
+
+def _give_way() -> None:
+    """Let this thread, and all that it starts, have no more of a busy machine than a tenth of what steps have."""
+    if sys.platform == "linux":  # where niceness is a thread's own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
