@@ -99,8 +99,8 @@ class Sequence:
     @cached_property
     def prompt_name(self) -> bytes:
         """The same of two sequences where they have the same prompt to compute, and only there."""
-        tokens = array("q", self.token_ids[: self.prompt_length])
-        return blake2b(self.salt + b"/" + tokens.tobytes(), digest_size=16).digest()
+        names = array("q", self.names[: self.prompt_length])
+        return blake2b(self.salt + b"/" + names.tobytes(), digest_size=16).digest()
 
     @property
     def names(self) -> Items[int]:
