@@ -42,6 +42,7 @@ LOGPROBS = record(
         "text_offset": array(COUNT),
     }
 )
+RANKED = record({"logprob": NUMBER, "rank": nullable(COUNT), "decoded_token": STRING})
 CALL = record({"id": STRING, "type": {"const": "function"}, "function": record({"name": STRING, "arguments": STRING})})
 BESIDES: dict[str, Schema] = {
     "token_ids": array(COUNT),
@@ -58,7 +59,13 @@ CHOICE = record(
         "finish_reason": nullable({"enum": [reason.value for reason in FinishReason]}),
         "matched_stop": {"anyOf": [STRING, INTEGER, {"type": "null"}]},
     },
-    optional={"model": STRING, **BESIDES, "tool_calls": array(CALL)},
+    optional={
+        "model": STRING,
+        **BESIDES,
+        "prompt_logprobs": array(nullable({"type": "object", "additionalProperties": RANKED})),
+        "stop_reason": nullable(STRING, INTEGER),
+        "tool_calls": array(CALL),
+    },
 )
 SCORED: dict[str, Schema] = {"token": STRING, "logprob": NUMBER, "bytes": array(COUNT)}
 CHAT_ENDS: dict[str, Schema] = {
@@ -148,7 +155,7 @@ ERROR_MEMBERS: dict[str, Schema] = {
     "error_code": STRING,
 }
 ERROR: Schema = {
-    "description": "In the dialect mistral.rs a message alone, in sglang flat; in openai `code` is a word.",
+    "description": "In mistral.rs a message alone, in sglang flat; in openai `code` is a word, in vllm `type` a class.",
     "anyOf": [
         record({"error": record(ERROR_MEMBERS)}),
         record({"object": {"const": "error"}, **ERROR_MEMBERS}),

@@ -8,6 +8,7 @@ from typing import Literal
 from serve_app.core.delta import Load
 from serve_app.core.images import ImageCard
 from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef, Part
+from serve_app.core.tools import ToolParserName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,7 @@ class ModelCard:
     dialect: of requests to it that name none; None is the service's own
     max_num_sequences, max_waiting: how many sequences one replica computes together, and how many more it queues
     kv_cache_bytes: what one replica may hold in keys and values
+    tool_parser: the form that its calls of tools have; None is the one that the template shows
     chat_template: of the model's folder, as it is written there; "" is none
     records: what of its computations it gives away
     tokenizer: its class and the special tokens that it has a name for
@@ -90,6 +92,7 @@ class ModelCard:
     max_waiting: int = 0
     kv_cache_bytes: int = 0
     chat_template: str = ""
+    tool_parser: ToolParserName | None = None
     records: RecordCard = field(default_factory=RecordCard)
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
     images: ImageCard | None = None
