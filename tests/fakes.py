@@ -26,6 +26,8 @@ from serve_app.core.tokenization import Tokenization, TokenizeRequest
 EOS = 2
 VOCAB_SIZE = 1000
 HIDDEN_SIZE = 4
+NUM_OF_ALL = 7
+"""Likeliest tokens where all are asked for."""
 
 Script = Callable[[GenerationRequest, int], list[str]]
 """The words of a completion, by request and sample; end of sequence follows the last."""
@@ -309,12 +311,12 @@ def _report(request: GenerationRequest, tail: str) -> PromptReport:
     )
 
 
-def _logprob(word: str, position: int, *, offset: int, num_top: int, is_predicted: bool = True) -> TokenLogprob:
+def _logprob(word: str, position: int, *, offset: int, num_top: int | None, is_predicted: bool = True) -> TokenLogprob:
     """The word is second likeliest: one better stands above it."""
     if not is_predicted:
         return TokenLogprob(token_id=100 + position, text=word, logprob=None, offset=offset)
     likeliest = [
         TopLogprob(token_id=900 + rank, text=word if rank == 1 else f"{word}#{rank}", logprob=-0.25 - rank)
-        for rank in range(num_top)
+        for rank in range(NUM_OF_ALL if num_top is None else num_top)
     ]
     return TokenLogprob(token_id=100 + position, text=word, logprob=-1.25, offset=offset, top=tuple(likeliest))
