@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
+from serve_app.core.cards import AdapterCard, ModelCard, RecordCard, ReplicaCard
 from serve_app.core.delta import (
     Delta,
     Finish,
@@ -18,11 +19,15 @@ from serve_app.core.delta import (
     TopLogprob,
 )
 from serve_app.core.errors import ServeError
+from serve_app.core.recording import Recording
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 
 EOS = 2
 VOCAB_SIZE = 1000
+HIDDEN_SIZE = 4
+NUM_OF_ALL = 7
+"""Likeliest tokens where all are asked for."""
 
 Script = Callable[[GenerationRequest, int], list[str]]
 """The words of a completion, by request and sample; end of sequence follows the last."""
@@ -42,6 +47,7 @@ def model_card(name: str = "tiny", *adapters: AdapterCard, vocab_size: int = VOC
         max_model_len=512,
         vocab_size=vocab_size,
         adapters=adapters,
+        records=RecordCard(pooling="mean", hidden_size=HIDDEN_SIZE),
     )
 
 
@@ -251,6 +257,7 @@ class FakeBackend:
             logprobs=logprobs,
             prompt=report,
             finish=finish,
+            recording=None if finish is None else _recording(request, sequence.sample),
         )
 
     @staticmethod
@@ -263,7 +270,16 @@ class FakeBackend:
             token_ids=() if matched is None else (matched,),
             prompt=report,
             finish=Finish(reason=reason, matched_stop=matched, num_tokens=sequence.position),
+            recording=_recording(sequence.request, sequence.sample),
         )
+
+
+def _recording(request: GenerationRequest, sample: int) -> Recording | None:
+    """One state that names prompt and sample."""
+    if request.record is None:
+        return None
+    state = array("f", [request.prompt_index, sample, 0.5, 0.25][: request.record.dimensions])
+    return Recording(hidden_states=state.tobytes(), num_states=1)
 
 
 def prompt_words(request: GenerationRequest) -> list[str]:
@@ -295,12 +311,12 @@ def _report(request: GenerationRequest, tail: str) -> PromptReport:
     )
 
 
-def _logprob(word: str, position: int, *, offset: int, num_top: int, is_predicted: bool = True) -> TokenLogprob:
+def _logprob(word: str, position: int, *, offset: int, num_top: int | None, is_predicted: bool = True) -> TokenLogprob:
     """The word is second likeliest: one better stands above it."""
     if not is_predicted:
         return TokenLogprob(token_id=100 + position, text=word, logprob=None, offset=offset)
     likeliest = [
         TopLogprob(token_id=900 + rank, text=word if rank == 1 else f"{word}#{rank}", logprob=-0.25 - rank)
-        for rank in range(num_top)
+        for rank in range(NUM_OF_ALL if num_top is None else num_top)
     ]
     return TokenLogprob(token_id=100 + position, text=word, logprob=-1.25, offset=offset, top=tuple(likeliest))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from serve_app.api.logprobs import finite
+from serve_app.api.recordings import ShownRecording
 from serve_app.core.delta import FinishReason, TokenLogprob
 from serve_app.core.tools import ToolCall, ToolCallDelta
 
@@ -37,12 +38,19 @@ class ChatChoice:
     tool_calls: tuple[ToolCallDelta, ...] = ()
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    recording: ShownRecording | None = None
 
     @property
     def is_silent(self) -> bool:
         """Whether it shows nothing that a client waits for."""
         shown = (self.role, self.content, self.reasoning, self.logprobs, self.finish_reason, self.token_ids)
-        return not any((*shown, self.prompt_token_ids, self.tool_calls))
+        return not any((*shown, self.prompt_token_ids, self.tool_calls, self.recording))
+
+    def without_recording(self) -> ChatChoice:
+        return self if self.recording is None else replace(self, recording=None)
+
+    def recording_alone(self) -> ChatChoice:
+        return ChatChoice(index=self.index, recording=self.recording, model=self.model)
 
     def body(self) -> dict[str, object]:
         """As a choice of a whole response."""
@@ -74,6 +82,7 @@ class ChatChoice:
             "finish_reason": None if self.finish_reason is None else self.finish_reason.value,
             "matched_stop": self.matched_stop,
             **{name: list(ids) for name, ids in asked.items() if ids is not None},
+            **({} if self.recording is None else self.recording.members()),
         }
 
 

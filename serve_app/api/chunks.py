@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from serve_app.api.chat_responses import ChatChoice
+from serve_app.api.fragments import Fragment
 from serve_app.api.responses import OBJECT, Choice, ResponseHead
 from serve_app.api.sse import event
 
@@ -42,8 +45,20 @@ def error_event(body: dict[str, object]) -> bytes:
 
 
 def dump(value: object) -> str:
-    """Compact JSON in ASCII, which no text can break."""
-    return json.dumps(value, separators=SEPARATORS, allow_nan=False)
+    """Compact JSON in ASCII, which no text can break; a fragment stands where it is met, as it is."""
+    fragments: list[str] = []
+    mark = ""
+
+    def hold_place(fragment: object) -> str:
+        nonlocal mark
+        if not isinstance(fragment, Fragment):
+            raise TypeError(f"{type(fragment).__name__} is no JSON")
+        mark = mark or secrets.token_hex(16)  # in nobody's text
+        fragments.append(fragment.text)
+        return f"{mark}{len(fragments) - 1}"
+
+    text = json.dumps(value, separators=SEPARATORS, allow_nan=False, default=hold_place)
+    return re.sub(f'"{mark}([0-9]+)"', lambda place: fragments[int(place[1])], text) if fragments else text
 
 
 def written_choice(choice: Choice) -> str:

@@ -13,6 +13,7 @@ from serve_app.api.groups.amount import Amount
 from serve_app.api.groups.calling import Calling
 from serve_app.api.groups.held import Held
 from serve_app.api.groups.prompted import Prompted
+from serve_app.api.groups.recorded import Recorded
 from serve_app.api.groups.sampling import Sampling
 from serve_app.api.groups.shown import Shown
 from serve_app.api.groups.stopping import Stopping
@@ -27,7 +28,7 @@ SEED_BITS = 53
 """Of a seed that is drawn: as many as every JSON reader keeps."""
 
 
-class CompletionRequest(Shown, Calling, Held, Stopping, Sampling, Amount, Target, Suffixed, Prompted):
+class CompletionRequest(Shown, Recorded, Calling, Held, Stopping, Sampling, Amount, Target, Suffixed, Prompted):
     """What a client asked for, with the defaults of its dialect filled in; those here are of `union`.
 
     max_tokens_name:    as the client spelled it
@@ -63,6 +64,11 @@ class CompletionRequest(Shown, Calling, Held, Stopping, Sampling, Amount, Target
     def is_ranked(self) -> bool:
         """Whether completions are compared before they are returned; one alone is not."""
         return self.best_of is not None and self.num_candidates > 1
+
+    @property
+    def shows_last_state(self) -> bool:
+        """Whether of hidden states the last alone is returned, and stands by itself."""
+        return self.return_hidden_states == "last" or self.dialect.returns_last_state
 
     @property
     def num_parts(self) -> int:

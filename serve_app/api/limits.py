@@ -17,6 +17,7 @@ class WireLimits:
     max_model_chars:   characters of `model`
     max_models:        elements of a list of models
     max_prompts:       elements of a list of prompts
+    max_inputs:        elements of a list of inputs that are embedded
     max_prompt_chars:  characters of one prompt's text parts together
     max_prompt_ids:    token ids in one prompt
     max_messages:      of a chat, whose characters together are bounded as a prompt's
@@ -35,6 +36,7 @@ class WireLimits:
     max_model_chars: int = 512
     max_models: int = 16
     max_prompts: int = 256
+    max_inputs: int = 1024
     max_prompt_chars: int = 4_000_000
     max_prompt_ids: int = 1_000_000
     max_messages: int = 4096

@@ -12,8 +12,6 @@ NOT_CARRIED_OUT: Mapping[str, NotYet] = MappingProxyType(
         # of the systems whose dialects are spoken
         "n_keep": NotYet(0),
         "t_max_predict_ms": NotYet(0, -1),
-        "return_hidden_states": NotYet(False),
-        "return_routed_experts": NotYet(False),
         "return_progress": NotYet(False),
         "response_fields": NotYet([]),
         "perf_metrics_in_response": NotYet(False),

@@ -8,6 +8,7 @@ from typing import Any
 
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import DIALECTS, HEADER, LLAMA_CPP
+from serve_app.api.embeddings import EMBEDDINGS
 from serve_app.api.exclusions import continued
 from serve_app.api.forms.form import Parameter, Schema, Terms
 from serve_app.api.infill import ASKED, INFILL, NEEDLESS
@@ -72,6 +73,7 @@ def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
                 "ChatRequest": chat_schema(terms),
                 "NativeRequest": native_schema(Terms(limits=limits, dialect=LLAMA_CPP)),
                 "InfillRequest": _infill(Terms(limits=limits, dialect=LLAMA_CPP)),
+                "EmbeddingsRequest": _object(EMBEDDINGS, terms, asked="input"),
                 "TokenizeRequest": _tokenize(terms),
                 "ApplyTemplateRequest": _apply_template(terms),
                 "DetokenizeRequest": _object(DETOKENIZE, terms, asked="tokens"),
@@ -85,6 +87,7 @@ def _operations() -> dict[Path, dict[str, Any]]:
     return {
         Path.COMPLETIONS: _completions("CompletionRequest", "Completion", "CompletionChunk", has_end=True),
         Path.CHAT: _completions("ChatRequest", "ChatCompletion", "ChatChunk", has_end=True, summary="Answer a chat"),
+        Path.EMBEDDINGS: _embeddings(),
         Path.NATIVE_COMPLETION: native,
         Path.NATIVE_COMPLETIONS: native,
         Path.INFILL: _completions("InfillRequest", "NativeCompletion", "NativeResult", has_end=False),
@@ -111,6 +114,13 @@ def _completions(
     operation = _operation(summary, answer, body=body, parameters=[DIALECT_HEADER])
     operation["responses"]["200"]["headers"] = TOLD_HEADERS
     operation["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": _event(chunk, has_end=has_end)}
+    return operation
+
+
+def _embeddings() -> dict[str, Any]:
+    operation = _operation("Embed texts", "Embeddings", body="EmbeddingsRequest", parameters=[DIALECT_HEADER])
+    told = (HEADER, "X-Truncated-Prompt-Tokens")
+    operation["responses"]["200"]["headers"] = {name: TOLD_HEADERS[name] for name in told}
     return operation
 
 

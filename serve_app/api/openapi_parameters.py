@@ -9,6 +9,7 @@ from serve_app.api.dialects.dialect import UNLIMITED
 from serve_app.api.dispositions import Accepted, Carried, Disposition, NotYet, Renamed
 from serve_app.api.exclusions import excluded
 from serve_app.api.forms.form import Schema, Terms
+from serve_app.api.native import NOT_NATIVE
 from serve_app.api.openapi_schemas import NOTHING, nullable
 from serve_app.api.parameters import STREAM_OPTIONS, form_of
 from serve_app.api.parse import CHAT, COMPLETION, Body
@@ -49,7 +50,9 @@ def _body_schema(kind: Body[Any], terms: Terms) -> Schema:
 def native_schema(terms: Terms) -> Schema:
     """The body of llama.cpp's own routes, which need no model where one is served and rank nothing."""
     schema = with_optional_model(completion_schema(terms))
-    schema["properties"]["best_of"] = {"type": "null", "description": "Carried out at /v1/completions only."}
+    for name in NOT_NATIVE:
+        neutral = {"type": "null"} if name == "best_of" else {"enum": [False, None]}
+        schema["properties"][name] = {**neutral, "description": "Carried out at /v1/completions only."}
     return schema
 
 

@@ -44,6 +44,13 @@ LOGPROBS = record(
 )
 RANKED = record({"logprob": NUMBER, "rank": nullable(COUNT), "decoded_token": STRING})
 CALL = record({"id": STRING, "type": {"const": "function"}, "function": record({"name": STRING, "arguments": STRING})})
+BESIDES: dict[str, Schema] = {
+    "token_ids": array(COUNT),
+    "prompt_token_ids": array(COUNT),
+    "hidden_states": {"anyOf": [array(array(NUMBER)), array(NUMBER)]},
+    "sglext": record({"routed_experts": STRING, "routed_experts_shape": array(COUNT)}),
+}
+"""Of a choice, where they were asked for."""
 CHOICE = record(
     {
         "index": COUNT,
@@ -54,8 +61,7 @@ CHOICE = record(
     },
     optional={
         "model": STRING,
-        "token_ids": array(COUNT),
-        "prompt_token_ids": array(COUNT),
+        **BESIDES,
         "prompt_logprobs": array(nullable({"type": "object", "additionalProperties": RANKED})),
         "stop_reason": nullable(STRING, INTEGER),
         "tool_calls": array(CALL),
@@ -75,7 +81,6 @@ CHAT_ENDS: dict[str, Schema] = {
     "finish_reason": CHOICE["properties"]["finish_reason"],
     "matched_stop": CHOICE["properties"]["matched_stop"],
 }
-CHAT_BESIDES: dict[str, Schema] = {"token_ids": array(COUNT), "prompt_token_ids": array(COUNT)}
 CALL_DELTA = record(
     {"index": COUNT, "function": record({"arguments": STRING}, optional={"name": STRING})},
     optional={"id": STRING, "type": {"const": "function"}},
@@ -100,7 +105,13 @@ USAGE = record(
 HEAD: dict[str, Schema] = {"id": STRING, "object": {"const": "text_completion"}, "created": COUNT, "model": STRING}
 EXTRAS: dict[str, Schema] = {
     "timings": {"type": "object", "additionalProperties": NUMBER},
-    "sglext": {"type": "object"},
+    "sglext": record(
+        {},
+        optional={
+            "cached_tokens_details": {"type": "object", "additionalProperties": COUNT},
+            "routed_experts": STRING,
+        },
+    ),
 }
 MODEL = record(
     {
@@ -160,11 +171,30 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     "Choice": CHOICE,
     "Usage": USAGE,
+    "Embeddings": record(
+        {
+            "object": {"const": "list"},
+            "data": array(
+                record(
+                    {
+                        "object": {"const": "embedding"},
+                        "index": COUNT,
+                        "embedding": {"anyOf": [array(NUMBER), STRING]},
+                    }
+                )
+            ),
+            "model": STRING,
+            "usage": record(
+                {"prompt_tokens": COUNT, "total_tokens": COUNT},
+                optional={"prompt_tokens_details": record({"truncated_tokens": COUNT})},
+            ),
+        }
+    ),
     "ChatCompletion": record(
         {
             **HEAD,
             "object": {"const": "chat.completion"},
-            "choices": array(record({**CHAT_ENDS, "message": MESSAGE}, optional=CHAT_BESIDES)),
+            "choices": array(record({**CHAT_ENDS, "message": MESSAGE}, optional=BESIDES)),
             "usage": reference("Usage"),
         },
         optional=EXTRAS,
@@ -173,7 +203,7 @@ SCHEMAS: Mapping[str, Schema] = {
         {
             **HEAD,
             "object": {"const": "chat.completion.chunk"},
-            "choices": array(record({**CHAT_ENDS, "delta": MESSAGE_DELTA}, optional=CHAT_BESIDES)),
+            "choices": array(record({**CHAT_ENDS, "delta": MESSAGE_DELTA}, optional=BESIDES)),
         },
         optional={"usage": reference("Usage"), **EXTRAS},
     ),

@@ -10,6 +10,7 @@ class Path(StrEnum):
 
     COMPLETIONS = "/v1/completions"
     CHAT = "/v1/chat/completions"
+    EMBEDDINGS = "/v1/embeddings"
     NATIVE_COMPLETION = "/completion"
     NATIVE_COMPLETIONS = "/completions"
     INFILL = "/infill"
@@ -37,6 +38,7 @@ POSTED = frozenset(
     {
         Path.COMPLETIONS,
         Path.CHAT,
+        Path.EMBEDDINGS,
         Path.NATIVE_COMPLETION,
         Path.NATIVE_COMPLETIONS,
         Path.INFILL,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from serve_app.api.logprobs import LegacyLogprobs
+from serve_app.api.recordings import ShownRecording, experts_text
 from serve_app.core.delta import FinishReason, Usage
+from serve_app.core.recording import Recording
 from serve_app.core.tools import ToolCall
 
 OBJECT = "text_completion"
@@ -49,12 +51,20 @@ class Choice:
     stop_reason: str | int | None = None
     model: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    recording: ShownRecording | None = None
 
     @property
     def is_silent(self) -> bool:
         """Whether it shows nothing that a client waits for."""
         of_prompt = self.prompt_token_ids or self.prompt_logprobs
-        return not (self.text or self.token_ids or self.logprobs or self.finish_reason or of_prompt)
+        shown = self.text or self.token_ids or self.logprobs or self.finish_reason or of_prompt
+        return not shown and self.recording is None
+
+    def without_recording(self) -> Choice:
+        return self if self.recording is None else replace(self, recording=None)
+
+    def recording_alone(self) -> Choice:
+        return Choice(index=self.index, text="", recording=self.recording, model=self.model)
 
     def body(self) -> dict[str, object]:
         return {
@@ -79,7 +89,7 @@ class Choice:
         found |= {name: list(each) for name, each in lists.items() if each is not None}
         if self.tool_calls:
             found["tool_calls"] = [call.body() for call in self.tool_calls]
-        return found
+        return found if self.recording is None else found | self.recording.members()
 
 
 class Shown(Protocol):
@@ -121,9 +131,18 @@ def token_counts(prompt_tokens: int, completion_tokens: int) -> dict[str, object
     }
 
 
-def sglext_body(usage: Usage) -> dict[str, object]:
-    """SGLang's extension: where cached tokens came from. Here they are all on the device."""
-    return {"cached_tokens_details": {"device": usage.cached_tokens, "host": 0}}
+def sglext_members(usage: Usage | None, recording: Recording | None) -> dict[str, object]:
+    """SGLang's extension of a response, or nothing where nothing of it was asked for.
+
+    usage:     where cached tokens are to be told; here they are all on the device
+    recording: of the first choice, whose experts stand there
+    """
+    members: dict[str, object] = {}
+    if recording is not None and recording.experts:
+        members["routed_experts"] = experts_text(recording)
+    if usage is not None:
+        members["cached_tokens_details"] = {"device": usage.cached_tokens, "host": 0}
+    return {"sglext": members} if members else {}
 
 
 def _head_body(head: ResponseHead, kind: str) -> dict[str, object]:

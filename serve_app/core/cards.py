@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from serve_app.core.delta import Load
 from serve_app.core.images import ImageCard
@@ -47,6 +48,22 @@ class TokenizerCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordCard:
+    """What of a model's computations is given away, as its operator configured it.
+
+    pooling:         what of a prompt's hidden states is its embedding; None gives none
+    hidden_size:     numbers of a hidden state, and so of an embedding
+    embedding_sizes: to which the model was trained to have its embeddings cut; 0 among them stands for any
+    """
+
+    returns_hidden_states: bool = False
+    returns_routed_experts: bool = False
+    pooling: Literal["mean", "last"] | None = None
+    hidden_size: int = 0
+    embedding_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     """A base model as it is served.
 
@@ -57,6 +74,7 @@ class ModelCard:
     kv_cache_bytes: what one replica may hold in keys and values
     tool_parser: the form that its calls of tools have; None is the one that the template shows
     chat_template: of the model's folder, as it is written there; "" is none
+    records: what of its computations it gives away
     tokenizer: its class and the special tokens that it has a name for
     images: what a model with eyes says of images; None is a model of text
     max_mixed_adapters: in one mix; all of them have to be resident at once
@@ -75,6 +93,7 @@ class ModelCard:
     kv_cache_bytes: int = 0
     chat_template: str = ""
     tool_parser: ToolParserName | None = None
+    records: RecordCard = field(default_factory=RecordCard)
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
     images: ImageCard | None = None
     max_mixed_adapters: int = MAX_MIXED_ADAPTERS

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from serve_app.core.errors import ServeError
+from serve_app.core.recording import Recording
 
 
 class FinishReason(StrEnum):
@@ -98,6 +99,7 @@ class Delta:
                or not; empty unless asked for
     prompt:    on the first delta of sample 0 of a request, and only there
     finish:    on the last delta of a sequence, and only there
+    recording: beside the finish, where the request wanted one
     error:     instead of a finish, where the sequence was lost
     """
 
@@ -108,6 +110,7 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt: PromptReport | None = None
     finish: Finish | None = None
+    recording: Recording | None = None
     error: ServeError | None = None
 
 

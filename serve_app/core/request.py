@@ -12,6 +12,7 @@ from serve_app.core.conversation import Conversation
 from serve_app.core.images import Image
 from serve_app.core.infill import Infill
 from serve_app.core.names import ModelRef
+from serve_app.core.recording import RecordParams
 
 SamplerName = Literal[
     "penalties", "dry", "temperature", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"
@@ -257,6 +258,7 @@ class GenerationRequest:
     infill:       what stands behind the gap that the prompt stands before; None where there is no gap
     conversation: what the prompt is still to be rendered of; the prompt is empty until then
     reports_tail: the first delta carries the end of the prompt's text
+    record:       what of the computation is wanted besides; None is nothing
     """
 
     request_id: str
@@ -276,6 +278,7 @@ class GenerationRequest:
     constraint: Constraint | None = None
     conversation: Conversation | None = None
     reports_tail: bool = False
+    record: RecordParams | None = None
     context: ContextParams = field(default_factory=ContextParams)
     unencoded: UnencodedParams = field(default_factory=UnencodedParams)
     infill: Infill | None = None

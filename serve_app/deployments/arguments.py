@@ -66,6 +66,10 @@ class ModelArgs(BaseModel):
     max_image_pixels: PositiveInt = 25_000_000
     max_waiting_image_bytes: PositiveInt = 256 << 20
     image_cache_bytes: Annotated[int, Field(ge=0)] = 256 << 20
+    return_hidden_states: bool = False
+    return_routed_experts: bool = False
+    max_recorded_bytes: PositiveInt = 4 << 20
+    pooling: Literal["mean", "last"] | None = "mean"
 
 
 class RouterArgs(BaseModel):
@@ -83,6 +87,7 @@ class LimitSettings(BaseModel):
     max_model_chars: PositiveInt = 512
     max_models: PositiveInt = 16
     max_prompts: PositiveInt = 256
+    max_inputs: PositiveInt = 1024
     max_prompt_chars: PositiveInt = 4_000_000
     max_prompt_ids: PositiveInt = 1_000_000
     max_messages: PositiveInt = 4096

@@ -6,6 +6,7 @@ from serve_app.core.cards import AdapterCard, ModelCard
 from serve_app.core.names import MAX_MIXED_ADAPTERS
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.loading import LoadedModel
+from serve_app.engine.record_bounds import record_card
 from serve_app.engine.vision.looking import image_card
 from serve_app.text.tokenizer import TextTokenizer
 
@@ -34,6 +35,7 @@ def model_card(
         max_waiting=config.max_waiting,
         kv_cache_bytes=model.kv_cache_bytes,
         chat_template=chat_template,
+        records=record_card(config, model.module),
         tokenizer=tokenizer.card,
         images=image_card(model),
         max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),

@@ -40,6 +40,11 @@ class EngineConfig:
     max_image_pixels:  of one image, as its header says, before it is decoded
     max_waiting_image_bytes: of image files that wait to be seen; more are refused until there is room
     image_cache_bytes: for embeddings of images that were seen, for the next prompt that has them
+    return_hidden_states: whether clients may ask for hidden states
+    return_routed_experts: whether clients may ask which experts were chosen
+    max_recorded_bytes: of hidden states and chosen experts that one prompt with its completions may ask for; a step in
+                       which many such completions end may be that many times as much for `max_outbox_bytes`
+    pooling:           what of a prompt's hidden states is its embedding, their "mean" or the "last"; None gives none
     """
 
     name: str
@@ -68,3 +73,7 @@ class EngineConfig:
     max_image_pixels: int = 25_000_000
     max_waiting_image_bytes: int = 256 << 20
     image_cache_bytes: int = 256 << 20
+    return_hidden_states: bool = False
+    return_routed_experts: bool = False
+    max_recorded_bytes: int = 4 << 20
+    pooling: Literal["mean", "last"] | None = "mean"

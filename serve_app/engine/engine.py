@@ -24,6 +24,7 @@ from serve_app.engine.masks import MaskComputer
 from serve_app.engine.output import Output
 from serve_app.engine.pace import Pace, work_clock
 from serve_app.engine.queue import WaitingQueue
+from serve_app.engine.recorder import Recorder
 from serve_app.engine.runner import Runner
 from serve_app.engine.sampling.sampler import Sampler
 from serve_app.engine.scheduler import Scheduler
@@ -81,6 +82,7 @@ class Engine:
             uses_prefixes=config.prefix_cache,
         )
         self._runner = runner(model, self._store.storage, self._bank)
+        self._recorder = Recorder(model.module)
         self._masks = MaskComputer()
         self._sampler = Sampler(model.eos_token_ids)
         self._output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
@@ -123,7 +125,7 @@ class Engine:
         """Queue the sequences of one request; the first computes the prompt, the others follow it."""
         leader, *siblings = sequences
         leader.siblings = siblings
-        if leader.max_tokens == 0 and not leader.scores_prompt:
+        if leader.max_tokens == 0 and not leader.scores_prompt and leader.record is None:
             self._unsampled.append(leader)
         else:
             self._scheduler.waiting.push(leader)
@@ -194,7 +196,8 @@ class Engine:
         self.num_steps += 1
         started, work_started = time.perf_counter(), self._work_clock()
         masks = self._masks.begin(batch)
-        logits = self._runner.forward(batch)
+        with self._recorder.watching(batch):
+            logits = self._runner.forward(batch)
         sampled = self._sampler.sample(logits, batch, masks)
         deltas += self._output.commit(batch, sampled)
         deltas += self._settle(batch)
@@ -228,6 +231,9 @@ class Engine:
         """
         shared = leader.prompt_length - 1
         siblings, scheduler = leader.siblings, self._scheduler
+        if leader.record is not None:
+            for sibling in siblings:
+                sibling.record = leader.record.fork(shared)
         while siblings and scheduler.may_copy and scheduler.place_beside(leader, siblings[0], shared):
             del siblings[0]  # not earlier: where placing fails, it is lost with its leader and its client is told
         if scheduler.may_copy or leader.is_finished:

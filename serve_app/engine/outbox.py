@@ -96,6 +96,8 @@ def joined(deltas: Sequence[Delta]) -> Delta:
 
 def _size(delta: Delta) -> int:
     num_bytes = DELTA_BYTES + len(delta.text) + ID_BYTES * len(delta.token_ids) + _size_of_logprobs(delta.logprobs)
+    if delta.recording is not None:
+        num_bytes += delta.recording.num_bytes
     return num_bytes + (_size_of_report(delta.prompt) if delta.prompt is not None else 0)
 
 

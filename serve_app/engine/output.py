@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Items
+from dataclasses import replace
 
 from serve_app.core.delta import Delta, FinishReason, TokenLogprob, TopLogprob
 from serve_app.core.errors import EngineFailed, InvalidRequest, ServeError
@@ -34,7 +35,7 @@ class Output:
         deltas: list[Delta] = []
         for span, result in zip(batch.spans, sampled, strict=True):
             try:
-                deltas += self._commit_one(span, result)
+                deltas += _recorded(span.sequence, self._commit_one(span, result))
             except Exception:
                 logger.exception("what a step gave to %s could not be taken over", span.sequence)
                 if not span.sequence.is_finished:
@@ -60,7 +61,7 @@ class Output:
             return []
         if (refusal := _refusal(sequence)) is not None:
             return [_lose(sequence, refusal)]
-        if not result.is_finite:
+        if not result.is_finite or not (sequence.record is None or sequence.record.is_finite):
             return [_fail(sequence, "the model gave logits that are not numbers")]
         held = result.prompt if span.decodes else ()
         if held or result.token_id is not None or result.is_exhausted:
@@ -205,6 +206,14 @@ class Output:
             top=tuple(TopLogprob(token_id=id_, text=token_text(id_), logprob=p) for id_, p in scored.top),
             rank=scored.rank,
         )
+
+
+def _recorded(sequence: Sequence, deltas: list[Delta]) -> list[Delta]:
+    """The same, the ends with what was kept for them; completions of no token share their prompt's."""
+    if sequence.record is None or not sequence.is_finished:
+        return deltas
+    recording = sequence.record.result()
+    return [each if each.finish is None else replace(each, recording=recording) for each in deltas]
 
 
 def _completes(sequence: Sequence, token_id: int) -> bool:

@@ -12,6 +12,8 @@ from serve_app.core.request import GenerationRequest, Prompt, SamplingParams
 from serve_app.engine.illustration import Illustration
 from serve_app.engine.prompt_bounds import PromptBounds, context_overflow
 from serve_app.engine.prompt_images import illustrated, spelled, without_files
+from serve_app.engine.record import Record
+from serve_app.engine.record_bounds import RecordBounds
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.vision.eyes import Eyes
 from serve_app.engine.vision.seen import Seen
@@ -41,6 +43,7 @@ class Preparation:
 
     max_chars: of texts whose length the vocabulary does not bound; None is a bound by the context
     eyes:      of a model that sees
+    records:   what may be kept of a computation; None keeps nothing
     """
 
     def __init__(
@@ -51,8 +54,10 @@ class Preparation:
         max_model_len: int,
         max_chars: int | None = None,
         eyes: Eyes | None = None,
+        records: RecordBounds | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._records = records
         self._bounds = PromptBounds(tokenizer, model_name=model_name, max_model_len=max_model_len, max_chars=max_chars)
         self._model_name = model_name
         self._max_model_len = max_model_len
@@ -91,6 +96,7 @@ class Preparation:
         kept = read.token_ids
         request = replace(read.request, sampling=self._encoded(request))
         max_tokens = self._max_tokens(request, len(kept))
+        records = self._empty_records(request, len(kept), max_tokens)
         detokenizers = self._tokenizer.detokenizers(kept, request.n, shows_special=not request.skips_special_tokens)
         return [
             Sequence(
@@ -103,9 +109,15 @@ class Preparation:
                 detokenizer=detokenizer,
                 matcher=None if compiled is None else compiled.matcher(),
                 illustration=read.illustration,
+                record=records[sample],
             )
             for sample, detokenizer in enumerate(detokenizers)
         ]
+
+    def _empty_records(self, request: GenerationRequest, num_tokens: int, max_tokens: int) -> list[Record | None]:
+        if request.record is None or self._records is None:
+            return [None] * request.n
+        return self._records.records(request, num_tokens, max_tokens=max_tokens)
 
     def _read(self, request: GenerationRequest, seen: Items[Seen]) -> ReadPrompt:
         """The prompt in tokens, of what fits. Raises InvalidRequest."""
@@ -146,14 +158,15 @@ class Preparation:
     def _num_kept(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
         """How many tokens of the prompt stay: all, unless it leaves no room and may be cut.
 
-        As mistral.rs does, the last `context - min(max_tokens or 1, context)` tokens stay. Where the completion may be
-        shortened, at least half of the context stays the prompt's; otherwise at least one token.
+        As mistral.rs does, the last `context - min(max_tokens, context)` tokens stay; without a limit it counts as 1.
+        Where the completion may be shortened, at least half of the context stays the prompt's; otherwise at least one
+        token.
         """
         context, wanted = self._max_model_len, request.stop.max_tokens
         if not request.context.truncates_prompt or not self._leaves_no_room(request, num_prompt_tokens):
             return num_prompt_tokens
         least = context // 2 if request.context.shortens_completion else 1
-        return min(num_prompt_tokens, max(1, least, context - min(wanted or 1, context)))
+        return min(num_prompt_tokens, max(1, least, context - min(1 if wanted is None else wanted, context)))
 
     def _bounded(self, request: GenerationRequest, prompt_ids: list[int], *, has_images: bool) -> list[int]:
         """One end of the prompt, where only so many of its tokens are wanted."""

@@ -15,6 +15,7 @@ from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.shape import KeyValueShape, LayerShape
 from serve_app.engine.kv.storage import Holding
 from serve_app.engine.query_scale import take_over_scales
+from serve_app.engine.routes import Routes
 from serve_app.engine.step import CurrentStep, Step
 from serve_app.engine.text_part import text_config
 
@@ -28,17 +29,22 @@ RECORDER = "serve_app_probe"
 def probe(module: PreTrainedModel) -> KeyValueShape:
     """Compute a few tokens in one piece by the model's own attention and in steps by the engine's; compare the logits.
 
+    The steps take the experts that the one piece took: in 16 bits a router that is nearly undecided chooses otherwise
+    than before, whoever computes what it reads. What attention gives reaches the logits beside the experts as well.
+
     Returns the shape of keys and values, as seen. Leaves the model with its own attention, its queries to be scaled
     by the engine. Raises ModelNotSupported.
     """
     config = text_config(module.config)
     length = min(sum(CHUNKS), int(config.max_position_embeddings))
     token_ids = (torch.arange(length, device=module.device) * 7919 + 11) % int(config.vocab_size)
+    routes = Routes(module)
     try:
-        own = _compute(module, token_ids, torch.arange(length, device=module.device)).float()
+        with routes.noting():
+            own = _compute(module, token_ids, torch.arange(length, device=module.device)).float()
         take_over_scales(module)
         shape = _seen_shape(module, token_ids)
-        ours = _compute_in_steps(module, token_ids, shape).float()
+        ours = _compute_in_steps(module, token_ids, shape, routes).float()
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         raise ModelNotSupported(f"{module.config.model_type}: {error}") from error
     finally:
@@ -71,7 +77,7 @@ def _seen_shape(module: PreTrainedModel, token_ids: Tensor) -> KeyValueShape:
     return recorder.shape()
 
 
-def _compute_in_steps(module: PreTrainedModel, token_ids: Tensor, shape: KeyValueShape) -> Tensor:
+def _compute_in_steps(module: PreTrainedModel, token_ids: Tensor, shape: KeyValueShape, routes: Routes) -> Tensor:
     """The logits of all tokens, computed chunk by chunk over a small storage."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     storage = PageStorage(shape, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=module.dtype, device=module.device)
@@ -86,7 +92,7 @@ def _compute_in_steps(module: PreTrainedModel, token_ids: Tensor, shape: KeyValu
             length = min(length, len(token_ids) - start)
             if length:
                 step = _step_of(storage, holding, token_ids, start, length)
-                with current.running(step):
+                with current.running(step), routes.following(start, length):
                     rows = _compute(module, step.token_ids, step.positions, logits_to_keep=step.logit_rows)
                 logits.append(rows[step.logit_rows])  # back in order, if they came as asked for
                 start += length

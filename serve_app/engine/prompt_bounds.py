@@ -79,10 +79,11 @@ def context_overflow(
 ) -> ContextOverflow:
     """found: how long the prompt is, behind its number"""
     remedy = "" if request.context.takes_any_length else ', or send "truncate_sequence": true'
+    name = request.context.prompt_name
     return ContextOverflow.refusing(
-        request.context.prompt_name,
+        name,
         must=f"fit the context of {model_name}, which is {max_model_len} tokens for prompt and completion together",
-        found=f"prompt {request.prompt_index}, which {found} and exceeds the available context size",
+        found=f"{name} {request.prompt_index}, which {found} and exceeds the available context size",
         remedy=f"Shorten it{remedy}.",
         facts={**facts, "n_ctx": max_model_len},
     )

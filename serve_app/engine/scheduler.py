@@ -237,7 +237,7 @@ class Scheduler:
         for sequence in self._admission.admissible(self.running):
             is_new = sequence.started_at is None
             holding = self._open(sequence)
-            if self._uses_prefixes and sequence.request.uses_cache and not sequence.scores_prompt:
+            if self._uses_prefixes and sequence.request.uses_cache and sequence.may_skip_computed:
                 sequence.num_computed = self._store.match_prefix(holding, sequence.names, salt=sequence.salt)
                 num_looked_up += sequence.num_tokens
                 self.num_prefix_hit_tokens += sequence.num_computed

@@ -14,6 +14,7 @@ from serve_app.core.request import GenerationRequest
 from serve_app.engine.illustration import Illustration
 from serve_app.engine.kv.storage import Holding
 from serve_app.engine.lora.plan import Mix
+from serve_app.engine.record import Record
 from serve_app.engine.sampling.state import SamplingState
 from serve_app.text.detokenizer import Detokenizer
 from serve_app.text.ending import Ending
@@ -33,6 +34,7 @@ class Sequence:
     shown_prompt: where the prompt that is echoed stands among `token_ids`; of a gap that is its prefix alone
     illustration: the images of its prompt, if any
     matcher:    follows what was generated along the request's constraint, if any; preemption leaves it as it is
+    record:     what of its positions is kept for its client, if anything; preemption leaves it as it is
     sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
     num_held:   of its last tokens, which were forced and are shown once they were scored
     is_prompt_published: whether others can find its prompt's blocks
@@ -50,6 +52,7 @@ class Sequence:
         detokenizer: Detokenizer,
         matcher: Matcher | None = None,
         illustration: Illustration | None = None,
+        record: Record | None = None,
     ) -> None:
         self.request = request
         self.sample = sample
@@ -61,6 +64,7 @@ class Sequence:
         self.detokenizer = detokenizer
         self.matcher = matcher
         self.illustration = illustration
+        self.record = record
         self.stop_matcher = Ending(request.stop)
         self.sampling_state = SamplingState(request.sampling, len(prompt_ids))
         self.arrived_at = time.monotonic()
@@ -158,6 +162,12 @@ class Sequence:
         """Whether its keys and values are known to be numbers: logits that followed from them were."""
         has_failed = self.finish is not None and self.finish.reason is FinishReason.ERROR
         return self.is_prompt_computed and not has_failed
+
+    @property
+    def may_skip_computed(self) -> bool:
+        """Whether positions that were computed before need not be computed for it: nothing is wanted of them."""
+        record = self.record
+        return not self.scores_prompt and (record is None or record.next >= self.num_tokens - 1)
 
     @property
     def scores_prompt(self) -> bool:

@@ -38,6 +38,7 @@ from serve_app.engine.open_requests import OpenRequests
 from serve_app.engine.outbox import Outbox
 from serve_app.engine.preparation import Preparation
 from serve_app.engine.prompt_images import placed
+from serve_app.engine.record_bounds import RecordBounds
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.tokenization import Tokenizations
 from serve_app.engine.tokenizer_lanes import TokenizerLanes
@@ -76,6 +77,7 @@ class ModelService:
             max_model_len=card.max_model_len,
             max_chars=config.max_tokenized_chars,
             eyes=engine.model.eyes,
+            records=RecordBounds.of(engine.model.module, max_bytes=config.max_recorded_bytes),
         )
         self.looking = make_looking(engine.model, config)
         self._card = card

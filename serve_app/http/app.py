@@ -24,7 +24,7 @@ from serve_app.http.service_routes import service_routes
 from serve_app.http.settings import HttpSettings
 from serve_app.http.slashes import TrailingSlash
 from serve_app.http.slots import TellsSlots
-from serve_app.http.styles import ChatStyle, InfillStyle, NativeStyle, OpenAiStyle
+from serve_app.http.styles import ChatStyle, EmbeddingStyle, InfillStyle, NativeStyle, OpenAiStyle
 from serve_app.http.upgrades import Upgrades
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.router import Router
@@ -52,6 +52,7 @@ def _routes(router: Router, settings: HttpSettings, metrics: Metrics) -> list[Ro
     return [
         route(Path.COMPLETIONS, Completions(router, settings, OpenAiStyle(router))),
         route(Path.CHAT, Completions(router, settings, ChatStyle(router))),
+        route(Path.EMBEDDINGS, Completions(router, settings, EmbeddingStyle(router, inquiries))),
         route(Path.NATIVE_COMPLETION, native),
         route(Path.NATIVE_COMPLETIONS, native),
         route(Path.INFILL, Completions(router, settings, InfillStyle(inquiries))),

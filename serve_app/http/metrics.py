@@ -115,6 +115,8 @@ class Metrics:
         if tally.first_event_at is None or tally.last_event_at is None:
             return
         decode_s = tally.last_event_at - tally.first_event_at
+        if not usage.completion_tokens:
+            return
         self._first_s.labels(*labels).observe(tally.first_event_at - tally.entered_at)
         self._decode_s.labels(*labels).observe(decode_s)
         if usage.completion_tokens > num_sequences:

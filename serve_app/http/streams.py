@@ -45,7 +45,10 @@ async def stream(
         while (
             event := await _next_event(run, exchange, keep_alive_s=keep_alive_s, max_stall_s=max_stall_s)
         ) is not None:
-            pending += renderer.chunks(event)
+            if event.delta.recording is None:
+                pending += renderer.chunks(event)
+            else:  # many numbers to write
+                pending += await asyncio.to_thread(renderer.chunks, event)
             if pending and not run.has_ready:
                 story.first_sent_at = story.first_sent_at or time.monotonic()
                 await in_time(exchange.stream(pending), max_stall_s)

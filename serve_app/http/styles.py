@@ -1,4 +1,4 @@
-"""The ways in which completions are asked for and answered: OpenAI's, its chats, and llama.cpp's own."""
+"""The ways in which completions are asked for and answered: OpenAI's, its chats and embeddings, and llama.cpp's own."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import LLAMA_CPP
+from serve_app.api.embeddings import EmbeddingRequest, embedding_request, parse_embeddings
 from serve_app.api.infill import read_infill
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import WireLimits
+from serve_app.api.native import NOT_NATIVE
 from serve_app.api.parse import CHAT, parse_completion, parse_request, read_completion
 from serve_app.api.responses import ResponseHead
+from serve_app.api.shown import shown
 from serve_app.core.errors import UnsupportedParameter
 from serve_app.http.streams import Renderer
 from serve_app.router.chat import chat_renderer, collect_chat
+from serve_app.router.embeddings import collect_embeddings
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.native import NativeRenderer, collect_native
 from serve_app.router.render import collect, completion_renderer
@@ -86,6 +90,29 @@ class ChatStyle:
         return await collect_chat(run, request, head=head, templates=templates, forms=forms)
 
 
+class EmbeddingStyle:
+    """POST /v1/embeddings: completions of no tokens, `model` optional where there is one."""
+
+    def __init__(self, router: Router, inquiries: Inquiries) -> None:
+        self._router = router
+        self._inquiries = inquiries
+
+    def dialect_of(self, model: object) -> Dialect:
+        return self._router.dialect_of(model)
+
+    def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
+        values = parse_embeddings(body, limits)
+        dialect = choose_dialect(values.get("model"))
+        return embedding_request(values, self._inquiries.model_named(values.get("model")), dialect)
+
+    def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
+        raise AssertionError("embeddings are no stream")
+
+    async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
+        assert isinstance(request, EmbeddingRequest)
+        return await collect_embeddings(run, request)
+
+
 class NativeStyle:
     """POST /completion and /completions: the same parameters, `model` optional where there is one."""
 
@@ -124,6 +151,8 @@ class InfillStyle(NativeStyle):
 
 def check_native(request: CompletionRequest) -> None:
     """Raises UnsupportedParameter for what llama.cpp's own shape has no place for."""
-    if request.best_of is not None:
-        must = "be absent, as it is carried out at /v1/completions only"
-        raise UnsupportedParameter.refusing("best_of", must=must, found=str(request.best_of))
+    for name in NOT_NATIVE:
+        found = getattr(request, name)
+        if found is not None and found is not False:
+            must = "be absent, as it is carried out at /v1/completions only"
+            raise UnsupportedParameter.refusing(name, must=must, found=shown(found))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from serve_app.api.chat import ChatRequest
 from serve_app.api.chat_responses import ASSISTANT, CHAT_CHUNK_OBJECT, CHAT_OBJECT, ChatChoice
 from serve_app.api.chunks import ChunkWriter, written_message
+from serve_app.api.fragments import Fragment
 from serve_app.api.responses import ResponseHead, completion_body
 from serve_app.core.delta import PromptReport
+from serve_app.router.compose import shown_recording
 from serve_app.router.event import Event
 from serve_app.router.message import MessageReader, message_reader
-from serve_app.router.render import StreamRenderer, whole_extras
+from serve_app.router.render import StreamRenderer, whole_body, whole_extras
 from serve_app.router.run import Run
 from serve_app.tools.forms import Form
 
@@ -97,6 +100,7 @@ class ChatComposer:
             finish_reason=gain.finish_reason,
             matched_stop=None if delta.finish is None else delta.finish.matched_stop,
             token_ids=delta.token_ids if self._request.return_token_ids else None,
+            recording=shown_recording(delta, self._request),
         )
 
 
@@ -111,7 +115,7 @@ def chat_renderer(
 
 async def collect_chat(
     run: Run, request: ChatRequest, *, head: ResponseHead, templates: Sequence[str], forms: Sequence[Form]
-) -> dict[str, object]:
+) -> dict[str, object] | Fragment:
     """Read a run to its end and build the whole body."""
     composer = ChatComposer(request, templates, forms)
     parts: list[list[ChatChoice]] = [[] for _ in range(request.num_choices)]
@@ -119,8 +123,9 @@ async def collect_chat(
         for part in composer.add(event):
             parts[part.choice.index].append(part.choice)
     choices = [_joined(of_choice) for of_choice in parts]
-    extras = whole_extras(run.tally, request)
-    return completion_body(head, choices, usage=run.tally.usage, extras=extras, kind=CHAT_OBJECT)
+    extras = whole_extras(run.tally, request, choices[0].recording)
+    make = partial(completion_body, head, choices, usage=run.tally.usage, extras=extras, kind=CHAT_OBJECT)
+    return await whole_body(make, choices[0].recording)
 
 
 def _joined(parts: Sequence[ChatChoice]) -> ChatChoice:
@@ -137,4 +142,5 @@ def _joined(parts: Sequence[ChatChoice]) -> ChatChoice:
         matched_stop=last.matched_stop,
         token_ids=None if last.token_ids is None else tuple(token_id for ids in token_ids for token_id in ids),
         prompt_token_ids=parts[0].prompt_token_ids,
+        recording=last.recording,
     )

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.logprobs import LegacyLogprobs, ranked_body
+from serve_app.api.recordings import ShownRecording
 from serve_app.api.responses import Choice
-from serve_app.core.delta import PromptReport, TokenLogprob
+from serve_app.core.delta import Delta, PromptReport, TokenLogprob
 from serve_app.core.infill import SuffixMode
 from serve_app.router.calling import CallReader
 from serve_app.router.event import Event
@@ -109,6 +110,7 @@ class Composer:
             prompt_token_ids=self._reports[event.part].token_ids if self._wants_ids and is_first else None,
             prompt_logprobs=self._scores(event.part) if is_first else None,
             model=self._request.listed_model_of(event.part),
+            recording=shown_recording(delta, self._request),
         )
         return Part(
             choice=choice if delta.finish is None else self._calls.finished(choice),
@@ -129,3 +131,10 @@ class Composer:
     def _stop_reason(self, matched: str | int | None) -> str | int | None:
         """What vLLM calls so: not the model's own end."""
         return matched if isinstance(matched, str) or matched in self._request.stop_token_ids else None
+
+
+def shown_recording(delta: Delta, request: CompletionRequest) -> ShownRecording | None:
+    """What was recorded of a choice, as this request wants to see it; None where nothing was."""
+    if delta.recording is None:
+        return None
+    return ShownRecording(recording=delta.recording, is_flat=request.shows_last_state)

@@ -18,6 +18,7 @@ from serve_app.core.images import Image
 from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
 from serve_app.router.calling import constraint_of
+from serve_app.router.recording import record_wanted
 from serve_app.router.sampling import lower_sampling, unencoded
 from serve_app.tools.demands import call_constraint
 from serve_app.tools.forms import Form, form_for
@@ -102,6 +103,7 @@ def _lowered(
             cache_salt=request.cache_salt,
             skips_special_tokens=request.skip_special_tokens and not _has_special_marks(request, form),
             constraint=_constraint(request, form),
+            record=record_wanted(request, target.card),
             conversation=request.conversation(template),
             reports_tail=request.splits_reasoning(template),
             context=context,
@@ -227,7 +229,8 @@ def _check_prompt_ids(request: CompletionRequest, part: int, *, vocab_size: int)
     ids = [each for each in request.prompt_of(part).parts if isinstance(each, tuple)]
     highest = max(map(max, ids), default=-1)
     if highest >= vocab_size:
-        path = "prompt" if len(request.prompts) == 1 else f"prompt[{part % len(request.prompts)}]"
+        name = request.prompt_name
+        path = name if len(request.prompts) == 1 else f"{name}[{part % len(request.prompts)}]"
         raise InvalidRequest.refusing(path, must=_hold_ids(vocab_size), found=str(highest))
 
 

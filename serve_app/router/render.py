@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Generic, Protocol, TypeVar
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Generic, Protocol, Self, TypeVar
 
-from serve_app.api.chunks import ChunkWriter, written_choice
+from serve_app.api.chunks import ChunkWriter, dump, written_choice
 from serve_app.api.completion import CompletionRequest
+from serve_app.api.fragments import Fragment
 from serve_app.api.logprobs import LegacyLogprobs
-from serve_app.api.responses import Choice, ResponseHead, completion_body, sglext_body, token_counts, usage_body
+from serve_app.api.recordings import ShownRecording
+from serve_app.api.responses import Choice, ResponseHead, completion_body, sglext_members, token_counts, usage_body
 from serve_app.api.sse import DONE
-from serve_app.core.delta import FinishReason
+from serve_app.core.delta import FinishReason, Usage
+from serve_app.core.recording import Recording
 from serve_app.router.compose import Composer, Part
 from serve_app.router.event import Event
 from serve_app.router.ranking import Score, best_choices
@@ -25,7 +29,19 @@ class Shown(Protocol):
     def is_silent(self) -> bool: ...
 
     @property
+    def index(self) -> int: ...
+
+    @property
     def finish_reason(self) -> FinishReason | None: ...
+
+    @property
+    def recording(self) -> ShownRecording | None: ...
+
+    def without_recording(self) -> Self: ...
+
+    def recording_alone(self) -> Self:
+        """The same choice with nothing else."""
+        ...
 
 
 Chosen = TypeVar("Chosen", bound=Shown)
@@ -67,10 +83,11 @@ class StreamRenderer(Generic[Chosen]):
         self._writer = writer
         self._tally = tally
         self._num_finished = 0
-        self._last: Composed[Chosen] | None = None  # kept for the usage of the whole response, which it carries
+        self._last: Chosen | None = None  # kept for the usage of the whole response, which it carries
+        self._first_recording: Recording | None = None
 
     def chunks(self, event: Event) -> bytes:
-        """The chunks that this event allows; nothing where it shows nothing."""
+        """The chunks that this event allows; nothing where it shows nothing. What was recorded comes by itself."""
         return b"".join(self._chunk(part) for part in self._composer.add(event) if not part.choice.is_silent)
 
     def tail(self) -> bytes:
@@ -78,26 +95,35 @@ class StreamRenderer(Generic[Chosen]):
         chunks, usage = b"", self._tally.usage
         if self._last is not None:
             extras = {"usage": usage_body(usage), **self._extras(self._last)}
-            chunks += self._writer.choice(self._last.choice, extras)
-        if self._request.return_cached_tokens_details:
-            chunks += self._writer.bare({"sglext": sglext_body(usage)})
+            chunks += self._writer.choice(self._last, extras)
+        if extension := _sglext(self._request, usage, self._first_recording):
+            chunks += self._writer.bare(extension)
         if self._request.stream_options.include_usage:
             chunks += self._writer.bare({"usage": usage_body(usage)})
         return chunks + DONE
 
     def _chunk(self, part: Composed[Chosen]) -> bytes:
-        self._num_finished += part.choice.finish_reason is not None
+        choice, recording = part.choice.without_recording(), part.choice.recording
+        chunk = self._chunk_of(choice, part)
+        if recording is None:
+            return chunk
+        if choice.index == 0:
+            self._first_recording = recording.recording
+        return chunk + self._writer.choice(part.choice.recording_alone())
+
+    def _chunk_of(self, choice: Chosen, part: Composed[Chosen]) -> bytes:
+        self._num_finished += choice.finish_reason is not None
         if self._request.finish_chunk_has_usage and self._num_finished == self._request.num_choices:
-            self._last = part
+            self._last = choice
             return b""
         extras: dict[str, object] = {}
         if self._request.has_continuous_usage:
             extras["usage"] = token_counts(self._composer.prompt_tokens(part.part), part.completion_tokens)
-        return self._writer.choice(part.choice, extras | self._extras(part))
+        return self._writer.choice(choice, extras | self._extras(choice))
 
-    def _extras(self, part: Composed[Chosen]) -> dict[str, object]:
+    def _extras(self, choice: Chosen) -> dict[str, object]:
         """Timings: with every chunk where each token's are wanted, otherwise with the last of a choice."""
-        is_timed = self._request.timings_per_token or part.choice.finish_reason is not None
+        is_timed = self._request.timings_per_token or choice.finish_reason is not None
         return {"timings": self._tally.timings.body()} if self._request.has_timings and is_timed else {}
 
 
@@ -107,20 +133,32 @@ def completion_renderer(request: CompletionRequest, head: ResponseHead, tally: T
     return StreamRenderer(request, tally, composer=Composer(request), writer=writer)
 
 
-async def collect(run: Run, request: CompletionRequest, *, head: ResponseHead) -> dict[str, object]:
+async def collect(run: Run, request: CompletionRequest, *, head: ResponseHead) -> dict[str, object] | Fragment:
     """Read a run to its end and build the whole body."""
     choices = await _choices(run, request)
-    return completion_body(head, choices, usage=run.tally.usage, extras=whole_extras(run.tally, request))
+    extras = whole_extras(run.tally, request, choices[0].recording)
+    return await whole_body(
+        lambda: completion_body(head, choices, usage=run.tally.usage, extras=extras), choices[0].recording
+    )
 
 
-def whole_extras(tally: Tally, request: CompletionRequest) -> dict[str, object]:
-    """Members of a whole body that were asked for."""
-    extras: dict[str, object] = {}
-    if request.return_cached_tokens_details:
-        extras["sglext"] = sglext_body(tally.usage)
+async def whole_body(
+    make: Callable[[], dict[str, object]], recording: ShownRecording | None
+) -> dict[str, object] | Fragment:
+    """The body; written already, beside the loop, where it has many numbers."""
+    return make() if recording is None else await asyncio.to_thread(lambda: Fragment(dump(make())))
+
+
+def whole_extras(tally: Tally, request: CompletionRequest, recording: ShownRecording | None) -> dict[str, object]:
+    """Members of a whole body that were asked for; recording: of the first choice"""
+    extras = _sglext(request, tally.usage, None if recording is None else recording.recording)
     if request.has_timings:
         extras["timings"] = tally.timings.body()
     return extras
+
+
+def _sglext(request: CompletionRequest, usage: Usage, recording: Recording | None) -> dict[str, object]:
+    return sglext_members(usage if request.return_cached_tokens_details else None, recording)
 
 
 async def _choices(events: AsyncIterator[Event], request: CompletionRequest) -> list[Choice]:
@@ -159,4 +197,5 @@ def _joined(parts: list[Part], request: CompletionRequest) -> Choice:
         stop_reason=last.stop_reason,
         model=last.model,
         tool_calls=last.tool_calls,
+        recording=last.recording,
     )

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from serve_app.api.chat import CHAT_PARAMETERS
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.tables import HEADER
+from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.parameters import PARAMETERS
 from serve_app.core.errors import ServeError
 from serve_app.router.admission import Ticket
@@ -40,7 +41,7 @@ class Story:
         """One flat object of what is known. time: now, in UTC"""
         facts: dict[str, object] = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "event": "completion",
+            "event": "embedding" if isinstance(self.request, EmbeddingRequest) else "completion",
             "request_id": self.request_id,
             "status": status,
             "duration_s": round(time.monotonic() - self.started_at, 6),

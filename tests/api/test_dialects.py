@@ -57,6 +57,7 @@ MEANINGS = {
     "finish_chunk_has_usage": (False, {"llama.cpp": True, "fireworks": True}),
     "has_timings": (False, {"llama.cpp": True}),
     "ignores_unknown_bias": (False, {"llama.cpp": True}),
+    "returns_last_state": (False, {"sglang": True}),
     "keeps_regex_match": (False, {"sglang": True}),
     "refuses_unknown": (False, {"openai": True, "fireworks": True}),
     "takes_any_model": (False, {"llama.cpp": True}),
@@ -163,7 +164,7 @@ VALUES = {  # a value of each carried parameter that is not its default in any d
     "suffix": "!", "suffix_mode": "append",
     "images": [sent(1)],
     "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto",
-    "parallel_tool_calls": True,
+    "parallel_tool_calls": True, "return_hidden_states": "last", "return_routed_experts": True,
 }  # fmt: skip
 ACCEPTED = {"user": "someone", "priority": 3, "spaces_between_special_tokens": False}
 COMPANIONS = {

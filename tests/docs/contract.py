@@ -12,6 +12,7 @@ from typing import Any
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.listing import dialects_body
 from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.embeddings import EMBEDDINGS
 from serve_app.api.forms.form import Parameter, Terms
 from serve_app.api.infill import INFILL
 from serve_app.api.limits import DEFAULT_LIMITS
@@ -155,6 +156,13 @@ def _of_routes(tables: Mapping[Path, Mapping[str, Parameter]]) -> str:
         for name, parameter in named.items()
     ]
     return table(["route", "parameter", "must be", "what it does"], rows)
+
+
+def embeddings() -> str:
+    """Parameters of /v1/embeddings."""
+    terms = Terms(limits=DEFAULT_LIMITS, dialect=UNION)
+    rows = [[code(name), parameter.form.words(terms), parameter.about] for name, parameter in EMBEDDINGS.items()]
+    return table(["parameter", "must be", "what it does"], rows)
 
 
 def errors() -> str:

@@ -23,6 +23,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "refused": contract.refused,
         "prose": contract.prose,
         "tokenize": contract.tokenize,
+        "embeddings": contract.embeddings,
         "infill": contract.infill,
         "chat": contract.chat,
         "errors": contract.errors,

@@ -11,10 +11,12 @@ import torch
 
 from serve_app.core.delta import Delta
 from serve_app.core.names import ModelRef, Part, mixed
+from serve_app.core.recording import RecordParams
 from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.engine import Engine
 from serve_app.engine.loading import load_model
+from serve_app.engine.record_bounds import RecordBounds
 from serve_app.engine.runner import Runner
 from serve_app.engine.sequence import Sequence
 from serve_app.text.tokenizer import TextTokenizer
@@ -63,6 +65,7 @@ def request(
     stop: tuple[str, ...] = (),
     echo: bool = False,
     prompt_index: int = 0,
+    record: RecordParams | None = None,
 ) -> GenerationRequest:
     """adapter: its name, which is its version, too;  mix: several of them, each with its scale"""
     parts = [Part(adapter=name, version=name, scale=scale) for name, scale in (mix or {}).items()]
@@ -76,6 +79,7 @@ def request(
         stop=StopParams(max_tokens=max_tokens, strings=stop),
         logprobs=logprobs,
         echo=echo,
+        record=record,
     )
 
 
@@ -83,13 +87,17 @@ def sequences(engine: Engine, asked: GenerationRequest, prompt_ids: Items[int]) 
     tokenizer: TextTokenizer = engine.tokenizer  # type: ignore[attr-defined]
     room = engine.model.max_model_len - len(prompt_ids)
     wanted = asked.stop.max_tokens
+    max_tokens = room if wanted is None else min(wanted, room)
+    bounds = RecordBounds.of(engine.model.module, max_bytes=1 << 30)
+    records = bounds.records(asked, len(prompt_ids), max_tokens=max_tokens)
     return [
         Sequence(
             asked,
             prompt_ids,
             sample=sample,
-            max_tokens=room if wanted is None else min(wanted, room),
+            max_tokens=max_tokens,
             detokenizer=tokenizer.detokenizer(prompt_ids),
+            record=records[sample],
         )
         for sample in range(asked.n)
     ]

@@ -9,6 +9,7 @@ import pytest
 
 from serve_app.core.delta import Delta, Finish, FinishReason, Frame, Load, PromptReport, TokenLogprob, TopLogprob
 from serve_app.core.errors import EngineFailed
+from serve_app.core.recording import Recording
 from serve_app.engine.outbox import Outbox, joined
 
 DONE = Finish(reason=FinishReason.STOP, matched_stop=None, num_tokens=3)
@@ -120,3 +121,15 @@ async def test_bytes_grow_with_what_is_pending_and_are_none_when_it_was_read() -
     outbox.close()
     await read(outbox)
     assert outbox.num_bytes == 0
+
+
+async def test_what_was_recorded_counts_and_stays_when_deltas_are_joined() -> None:
+    recording = Recording(hidden_states=b"x" * 5000, num_states=1)
+    outbox = Outbox(1)
+    outbox.put([Delta(request_id="a", sample=0, text="x"), Delta(request_id="a", sample=0, text="y")], Load())
+    outbox.put([Delta(request_id="a", sample=0, finish=DONE, recording=recording)], Load())
+    assert outbox.num_bytes > 5000
+    outbox.close()
+    deltas = [delta for frame in await read(outbox) for delta in frame.deltas]
+    assert "".join(delta.text for delta in deltas) == "xy"
+    assert deltas[-1].recording == recording

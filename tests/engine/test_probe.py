@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.kv.shape import LayerShape
 from serve_app.engine.probe import probe
 from tests.families.families import GEMMA_3N
-from tests.families.making import make_config
+from tests.families.making import fill, make_config
 
 SMALL = {
     "vocab_size": 128,
@@ -54,6 +55,41 @@ def test_a_model_whose_rows_see_each_other_is_refused() -> None:
     model.lm_head = Mixing()
     with pytest.raises(ModelNotSupported, match="off by"):
         probe(model)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_experts_that_are_chosen_by_rounding_are_no_fault(family: str) -> None:
+    """By their order alone, sums in 16 bits have one of each six of these choose otherwise in the two forwards."""
+    for seed in range(6):
+        probe(mixture(family, seed, torch.bfloat16))
+
+
+FAULTS = {torch.float32: 1.01, torch.bfloat16: 1.1}
+"""By what attention is wrong; a dense model that is wrong by so much is refused as surely, and by half of it nearly."""
+
+
+@pytest.mark.parametrize("dtype", FAULTS, ids=str)
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_wrong_attention_is_refused_of_models_with_experts_too(family: str, dtype: torch.dtype) -> None:
+    for seed in range(6):
+        model = mixture(family, seed, dtype)
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.register_forward_hook(_wrong_unless_eager(model, FAULTS[dtype]))
+        with pytest.raises(ModelNotSupported, match="off by"):
+            probe(model)
+
+
+def mixture(family: str, seed: int, dtype: torch.dtype) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(make_config(family), attn_implementation="eager")
+    fill(model, seed)
+    return model.to(dtype).eval()
+
+
+def _wrong_unless_eager(model: PreTrainedModel, factor: float) -> Callable[..., torch.Tensor]:
+    def scale(_: torch.nn.Module, __: object, output: torch.Tensor) -> torch.Tensor:
+        return output if model.config._attn_implementation == "eager" else output * factor
+
+    return scale
 
 
 def test_a_window_that_is_longer_than_the_probe_must_reach_attention() -> None:

@@ -161,6 +161,13 @@ def patterns_are_supported(body: Body, served: Served) -> None:
         body["stop_regex"] = [each if PLAIN_PATTERN.fullmatch(each) else "x+y" for each in several]
 
 
+def records_are_allowed(body: Body, served: Served) -> None:
+    """Hidden states and chosen experts are asked of models that are configured to return them."""
+    for name in ("return_hidden_states", "return_routed_experts"):
+        if body.get(name) is not None:
+            body[name] = False
+
+
 def ids_are_of_the_vocabulary(body: Body, served: Served) -> None:
     """Which ids there are is the model's to say."""
     size = served.vocab_size
@@ -283,6 +290,7 @@ RULES: tuple[Callable[[Body, Served], None], ...] = (
     samplers_are_in_order,
     patterns_are_supported,
     constraints_can_be_followed,
+    records_are_allowed,
     ids_are_of_the_vocabulary,
     tools_have_names_of_their_own,
     images_have_places,

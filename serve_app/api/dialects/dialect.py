@@ -60,6 +60,7 @@ class Dialect:
     ignores_unknown_bias: whether a logit_bias of an id that the model does not have is left out, not refused
     has_stop_reason:   whether a choice carries vLLM's `stop_reason` beside `matched_stop`
     keeps_regex_match: whether what a stop_regex matched stays in the text
+    returns_last_state: whether return_hidden_states: true returns the last one alone, as "last" does
     refuses_unknown:   whether a name that is nobody's parameter is refused; otherwise it is ignored, and that is told
     takes_any_model:   whether any name is served by the only model, where the server is configured so
     default_model:     what `model` is where it was not sent; None requires it
@@ -90,6 +91,7 @@ class Dialect:
     ignores_unknown_bias: bool = False
     has_stop_reason: bool = False
     keeps_regex_match: bool = False
+    returns_last_state: bool = False
     refuses_unknown: bool = False
     takes_any_model: bool = False
     default_model: str | None = None

@@ -89,6 +89,7 @@ SGLANG = Dialect(
     max_logprobs=20,
     suffix=Suffix.APPEND,
     takes_mixed_prompts=False,
+    returns_last_state=True,
     keeps_regex_match=True,
     overruled_constraints=(("response_format", "json_schema"),),
     error_shape=ErrorShape.FLAT,

@@ -52,6 +52,28 @@ class Text:
         return num_chars >= self.min_chars and (self.max_chars is None or num_chars <= self.max_chars(terms))
 
 
+class FlagOr:
+    """A boolean or one word."""
+
+    __slots__ = ("_word",)
+
+    def __init__(self, word: str) -> None:
+        self._word = word
+
+    def words(self, terms: Terms) -> str:
+        return f'a boolean or "{self._word}"'
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"anyOf": [{"type": "boolean"}, {"const": self._word}]}
+
+    def read(self, value: Value) -> bool | str:
+        if isinstance(value.sent, bool):
+            return value.sent
+        if not (isinstance(value.sent, str) and value.sent == self._word):
+            raise value.refused(self.words(value.terms))
+        return value.sent
+
+
 class OneOf:
     """One of a few strings; `read_as` makes of it what the request holds."""
 

@@ -56,8 +56,12 @@ class Prompts:
         return parse_prompts(value.sent, value.terms.limits)
 
 
-def parse_prompts(value: object, limits: WireLimits) -> tuple[Prompt, ...]:
+def parse_prompts(
+    value: object, limits: WireLimits, *, name: str = "prompt", max_prompts: int | None = None
+) -> tuple[Prompt, ...]:
     """Every prompt that `value` holds, in order.
+
+    name: of the parameter;  max_prompts: in place of the limit for prompts
 
     A list with an integer at its top level is one prompt; any other list is a list of prompts. This is the
     rule of llama.cpp's tokenize_input_prompts. Booleans are no integers, whole numbers are, however they are written.
@@ -65,15 +69,16 @@ def parse_prompts(value: object, limits: WireLimits) -> tuple[Prompt, ...]:
     Raises InvalidRequest that names the element.
     """
     if not isinstance(value, list):
-        return (_parse_prompt(value, "prompt", limits),)
+        return (_parse_prompt(value, name, limits),)
     elements = _with_integers(value)
     if int in set(map(type, elements)):
-        return (_list(elements, "prompt", limits),)
+        return (_list(elements, name, limits),)
     if not elements:
-        raise _empty("prompt", value)
-    if len(elements) > limits.max_prompts:
-        raise InvalidRequest.refusing("prompt", must=f"hold at most {limits.max_prompts} prompts", found=_count(value))
-    return tuple(_parse_prompt(element, f"prompt[{i}]", limits) for i, element in enumerate(elements))
+        raise _empty(name, value)
+    most = max_prompts or limits.max_prompts
+    if len(elements) > most:
+        raise InvalidRequest.refusing(name, must=f"hold at most {most} {name}s", found=_count(value))
+    return tuple(_parse_prompt(element, f"{name}[{i}]", limits) for i, element in enumerate(elements))
 
 
 def _parse_prompt(value: object, path: str, limits: WireLimits) -> Prompt:
