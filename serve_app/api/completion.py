@@ -20,6 +20,7 @@ from serve_app.api.groups.suffixed import Suffixed
 from serve_app.api.groups.target import Target
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.core.conversation import Conversation
+from serve_app.core.images import Image
 from serve_app.core.request import Prompt
 
 SEED_BITS = 53
@@ -76,6 +77,10 @@ class CompletionRequest(Shown, Calling, Held, Stopping, Sampling, Amount, Target
     def listed_model_of(self, part: int) -> str | None:
         """The model of this part, where it is one of a list."""
         return self.listed[part // len(self.prompts)] if self.listed else None
+
+    def images_of(self, part: int) -> tuple[Image, ...]:
+        """Those of a part's prompt."""
+        return self.prompt_of(part).images
 
     def prompt_of(self, part: int) -> Prompt:
         return self.prompts[part % len(self.prompts)]

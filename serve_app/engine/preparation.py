@@ -26,6 +26,7 @@ class ReadPrompt:
 
     request: with the prompt and the end tokens that follow from that
     shown:   where the prompt that is echoed stands among the tokens
+    illustration: its images
     """
 
     request: GenerationRequest

@@ -53,7 +53,9 @@ class Scheduler:
         self.num_prefix_hit_tokens = 0
         self._store = store
         self._slots = slots
-        self._admission = Admission(waiting, store, slots, max_bypass_s=max_bypass_s, clock=clock)
+        self._admission = Admission(
+            waiting, store, slots, max_bypass_s=max_bypass_s, uses_prefixes=uses_prefixes, clock=clock
+        )
         self._max_batch_tokens = max_batch_tokens
         self._max_logit_rows = max_logit_rows
         self._max_near = 1 + max_forced

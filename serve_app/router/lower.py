@@ -14,12 +14,13 @@ from serve_app.core.cards import ModelCard
 from serve_app.core.constraint import Constraint
 from serve_app.core.context import ContextParams
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, UnsupportedParameter
+from serve_app.core.images import Image
 from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
 from serve_app.router.calling import constraint_of
 from serve_app.router.sampling import lower_sampling, unencoded
 from serve_app.tools.demands import call_constraint
-from serve_app.tools.forms import form_for
+from serve_app.tools.forms import Form, form_for
 
 CardOf = Callable[[ModelRef], ModelCard]
 
@@ -66,7 +67,7 @@ def lower(
     sampling: dict[str, SamplingParams] = {}
     for part, target in enumerate(targets):
         try:
-            _check_images(request.prompt_of(part), target.card)
+            _check_images(request.images_of(part), target.card)
             _check_prompt_ids(request, part, vocab_size=target.card.vocab_size)
             if target.model.base not in sampling:
                 _check_ids(request, target.card.vocab_size)
@@ -84,6 +85,7 @@ def _lowered(
 
     def one(part: int, target: Target) -> GenerationRequest:
         template = target.card.chat_template
+        form = form_for(template, target.card.tool_parser)
         return GenerationRequest(
             request_id=f"{response_id}/{part}",
             model=target.model,
@@ -98,8 +100,8 @@ def _lowered(
             reports_prompt_ids=request.return_token_ids,
             uses_cache=request.cache_prompt,
             cache_salt=request.cache_salt,
-            skips_special_tokens=request.skip_special_tokens and not _has_special_marks(request, template),
-            constraint=_constraint(request, template),
+            skips_special_tokens=request.skip_special_tokens and not _has_special_marks(request, form),
+            constraint=_constraint(request, form),
             conversation=request.conversation(template),
             reports_tail=request.splits_reasoning(template),
             context=context,
@@ -199,26 +201,26 @@ def _logprobs(request: CompletionRequest) -> LogprobParams | None:
     )
 
 
-def _constraint(request: CompletionRequest, template: str) -> Constraint | None:
-    """What each text has to be, calls of tools in the form that the template shows the model."""
+def _constraint(request: CompletionRequest, form: Form) -> Constraint | None:
+    """What each text has to be, calls of tools in the form that the model knows."""
     if not isinstance(request, ChatRequest):
         return constraint_of(request)
-    return call_constraint(request.tool_use, form_for(template), request.constraint)
+    return call_constraint(request.tool_use, form, request.constraint)
 
 
-def _has_special_marks(request: CompletionRequest, template: str) -> bool:
+def _has_special_marks(request: CompletionRequest, form: Form) -> bool:
     """Whether calls stand behind marks that a text without special tokens would not show."""
     is_chat = isinstance(request, ChatRequest)
-    return is_chat and bool(request.tool_use.usable) and form_for(template).has_special_tokens
+    return is_chat and bool(request.tool_use.usable) and form.has_special_tokens
 
 
-def _check_images(prompt: Prompt, card: ModelCard) -> None:
-    """Raises UnsupportedParameter where the prompt has images and the model takes none."""
-    if not prompt.images or (card.images is not None and card.images.takes_images):
+def _check_images(images: Sequence[Image], card: ModelCard) -> None:
+    """Raises UnsupportedParameter where there are images and the model takes none."""
+    if not images or (card.images is not None and card.images.takes_images):
         return
     why = "completes text only" if card.images is None else f"takes none here: {card.images.reason}"
     must = f"be absent for {card.name}, which {why}"
-    raise UnsupportedParameter.refusing(prompt.images[0].name, must=must, found="an image")
+    raise UnsupportedParameter.refusing(images[0].name, must=must, found="an image")
 
 
 def _check_prompt_ids(request: CompletionRequest, part: int, *, vocab_size: int) -> None:

@@ -175,6 +175,15 @@ def ids_are_of_the_vocabulary(body: Body, served: Served) -> None:
         body["logit_bias"] = [[within(key, size), value] for key, value in bias]
 
 
+def tools_have_names_of_their_own(body: Body, served: Served) -> None:
+    """Each tool has a name of its own."""
+    named: dict[str, Any] = {}
+    for tool in body.get("tools") or ():
+        named.setdefault(tool["function"]["name"], tool)
+    if body.get("tools"):
+        body["tools"] = list(named.values())
+
+
 def images_have_places(body: Body, served: Served) -> None:
     """Images are whole files, as many as the prompt has places for them, and the model sees."""
     for name in served.names_of("images"):
@@ -275,6 +284,7 @@ RULES: tuple[Callable[[Body, Served], None], ...] = (
     patterns_are_supported,
     constraints_can_be_followed,
     ids_are_of_the_vocabulary,
+    tools_have_names_of_their_own,
     images_have_places,
     prompts_fit,
     answers_are_gone_on_with,
