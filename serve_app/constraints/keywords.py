@@ -30,6 +30,7 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
+MOST_EXACT = 2**63
 TYPE_NAMES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
 SHAPES: Mapping[str, tuple[Check, str]] = MappingProxyType(
@@ -88,6 +89,23 @@ def check_shape(name: str, value: Any, path: str) -> None:
     is_right, words = SHAPES[name]
     if not is_right(value):
         raise Refusal(f'"{name}" must be {words}', path)
+    if not _is_exact(value):
+        raise Refusal(f'"{name}" cannot be enforced with an integer of 2^63 or more', path)
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether every integer in it is one to the library, which reads longer ones as the nearest float."""
+    match value:
+        case bool():
+            return True
+        case int():
+            return -MOST_EXACT <= value < MOST_EXACT
+        case list():
+            return all(map(_is_exact, value))
+        case dict():
+            return all(map(_is_exact, value.values()))
+        case _:
+            return True
 
 
 def check_enforced(schema: Mapping[str, Any], path: str) -> None:

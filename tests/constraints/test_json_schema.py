@@ -228,3 +228,12 @@ def test_a_known_pattern_stands_for_the_same_language(pattern: str) -> None:
         found.add(bool(re.search(pattern, text)))
         assert bool(re.search(pattern, text)) == bool(re.search(KNOWN[pattern], text)), text
     assert found == {True, False}
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, -76806442853494562278089362235230583165])
+@pytest.mark.parametrize("keyword", ["enum", "const", "minimum"])
+def test_an_integer_that_the_library_would_round_is_refused(keyword: str, number: int) -> None:
+    value = {"enum": [1, [number]], "const": {"a": number}, "minimum": number}[keyword]
+    with pytest.raises(Refusal, match=f'"{keyword}" cannot be enforced'):
+        prepare_schema(json.dumps({keyword: value}))
+    assert prepare_schema(json.dumps({"enum": [2**63 - 1, -(2**63)]})).schema["enum"] == [2**63 - 1, -(2**63)]
