@@ -71,7 +71,7 @@ class LogitBias:
     def schema(self, terms: Terms) -> Schema:
         most = terms.limits.max_logit_bias
         bias = {"anyOf": [{"type": "number"}, {"const": False}]}
-        key = {"anyOf": [TOKEN_ID, {"type": "string"}]}
+        key = {"anyOf": [{"type": "integer"}, {"type": "string"}]}  # which of them are ids is the model's to say
         pair = {"type": "array", "prefixItems": [key, bias], "minItems": 2, "maxItems": 2}
         return {
             "anyOf": [
