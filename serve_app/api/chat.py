@@ -74,6 +74,10 @@ NOT_OF_CHATS: Mapping[str, NotYet] = MappingProxyType(
         "web_search_options": NotYet(),
         "chat_template": NotYet(),
         "documents": NotYet([]),
+        "prompt_logprobs": NotYet(),
+        "return_tokens_as_token_ids": NotYet(False),
+        "add_special_tokens": NotYet(False),  # they are the template's to write
+        "add_bos_token": NotYet(False),
     }
 )
 """Parameters of completions that say nothing of a chat, and of others' chats that are not carried out."""
