@@ -25,7 +25,9 @@ LIMITS = WireLimits(
     max_prompts=7, max_prompt_chars=90, max_prompt_ids=11, max_n=9, max_logprobs=13, max_stop_strings=6,
     max_stop_chars=40, max_stop_token_ids=12, max_logit_bias=14, max_model_chars=80, max_constraint_chars=9000,
 )  # fmt: skip
-NAMES = sorted(name for name, each in PARAMETERS.items() if not isinstance(each, NotYet))
+OF_FILES = {"images"}
+"""What is a file, and has a place in the prompt for each, as in `tests/api/test_images.py`."""
+NAMES = sorted(name for name, each in PARAMETERS.items() if not isinstance(each, NotYet) and name not in OF_FILES)
 COMPANIONS: dict[str, dict[str, object]] = {
     "best_of": {"n": 1},
     "min_tokens": {"max_tokens": 2**31 - 1},
