@@ -58,6 +58,7 @@ class ModelArgs(BaseModel):
     max_bypass_s: Annotated[float, Field(ge=0)] = 5.0
     lease_s: Annotated[float, Field(ge=2)] = 10.0
     prefix_cache: bool = True
+    max_forced_tokens: Annotated[int, Field(ge=0)] = 32
     max_tokenized_chars: PositiveInt | None = None
     max_outbox_deltas: PositiveInt = 4096
     max_outbox_bytes: PositiveInt = 64 << 20

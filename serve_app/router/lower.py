@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
@@ -12,9 +12,11 @@ from serve_app.api.shown import shown
 from serve_app.catalog.mixes import write_mix
 from serve_app.core.cards import ModelCard
 from serve_app.core.constraint import Constraint
+from serve_app.core.context import ContextParams
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, UnsupportedParameter
+from serve_app.core.images import Image
 from serve_app.core.names import ModelRef
-from serve_app.core.request import ContextParams, GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
+from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
 from serve_app.router.calling import constraint_of
 from serve_app.router.sampling import lower_sampling, unencoded
 from serve_app.tools.demands import call_constraint
@@ -65,10 +67,10 @@ def lower(
     sampling: dict[str, SamplingParams] = {}
     for part, target in enumerate(targets):
         try:
-            _check_images(request.prompt_of(part), target.card)
+            _check_images(request.images_of(part), target.card)
             _check_prompt_ids(request, part, vocab_size=target.card.vocab_size)
             if target.model.base not in sampling:
-                _check_stop_ids(request, target.card.vocab_size)
+                _check_ids(request, target.card.vocab_size)
                 sampling[target.model.base] = lower_sampling(request, vocab_size=target.card.vocab_size)
         except InvalidRequest as error:
             raise error.about(target.model.name) if request.listed else error from None
@@ -87,7 +89,7 @@ def _lowered(
         return GenerationRequest(
             request_id=f"{response_id}/{part}",
             model=target.model,
-            prompt=request.prompt_of(part),
+            prompt=_prompt(request, part),
             prompt_index=part % len(request.prompts),
             n=request.num_candidates,
             sampling=sampling[target.model.base],
@@ -97,6 +99,7 @@ def _lowered(
             echo_last=request.echo_last,
             reports_prompt_ids=request.return_token_ids,
             uses_cache=request.cache_prompt,
+            cache_salt=request.cache_salt,
             skips_special_tokens=request.skip_special_tokens and not _has_special_marks(request, form),
             constraint=_constraint(request, form),
             conversation=request.conversation(template),
@@ -107,6 +110,11 @@ def _lowered(
         )
 
     return tuple(one(part, target) for part, target in enumerate(targets))
+
+
+def _prompt(request: CompletionRequest, part: int) -> Prompt:
+    prompt = request.prompt_of(part)
+    return prompt if request.add_special_tokens else replace(prompt, adds_special=False)
 
 
 def _targets(request: CompletionRequest, resolve: Resolve, card_of: CardOf) -> tuple[Target, ...]:
@@ -172,6 +180,8 @@ def _stop(request: CompletionRequest) -> StopParams:
 def _context(request: CompletionRequest) -> ContextParams:
     return ContextParams(
         truncates_prompt=request.truncate_sequence,
+        max_prompt_tokens=0 if request.truncate_prompt_tokens == -1 else request.truncate_prompt_tokens,
+        keeps_beginning=request.truncation_side == "right",
         shortens_completion=request.context_length_exceeded_behavior == "truncate",
         prompt_name=request.prompt_name,
         max_tokens_name=request.max_tokens_name,
@@ -180,11 +190,13 @@ def _context(request: CompletionRequest) -> ContextParams:
 
 def _logprobs(request: CompletionRequest) -> LogprobParams | None:
     """Also where nothing but a ranking needs them."""
-    if request.logprobs is None:
-        return LogprobParams() if request.is_ranked else None
+    top = 0 if request.logprobs is None and request.is_ranked else request.logprobs
+    if top is None and request.prompt_logprobs is None:
+        return None
     return LogprobParams(
-        top=request.logprobs,
-        prompt=request.echo or request.echo_last > 0,
+        top=top,
+        prompt=request.logprobs is not None and (request.echo or request.echo_last > 0),
+        whole_prompt=request.prompt_logprobs,
         post_sampling=request.post_sampling_probs,
     )
 
@@ -202,13 +214,13 @@ def _has_special_marks(request: CompletionRequest, form: Form) -> bool:
     return is_chat and bool(request.tool_use.usable) and form.has_special_tokens
 
 
-def _check_images(prompt: Prompt, card: ModelCard) -> None:
-    """Raises UnsupportedParameter where the prompt has images and the model takes none."""
-    if not prompt.images or (card.images is not None and card.images.takes_images):
+def _check_images(images: Sequence[Image], card: ModelCard) -> None:
+    """Raises UnsupportedParameter where there are images and the model takes none."""
+    if not images or (card.images is not None and card.images.takes_images):
         return
     why = "completes text only" if card.images is None else f"takes none here: {card.images.reason}"
     must = f"be absent for {card.name}, which {why}"
-    raise UnsupportedParameter.refusing(prompt.images[0].name, must=must, found="an image")
+    raise UnsupportedParameter.refusing(images[0].name, must=must, found="an image")
 
 
 def _check_prompt_ids(request: CompletionRequest, part: int, *, vocab_size: int) -> None:
@@ -219,10 +231,11 @@ def _check_prompt_ids(request: CompletionRequest, part: int, *, vocab_size: int)
         raise InvalidRequest.refusing(path, must=_hold_ids(vocab_size), found=str(highest))
 
 
-def _check_stop_ids(request: CompletionRequest, vocab_size: int) -> None:
-    highest = max(request.stop_token_ids, default=-1)
-    if highest >= vocab_size:
-        raise InvalidRequest.refusing("stop_token_ids", must=_hold_ids(vocab_size), found=str(highest))
+def _check_ids(request: CompletionRequest, vocab_size: int) -> None:
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        highest = max(getattr(request, name), default=-1)
+        if highest >= vocab_size:
+            raise InvalidRequest.refusing(name, must=_hold_ids(vocab_size), found=str(highest))
 
 
 def _hold_ids(vocab_size: int) -> str:

@@ -1,4 +1,4 @@
-"""The examples that the five systems document work as written, but for the model's name."""
+"""The examples that the systems document work as written, but for the model's name."""
 
 from __future__ import annotations
 
@@ -160,6 +160,12 @@ DOCUMENTED = {
     " presence_penalty repetition_penalty response_format json_schema regex ebnf stream stream_options echo logprobs"
     " logit_bias best_of suffix ignore_eos skip_special_tokens no_stop_trim stop_regex min_tokens lora_path"
     " return_hidden_states return_routed_experts return_cached_tokens_details",
+    "vllm": "model prompt echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream"
+    " stream_options suffix temperature top_p user use_beam_search top_k min_p repetition_penalty length_penalty"
+    " stop_token_ids include_stop_str_in_output ignore_eos min_tokens skip_special_tokens"
+    " spaces_between_special_tokens truncate_prompt_tokens truncation_side allowed_token_ids prompt_logprobs bad_words"
+    " prompt_embeds add_special_tokens response_format structured_outputs priority request_id return_token_ids"
+    " return_tokens_as_token_ids cache_salt kv_transfer_params vllm_xargs",
 }
 
 
@@ -208,6 +214,19 @@ WHOLE: dict[str, dict[str, Any]] = {
         "no_stop_trim": False, "stop_regex": "[0-9]{3}", "min_tokens": 2, "lora_path": ["pirate", None],
         "suffix": "!", "return_hidden_states": False, "return_routed_experts": False,
         "return_cached_tokens_details": True,
+    },
+    "vllm": {
+        "prompt": ["Once upon", "a time"], "echo": False, "frequency_penalty": 0.0, "logit_bias": {"7": -1.5},
+        "logprobs": 2, "max_tokens": 16, "n": 2, "presence_penalty": 0.0, "seed": 1, "stop": [], "stream": False,
+        "stream_options": None, "temperature": 1.0, "top_p": 1.0, "user": "example", "use_beam_search": False,
+        "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "length_penalty": 1.0, "stop_token_ids": [],
+        "include_stop_str_in_output": False, "ignore_eos": False, "min_tokens": 0, "skip_special_tokens": True,
+        "spaces_between_special_tokens": True, "truncate_prompt_tokens": 8, "truncation_side": "left",
+        "allowed_token_ids": None, "prompt_logprobs": 1, "bad_words": ["bad"], "prompt_embeds": None,
+        "add_special_tokens": True, "response_format": {"type": "text"},
+        "structured_outputs": {"choice": ["positive", "negative"]}, "priority": 0, "request_id": "example",
+        "return_token_ids": True, "return_tokens_as_token_ids": True, "cache_salt": "example",
+        "kv_transfer_params": None, "vllm_xargs": None, "suffix": None,
     },
 }  # fmt: skip
 
