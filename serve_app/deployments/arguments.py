@@ -100,6 +100,7 @@ class LimitSettings(BaseModel):
     max_stop_token_ids: PositiveInt = 1024
     max_logit_bias: PositiveInt = 16_384
     max_constraint_chars: PositiveInt = 262_144
+    max_extra_files: PositiveInt = 256
     max_images: PositiveInt = 32
     max_image_bytes: PositiveInt = 10_485_760
 

@@ -72,8 +72,9 @@ def message_reader(request: ChatRequest, form: Form, *, before: str | None) -> M
     form:   of calls, as the model writes them
     before: what stands before the text; None where thoughts are not told apart
     """
-    splitter = None if before is None else ReasoningSplitter(is_thinking=is_thinking(before))
     tools, parser = request.tool_use, None
+    has_thoughts = before is not None and tools.choice.mode != "required"  # a demanded call is there from the beginning
+    splitter = ReasoningSplitter(is_thinking=is_thinking(before)) if before is not None and has_thoughts else None
     if tools.usable:
         parser = ToolCallParser(form, tools.names, holds_calls=not request.stream)
     return MessageReader(splitter, parser, is_parallel=tools.is_parallel)

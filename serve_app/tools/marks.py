@@ -15,5 +15,7 @@ def skip_space(text: str, at: int) -> int:
 
 def num_held(text: str, mark: str) -> int:
     """How many last characters may be the mark's beginning."""
-    most = min(len(text), len(mark) - 1)
-    return next((length for length in range(most, 0, -1) if mark.startswith(text[-length:])), 0)
+    at = text.find(mark[0], max(0, len(text) - len(mark) + 1))
+    while at >= 0 and not mark.startswith(text[at:]):
+        at = text.find(mark[0], at + 1)
+    return len(text) - at if at >= 0 else 0

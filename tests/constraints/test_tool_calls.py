@@ -11,6 +11,7 @@ import pytest
 from llguidance import LLMatcher
 
 from serve_app.constraints.compilation import build_matcher, compile_source
+from serve_app.constraints.compiler import Compiler
 from serve_app.constraints.refusal import Refusal
 from serve_app.constraints.vocabulary import Vocabulary
 from serve_app.core.constraint import Constraint
@@ -229,3 +230,18 @@ def test_marks_are_special_tokens_where_the_model_has_them() -> None:
     assert taken("auto", list(b"text"))
     assert taken("auto", [*b"text", *call])
     assert not taken("auto", [258])
+
+
+async def test_special_tokens_are_known_where_constraints_are_tried() -> None:
+    special = (("[TOOL_CALLS]", 256), ("[ARGS]", 257))
+    pieces = (*(bytes([each]) for each in range(256)), None, None, None)
+    vocabulary = Vocabulary(pieces=pieces, eos_token_ids=(258,), special=special)
+    compiler = Compiler(lambda: vocabulary)
+    try:
+        matcher = (await compiler.compile(demanded(tools(), MISTRAL_NAMED))).matcher()
+    finally:
+        compiler.close()
+    for token_id in (256, *b"now", 257, *b"{}"):
+        matcher.advance(token_id)
+    assert matcher.failure is None
+    assert matcher.may_end

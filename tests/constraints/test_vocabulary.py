@@ -66,3 +66,10 @@ def test_text_that_is_cut_into_ids_beyond_the_model_is_cut_by_its_own_tokens() -
     vocabulary = Vocabulary(pieces=(b"a", b"b", b"ab", None), eos_token_ids=(3,))
     tokenizer = vocabulary.tokenizer(lambda text: [99])
     assert allowed(matcher_of(tokenizer, "abab"), 4)
+
+
+def test_special_tokens_are_named_but_for_those_that_end_a_text(tokenizer: TextTokenizer) -> None:
+    named = dict(vocabulary_of(tokenizer, frozenset()).special)
+    assert set(named.values()) == tokenizer.special_ids
+    name, ends = next(iter(named.items()))
+    assert name not in dict(vocabulary_of(tokenizer, frozenset({ends})).special)

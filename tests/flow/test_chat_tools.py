@@ -175,3 +175,12 @@ async def test_calls_are_read_in_the_form_that_an_operator_names_whatever_the_te
         stream, _ = joined(events(await client.post(PATH, json={**body, "stream": True})))
     said = ("", [{"name": "clock", "arguments": '{"a": 1}'}]) if is_call else ("".join(words), [])
     assert plain(whole) == plain(stream) == said
+
+
+@pytest.mark.parametrize(("choice", "is_call"), [("required", True), ("auto", False)])
+async def test_a_demanded_call_is_no_thought_although_the_prompt_ends_in_one(choice: str, is_call: bool) -> None:
+    words = ["<tool_call>", '{"name": "clock", "arguments": {}}', "</tool_call>"]
+    body = {"model": "tiny", "messages": [QUESTION], "tools": [CLOCK], "tool_choice": choice}
+    async with reciting(words, HERMES + "{{ '</think>' }}", "<think>\n") as client:
+        message = (await client.post(PATH, json=body)).json()["choices"][0]["message"]
+    assert ("tool_calls" in message, "reasoning_content" in message) == (is_call, not is_call)
