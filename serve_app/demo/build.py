@@ -42,9 +42,9 @@ FULL = BuildPlan(
     ),
     adapter=TrainingPlan(num_steps=260, num_tokens=2048, learning_rate=3e-3, num_warmup_steps=20, seed=1),
     lessons=TrainingPlan(
-        num_steps=700, num_tokens=2048, learning_rate=2e-3, num_warmup_steps=20, seed=2, num_falling_steps=250
+        num_steps=876, num_tokens=2048, learning_rate=2e-3, num_warmup_steps=20, seed=2, num_falling_steps=580
     ),
-    adapter_after_lessons=TrainingPlan(num_steps=60, num_tokens=2048, learning_rate=2e-3, num_warmup_steps=5, seed=3),
+    adapter_after_lessons=TrainingPlan(num_steps=80, num_tokens=2048, learning_rate=2e-3, num_warmup_steps=5, seed=3),
     num_prompts=120,
 )
 QUICK = BuildPlan(
