@@ -8,6 +8,7 @@ import signal
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionUserMessageParam
 
 from serve_app.core.cards import ReplicaCard
 from tests.cluster.faults import TIMEOUT_S, cards, signal_a_replica, until
@@ -100,6 +101,15 @@ def test_the_neighbours_reach_a_replica(base_url: str) -> None:
         assert {entry["id"] for entry in http.get("/lora-adapters").json()} == {0, 1, 2}
         assert "serve_app_replica_step_seconds_total" in http.get("/metrics").text
         assert "/v1/completions" in http.get("/openapi.json").json()["paths"]
+
+
+def test_a_chat_is_rendered_by_a_replica_and_answered(client: openai.OpenAI) -> None:
+    message: ChatCompletionUserMessageParam = {"role": "user", "content": "What is the capital of France?"}
+    chat = client.chat.completions.create(model="demo", messages=[message], temperature=0)
+    assert chat.choices[0].message.content == "The capital of France is Paris."
+    stream = client.chat.completions.create(model="demo", messages=[message], temperature=0, stream=True)
+    texts = [chunk.choices[0].delta.content or "" for chunk in stream]
+    assert "".join(texts) == chat.choices[0].message.content
 
 
 def test_a_dialect_decides_what_an_error_looks_like(base_url: str) -> None:
