@@ -13,11 +13,13 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import UNLIMITED
 from serve_app.api.dispositions import Carried, Disposition, NotYet
 from serve_app.api.forms.form import Parameter
+from serve_app.api.forms.messages import images_of
 from serve_app.api.forms.numbers import Integer
 from serve_app.api.forms.shared import FLAG
 from serve_app.api.groups.conversed import Conversed, conversation_of
 from serve_app.api.parameters import PARAMETERS, declared
 from serve_app.core.conversation import Conversation
+from serve_app.core.images import Image
 from serve_app.core.request import Prompt
 from serve_app.core.tools import Tools
 
@@ -46,6 +48,9 @@ class ChatRequest(Conversed, CompletionRequest):
         tools = () if self.tool_use.choice.mode == "none" else self.tool_use.sent
         return conversation_of(self, template, tools=tools)
 
+    def images_of(self, part: int) -> tuple[Image, ...]:
+        return images_of(self.messages)
+
     def splits_reasoning(self, template: str) -> bool:
         return self.separate_reasoning and THINK in template
 
@@ -59,6 +64,7 @@ NOT_OF_CHATS: Mapping[str, NotYet] = MappingProxyType(
         "echo": NotYet(False),
         "echo_last": NotYet(0),
         "suffix": NotYet(""),
+        "images": NotYet([]),
         "suffix_mode": NotYet(),
         "n_probs": NotYet(0),
         "functions": NotYet([]),
@@ -68,6 +74,10 @@ NOT_OF_CHATS: Mapping[str, NotYet] = MappingProxyType(
         "web_search_options": NotYet(),
         "chat_template": NotYet(),
         "documents": NotYet([]),
+        "prompt_logprobs": NotYet(),
+        "return_tokens_as_token_ids": NotYet(False),
+        "add_special_tokens": NotYet(False),  # they are the template's to write
+        "add_bos_token": NotYet(False),
     }
 )
 """Parameters of completions that say nothing of a chat, and of others' chats that are not carried out."""

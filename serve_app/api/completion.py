@@ -19,8 +19,8 @@ from serve_app.api.groups.stopping import Stopping
 from serve_app.api.groups.suffixed import Suffixed
 from serve_app.api.groups.target import Target
 from serve_app.api.limits import DEFAULT_LIMITS
-from serve_app.core.constraint import Constraint
 from serve_app.core.conversation import Conversation
+from serve_app.core.images import Image
 from serve_app.core.request import Prompt
 
 SEED_BITS = 53
@@ -78,6 +78,10 @@ class CompletionRequest(Shown, Calling, Held, Stopping, Sampling, Amount, Target
         """The model of this part, where it is one of a list."""
         return self.listed[part // len(self.prompts)] if self.listed else None
 
+    def images_of(self, part: int) -> tuple[Image, ...]:
+        """Those of a part's prompt."""
+        return self.prompt_of(part).images
+
     def prompt_of(self, part: int) -> Prompt:
         return self.prompts[part % len(self.prompts)]
 
@@ -96,12 +100,6 @@ class CompletionRequest(Shown, Calling, Held, Stopping, Sampling, Amount, Target
         return options.continuous_usage_stats and (
             options.include_usage or not self.dialect.continuous_usage_needs_usage
         )
-
-    @property
-    def constraint(self) -> Constraint | None:
-        """What the text has to be; None is any text."""
-        sources = (self.response_format, self.grammar, self.json_schema, self.regex, self.ebnf)
-        return next((source for source in sources if source is not None), None)
 
     def conversation(self, template: str) -> Conversation | None:
         """What this chat template of a model is to make the prompt of; None where there is a prompt."""

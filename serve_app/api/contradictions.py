@@ -10,12 +10,13 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import BestOf
 from serve_app.api.fields import Fields
 from serve_app.api.groups.conversed import check_continuation
+from serve_app.api.groups.held import Held
 from serve_app.api.limits import WireLimits
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest
 
 ADAPTERS = ("lora_path", "lora", "adapter")
-CONSTRAINTS = ("response_format", "grammar", "json_schema", "regex", "ebnf")
+CONSTRAINTS = tuple(Held.model_fields)
 ALONE = frozenset(("lark", "llguidance", "structural_tag"))
 """Kinds of constraints that stand beside no strict tool."""
 

@@ -6,16 +6,19 @@ What a schema cannot say (that two numbers agree, or that one is below another) 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import combinations
+from itertools import combinations, product
 
 from serve_app.api.contradictions import CONSTRAINTS
 from serve_app.api.dialects.dialect import BestOf
 from serve_app.api.dispositions import Disposition, Renamed
 from serve_app.api.forms.form import Schema, Terms
 from serve_app.api.forms.shared import FLAG
+from serve_app.api.forms.structured import KINDS
 from serve_app.api.openapi_schemas import NOTHING
 from serve_app.api.parameters import PARAMETERS, form_of
 
+NEUTRAL: Schema = {"enum": [None, "", [], False]}
+"""Of a source of any kind."""
 TRUE: Schema = {"const": True}
 SEVERAL: Schema = {"type": "integer", "minimum": 2}
 WITHOUT_LOGPROBS: Mapping[str, Schema] = {"logprobs": {"enum": [None, False]}, "n_probs": {"enum": [None, 0, False]}}
@@ -91,24 +94,36 @@ def _constraints(terms: Terms) -> list[Schema]:
     return [
         _together(
             "Each says what the text has to be.",
-            {name: {"not": _free(name)} for name in pair},
-            {winner: _free(winner) for winner, loser in overruled if loser in pair},
+            {name: {"not": _free(name)} for name in (one, other)},
+            {name: _free(name) for winner, loser in overruled if loser in pair for name in _spelled(winner)},
         )
         for pair in combinations(CONSTRAINTS, 2)
         if pair not in overruled and pair[::-1] not in overruled
+        for one, other in product(*map(_spelled, pair))
     ]
+
+
+def _spelled(name: str) -> list[str]:
+    """Every name of a parameter."""
+    return [name, *(other for other, each in PARAMETERS.items() if isinstance(each, Renamed) and each.to == name)]
 
 
 def _demanded_calls() -> list[Schema]:
     why = "A text that has to be a call is nothing else."
-    return [_together(why, {"tool_choice": DEMANDED, name: {"not": _free(name)}}) for name in CONSTRAINTS]
+    names = [name for each in CONSTRAINTS for name in _spelled(each)]
+    return [_together(why, {"tool_choice": DEMANDED, name: {"not": _free(name)}}) for name in names]
 
 
 def _free(name: str) -> Schema:
     """Of values that leave the text free."""
-    if name != "response_format":
-        return {"enum": [None, ""]}
-    return {"anyOf": [NOTHING, {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}}]}
+    match name:
+        case "response_format":
+            text: Schema = {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}}
+            return {"anyOf": [NOTHING, text]}
+        case "structured_outputs":
+            return {"anyOf": [NOTHING, {"type": "object", "properties": dict.fromkeys(KINDS, NEUTRAL)}]}
+        case _:
+            return NEUTRAL
 
 
 def _flags_that_differ(table: Mapping[str, Disposition]) -> list[Schema]:

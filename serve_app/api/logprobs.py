@@ -1,11 +1,11 @@
-"""The legacy `logprobs` object of completions."""
+"""The legacy `logprobs` object of completions, and vLLM's log-probabilities of a prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from serve_app.core.delta import TokenLogprob
+from serve_app.core.delta import TokenLogprob, TopLogprob
 
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 
@@ -19,12 +19,20 @@ class LegacyLogprobs:
     top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
     text_offset: list[int] = field(default_factory=list)
 
-    def extend(self, entries: Iterable[TokenLogprob], *, shift: int = 0) -> None:
-        """Add tokens; `shift` is the length of the text that stands before the one their offsets count in."""
+    def extend(
+        self, entries: Iterable[TokenLogprob], *, shift: int = 0, num_top: int | None = None, by_id: bool = False
+    ) -> None:
+        """Add tokens.
+
+        shift:   length of the text that stands before the one their offsets count in
+        num_top: so many of the likeliest; None is all that there are
+        by_id:   they are written as numbers
+        """
+        write = _numbered if by_id else _worded
         for entry in entries:
-            self.tokens.append(entry.text)
+            self.tokens.append(write(entry))
             self.token_logprobs.append(None if entry.logprob is None else finite(entry.logprob))
-            self.top_logprobs.append(_likeliest(entry))
+            self.top_logprobs.append(_likeliest(entry, write, num_top))
             self.text_offset.append(entry.offset + shift)
 
     def append(self, other: LegacyLogprobs) -> None:
@@ -48,12 +56,39 @@ def finite(logprob: float) -> float:
     return max(LOWEST_LOGPROB, logprob)
 
 
-def _likeliest(entry: TokenLogprob) -> dict[str, float] | None:
-    """The likeliest tokens and the chosen one by text; of two with one text the likelier stays."""
+def ranked_body(entries: Iterable[TokenLogprob], num_top: int) -> list[dict[str, object] | None]:
+    """vLLM's `prompt_logprobs`: at each position its own token and the likeliest by id; null where nothing predicts."""
+    return [None if entry.logprob is None else _ranked(entry, entry.logprob, num_top) for entry in entries]
+
+
+def _ranked(entry: TokenLogprob, logprob: float, num_top: int) -> dict[str, object]:
+    by_id = {str(entry.token_id): _ranked_token(logprob, entry.rank, entry.text)}
+    for rank, top in enumerate(entry.top[:num_top], start=1):
+        by_id.setdefault(str(top.token_id), _ranked_token(top.logprob, rank, top.text))
+    return by_id
+
+
+def _ranked_token(logprob: float, rank: int | None, text: str) -> object:
+    return {"logprob": finite(logprob), "rank": rank, "decoded_token": text}
+
+
+def _worded(token: TokenLogprob | TopLogprob) -> str:
+    return token.text
+
+
+def _numbered(token: TokenLogprob | TopLogprob) -> str:
+    return f"token_id:{token.token_id}"
+
+
+Write = Callable[[TokenLogprob | TopLogprob], str]
+
+
+def _likeliest(entry: TokenLogprob, write: Write, num_top: int | None) -> dict[str, float] | None:
+    """The likeliest tokens and the chosen one as they are written; of two written alike the likelier stays."""
     if entry.logprob is None:
         return None
-    by_text: dict[str, float] = {}
-    for top in entry.top:
-        by_text.setdefault(top.text, finite(top.logprob))
-    by_text.setdefault(entry.text, finite(entry.logprob))
-    return by_text
+    found: dict[str, float] = {}
+    for top in entry.top[:num_top]:
+        found.setdefault(write(top), finite(top.logprob))
+    found.setdefault(write(entry), finite(entry.logprob))
+    return found

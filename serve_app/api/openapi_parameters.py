@@ -86,7 +86,8 @@ def _property(name: str, kind: Body[Any], terms: Terms) -> Schema:
             described = f"Another name of `{disposition.to}`. {disposition.besides}".rstrip()
             return {**_renamed_schema(name, disposition, kind, terms), "description": described}
         case Accepted(parameter):
-            return {**_value_schema(name, kind, terms), "description": f"Has no effect. {parameter.about}"}
+            described = f"Has no effect. {parameter.about} Must be {parameter.form.words(terms)}."
+            return {**_value_schema(name, kind, terms), "description": described}
         case NotYet() as disposition:
             return {"enum": [*disposition.neutral, None], "description": NOT_CARRIED_OUT}
         case _ as disposition:

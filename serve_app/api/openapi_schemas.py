@@ -42,6 +42,7 @@ LOGPROBS = record(
         "text_offset": array(COUNT),
     }
 )
+RANKED = record({"logprob": NUMBER, "rank": nullable(COUNT), "decoded_token": STRING})
 CALL = record({"id": STRING, "type": {"const": "function"}, "function": record({"name": STRING, "arguments": STRING})})
 CHOICE = record(
     {
@@ -55,6 +56,8 @@ CHOICE = record(
         "model": STRING,
         "token_ids": array(COUNT),
         "prompt_token_ids": array(COUNT),
+        "prompt_logprobs": array(nullable({"type": "object", "additionalProperties": RANKED})),
+        "stop_reason": nullable(STRING, INTEGER),
         "tool_calls": array(CALL),
     },
 )
@@ -141,7 +144,7 @@ ERROR_MEMBERS: dict[str, Schema] = {
     "error_code": STRING,
 }
 ERROR: Schema = {
-    "description": "In the dialect mistral.rs a message alone, in sglang flat; in openai `code` is a word.",
+    "description": "In mistral.rs a message alone, in sglang flat; in openai `code` is a word, in vllm `type` a class.",
     "anyOf": [
         record({"error": record(ERROR_MEMBERS)}),
         record({"object": {"const": "error"}, **ERROR_MEMBERS}),

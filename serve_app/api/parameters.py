@@ -11,10 +11,11 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.dispositions import Accepted, Carried, Disposition, NotYet, Renamed
 from serve_app.api.forms.form import Form, Parameter
 from serve_app.api.forms.shared import CANDIDATES
+from serve_app.api.forms.structured import GUIDED_GRAMMAR
 from serve_app.api.not_carried_out import NOT_CARRIED_OUT
 from serve_app.api.stream_options import StreamOptions
 
-WITHOUT_EFFECT = frozenset({"user"})
+WITHOUT_EFFECT = frozenset({"user", "priority", "spaces_between_special_tokens"})
 OTHER_NAMES: Mapping[str, Renamed] = MappingProxyType(
     {
         "n_cmpl": Renamed("n"),
@@ -29,6 +30,10 @@ OTHER_NAMES: Mapping[str, Renamed] = MappingProxyType(
         "include_stop_str_in_output": Renamed("no_stop_trim"),
         "n_probs": Renamed("logprobs", absent=(0,), besides="0 is absence.", form=CANDIDATES),
         "return_tokens": Renamed("return_token_ids"),
+        "add_bos_token": Renamed("add_special_tokens"),
+        "guided_json": Renamed("json_schema"),
+        "guided_regex": Renamed("regex"),
+        "guided_grammar": Renamed("grammar", form=GUIDED_GRAMMAR),
     }
 )
 

@@ -30,7 +30,9 @@ class ResponseHead:
 class Choice:
     """One choice of a body, or what one chunk adds to it; without a finish reason while it goes on.
 
-    token_ids, prompt_token_ids: None where they were not asked for; a body leaves them out then
+    token_ids, prompt_token_ids, prompt_logprobs: None where they were not asked for; a body leaves them out then
+    has_stop_reason: whether it says in vLLM's terms, too, what ended it
+    stop_reason:     the stop string or the stop token; None where the model's own end did, or length
     model: that answers, where several do
     tool_calls: that the whole text is, beside its end; a body leaves them out where it is none
     """
@@ -42,13 +44,17 @@ class Choice:
     matched_stop: str | int | None = None
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: list[dict[str, object] | None] | None = None
+    has_stop_reason: bool = False
+    stop_reason: str | int | None = None
     model: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def is_silent(self) -> bool:
         """Whether it shows nothing that a client waits for."""
-        return not (self.text or self.token_ids or self.logprobs or self.finish_reason or self.prompt_token_ids)
+        of_prompt = self.prompt_token_ids or self.prompt_logprobs
+        return not (self.text or self.token_ids or self.logprobs or self.finish_reason or of_prompt)
 
     def body(self) -> dict[str, object]:
         return {
@@ -62,9 +68,15 @@ class Choice:
 
     def optional(self) -> dict[str, object]:
         """The members that are there only where they were asked for, or where there is something to tell."""
-        asked = {"token_ids": self.token_ids, "prompt_token_ids": self.prompt_token_ids}
+        lists = {
+            "token_ids": self.token_ids,
+            "prompt_token_ids": self.prompt_token_ids,
+            "prompt_logprobs": self.prompt_logprobs,
+        }
         found: dict[str, object] = {} if self.model is None else {"model": self.model}
-        found |= {name: list(ids) for name, ids in asked.items() if ids is not None}
+        if self.has_stop_reason:
+            found["stop_reason"] = self.stop_reason
+        found |= {name: list(each) for name, each in lists.items() if each is not None}
         if self.tool_calls:
             found["tool_calls"] = [call.body() for call in self.tool_calls]
         return found

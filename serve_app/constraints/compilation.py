@@ -13,9 +13,10 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
+from serve_app.constraints.forcing import MAX_LITERAL_CHARS, forces_little, without_forcing
 from serve_app.constraints.gbnf import read_gbnf
-from serve_app.constraints.json_schema import PreparedSchema, prepare_schema
-from serve_app.constraints.lark import to_lark
+from serve_app.constraints.json_schema import WHITESPACE, PreparedSchema, prepare_schema
+from serve_app.constraints.lark import quoted, to_lark
 from serve_app.constraints.limits import parser_limits
 from serve_app.constraints.refusal import Refusal
 from serve_app.constraints.structural_tag import structural_tag_to_lark
@@ -62,7 +63,7 @@ def build_matcher(text: str, tokenizer: LLTokenizer) -> LLMatcher:
 
 def _schemas(kind: ConstraintKind, source: str) -> Iterator[tuple[str, str]]:
     """Those that a source is made of, with what stands before their paths."""
-    if kind == "json_schema":
+    if kind in ("json_schema", "compact_json"):
         yield "#", source
     if kind == "tools":
         yield from schemas_in(source)
@@ -70,24 +71,32 @@ def _schemas(kind: ConstraintKind, source: str) -> Iterator[tuple[str, str]]:
 
 def _grammar(kind: ConstraintKind, source: str, special: Special) -> Grammar:
     match kind:
-        case "json_schema":
-            prepared = prepare_schema(source)
-            return Grammar(text=_of_schema(prepared.schema), formats=prepared.formats)
+        case "json_schema" | "compact_json":
+            is_compact = kind == "compact_json"
+            prepared = prepare_schema(source, whitespace=None if is_compact else WHITESPACE)
+            text = _of_schema(prepared.schema)
+            is_short = forces_little(prepared.schema, is_compact=is_compact)
+            return Grammar(text=text if is_short else without_forcing(text), formats=prepared.formats)
         case "gbnf":
             symbol, lines = to_lark(read_gbnf(source))
-            return Grammar(text="\n".join((f"start: {symbol}", *lines)))
+            return Grammar(text=without_forcing("\n".join((f"start: {symbol}", *lines))))
         case "structural_tag":
             text, formats = structural_tag_to_lark(source)
-            return Grammar(text=text, formats=formats)
+            return Grammar(text=without_forcing(text), formats=formats)
         case "tools":
             text, formats = tool_calls_to_lark(source, special)
-            return Grammar(text=text, formats=formats)
+            return Grammar(text=without_forcing(text), formats=formats)
+        case "choice":
+            texts = json.loads(source)
+            text = "start: TEXT\nTEXT: " + " | ".join(map(quoted, texts))
+            is_short = max(map(len, texts)) <= MAX_LITERAL_CHARS
+            return Grammar(text=text if is_short else without_forcing(text))
         case "regex":
-            return Grammar(text=LLMatcher.grammar_from_regex(source))
+            return Grammar(text=without_forcing(LLMatcher.grammar_from_regex(source)))
         case "lark":
-            return Grammar(text=LLMatcher.grammar_from_lark(source))
+            return Grammar(text=without_forcing(LLMatcher.grammar_from_lark(source)))
         case "llguidance":
-            return Grammar(text=source)
+            return Grammar(text=without_forcing(source))
 
 
 def _of_schema(schema: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 from serve_app.constraints.compilation import build_matcher
 from serve_app.constraints.limits import DEFAULT_LIMITS, ConstraintLimits
 from serve_app.constraints.matcher import Matcher
+from serve_app.constraints.places import Places
 from serve_app.constraints.refusal import Refusal
 from serve_app.constraints.trials import OutOfTime, Trials
 from serve_app.constraints.vocabulary import Encode, Vocabulary
@@ -53,12 +54,17 @@ class Compiler:
         self._make_vocabulary = make_vocabulary
         self._encode = encode
         self._limits = limits
-        self._pool = ThreadPoolExecutor(limits.max_trials, thread_name_prefix="constraints")
+        self._places = Places(limits)
+        self._pool = ThreadPoolExecutor(2 * limits.max_trials + limits.max_slow, thread_name_prefix="constraints")
         self._first = ThreadPoolExecutor(1, thread_name_prefix="constraints-first")
         self._kept: OrderedDict[bytes, tuple[int, asyncio.Future[Compiled]]] = OrderedDict()
         self._num_chars = 0
         self._num_waiting = 0
         self.num_compiled = 0
+
+    async def warm(self) -> None:
+        """Do beforehand what the first constraint would wait for: the vocabulary, and the process of trials."""
+        await asyncio.get_running_loop().run_in_executor(self._first, self._begin_all)
 
     async def compile_all(self, constraints: Iterable[Constraint | None]) -> Mapping[Constraint | None, Compiled]:
         """Each once, however often it is there. Raises InvalidRequest where one is not taken."""
@@ -101,7 +107,7 @@ class Compiler:
     def _note_end(self, digest: bytes, done: asyncio.Future[Compiled]) -> None:
         """Keep what is certain; what failed for want of time may be asked for again."""
         self._num_waiting -= 1
-        if done.cancelled() or isinstance(done.exception(), OutOfTime | EngineFailed):
+        if done.cancelled() or isinstance(done.exception(), OutOfTime | EngineFailed | Overloaded):
             self._forget(digest)
 
     def _forget_oldest(self) -> None:
@@ -120,11 +126,16 @@ class Compiler:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._first, lambda: (self._trials, self._tokenizer))
         self.num_compiled += 1
-        return await loop.run_in_executor(self._pool, self._compile, constraint)
+        return await self._places.run(self._pool, lambda seconds: self._compile(constraint, seconds))
 
-    def _compile(self, constraint: Constraint) -> Compiled:
-        """Runs in a thread."""
-        grammar = self._trials.run(constraint)
+    def _begin_all(self) -> None:
+        """Runs in the first thread."""
+        assert self._tokenizer is not None
+        self._trials.begin()
+
+    def _compile(self, constraint: Constraint, seconds: float) -> Compiled:
+        """Runs in a thread, for so long at most."""
+        grammar = self._trials.run(constraint, max_wall_s=seconds)
         matcher = build_matcher(grammar.text, self._tokenizer)
         if matcher.is_error():
             raise Refusal("it cannot be compiled a second time")

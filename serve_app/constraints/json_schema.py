@@ -45,10 +45,13 @@ class PreparedSchema:
     one_ofs: dict[str, dict[str, Any]]
 
 
-def prepare_schema(source: str) -> PreparedSchema:
-    """Raises Refusal, which says where."""
+def prepare_schema(source: str, *, whitespace: str | None = WHITESPACE) -> PreparedSchema:
+    """whitespace: what may stand between two parts of JSON, as an expression; None is nothing at all
+
+    Raises Refusal, which says where.
+    """
     try:
-        return _Preparation(json.loads(source)).prepared()
+        return _Preparation(json.loads(source)).prepared(whitespace)
     except RecursionError:
         raise Refusal("the schema is nested too deeply") from None
 
@@ -64,7 +67,7 @@ class _Preparation:
         self._patterns: dict[str, str] = {}
         self._one_ofs: dict[str, dict[str, Any]] = {}
 
-    def prepared(self) -> PreparedSchema:
+    def prepared(self, whitespace: str | None) -> PreparedSchema:
         root = self._schema(self._root, ROOT)
         if root is False:
             raise Refusal("the schema is false, which nothing satisfies")
@@ -75,7 +78,7 @@ class _Preparation:
             definitions[name.rpartition("/")[2]] = self._schema(self._references.at(target, target), target)
         if definitions:
             schema = {**schema, "$defs": definitions}
-        options = {"whitespace_pattern": WHITESPACE}
+        options = {"whitespace_flexible": False} if whitespace is None else {"whitespace_pattern": whitespace}
         return PreparedSchema(
             schema={**schema, "x-guidance": options},
             formats=tuple(self._formats),

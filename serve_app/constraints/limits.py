@@ -15,16 +15,22 @@ class ConstraintLimits:
     max_wall_s:      the same on the clock, where others have the processors
     courtesy_s:      after so long a trial runs at lower priority than the engine
     max_trial_bytes: memory of one trial beside the vocabulary
-    max_trials:      at once
-    max_waiting:     constraints that wait for a trial; more are refused
+    max_trials:      at once, of those that have not run for long
+    quick_s:         after so long a trial gives its place to others and takes one of the slow
+    max_slow:        of these; where all are taken, a trial is ended after `quick_s` and its sender told to come again
+    max_wait_s:      for a place; who waits longer is told to come again
+    max_waiting:     constraints that wait for a place; more are refused
     max_cached, max_cached_chars: compiled constraints that are kept for later, and the length of their sources together
     """
 
     max_cpu_s: float = 1.0
-    max_wall_s: float = 1.6
+    max_wall_s: float = 1.4
     courtesy_s: float = 0.05
     max_trial_bytes: int = 1 << 30
     max_trials: int = 4
+    quick_s: float = 0.3
+    max_slow: int = 4
+    max_wait_s: float = 0.3
     max_waiting: int = 256
     max_cached: int = 256
     max_cached_chars: int = 4_000_000

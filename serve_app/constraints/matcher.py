@@ -26,6 +26,16 @@ class Matcher:
         """Take the next token, which the last mask allowed; another one is a failure."""
         self._matcher.consume_token(token_id)
 
+    def go_back(self, num_tokens: int) -> None:
+        """Forget the last tokens."""
+        self._matcher.rollback(num_tokens)
+
+    @property
+    def forced(self) -> int | None:
+        """The only token that the next mask will allow, where the constraint says so by itself."""
+        tokens = self._matcher.compute_ff_tokens()
+        return tokens[0] if tokens else None
+
     @property
     def is_complete(self) -> bool:
         """Whether nothing may follow but the end."""

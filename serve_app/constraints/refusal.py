@@ -11,6 +11,8 @@ from serve_app.core.errors import InvalidRequest
 LANGUAGES: Mapping[ConstraintKind, str] = MappingProxyType(
     {
         "json_schema": "a JSON schema",
+        "compact_json": "a JSON schema",
+        "choice": "a list of texts",
         "gbnf": "a grammar in GBNF",
         "regex": "a regular expression",
         "lark": "a grammar in Lark",

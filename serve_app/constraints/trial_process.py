@@ -12,6 +12,7 @@ import pickle
 import resource
 import signal
 import socket
+from typing import Any
 
 from llguidance import LLTokenizer
 
@@ -66,15 +67,16 @@ def _try(descriptor: int, tokenizer: LLTokenizer, vocabulary: Vocabulary, limits
         with socket.socket(fileno=descriptor) as connection:
             send(connection, json.dumps(os.getpid()).encode())
             job = json.loads(receive(connection))
+            signal.setitimer(signal.ITIMER_REAL, job["wall_s"])
             send(connection, json.dumps(_answer(job, tokenizer, vocabulary)).encode())
         status = 0
     finally:
         os._exit(status)
 
 
-def _answer(job: dict[str, str], tokenizer: LLTokenizer, vocabulary: Vocabulary) -> dict[str, object]:
+def _answer(job: dict[str, Any], tokenizer: LLTokenizer, vocabulary: Vocabulary) -> dict[str, object]:
     try:
-        grammar = compile_source(job["kind"], job["source"], tokenizer, dict(vocabulary.special))  # type: ignore[arg-type]
+        grammar = compile_source(job["kind"], job["source"], tokenizer, dict(vocabulary.special))
     except Refusal as refusal:
         return {"refused": refusal.message, "path": refusal.path}
     return {"grammar": grammar.text, "formats": grammar.formats}

@@ -43,16 +43,24 @@ class Trials:
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self, constraint: Constraint) -> Grammar:
-        """Blocks for `max_wall_s` at most, and for the process to begin. Raises Refusal, EngineFailed."""
+    def begin(self) -> None:
+        """Begin the process, so that the first trial does not wait for it. Raises EngineFailed."""
+        self._open().close()
+
+    def run(self, constraint: Constraint, *, max_wall_s: float | None = None) -> Grammar:
+        """Blocks for so long at most, `max_wall_s` of the limits unless it is said, and for the process to begin.
+
+        Raises Refusal, EngineFailed.
+        """
+        wall_s = self._limits.max_wall_s if max_wall_s is None else max_wall_s
         connection = self._open()
         with connection:
             started = time.monotonic()
             try:
-                answer = self._ask(connection, constraint)
+                answer = self._ask(connection, constraint, wall_s)
             except (EOFError, OSError) as error:
                 seconds = time.monotonic() - started
-                raise self._ended(constraint, seconds) from error
+                raise self._ended(constraint, seconds, wall_s) from error
         if "refused" in answer:
             raise Refusal(str(answer["refused"]), str(answer["path"]))
         return Grammar(text=answer["grammar"], formats=tuple(answer["formats"]))
@@ -77,7 +85,7 @@ class Trials:
             return ours
         raise EngineFailed("The process that tries constraints cannot be started.")
 
-    def _ask(self, connection: socket.socket, constraint: Constraint) -> dict[str, Any]:
+    def _ask(self, connection: socket.socket, constraint: Constraint, wall_s: float) -> dict[str, Any]:
         """Raises EngineFailed where no child began, EOFError where it was ended, TimeoutError (an OSError) where even
         that does not come.
         """
@@ -86,19 +94,20 @@ class Trials:
             process_id = int(receive(connection))  # after the process has begun
         except (EOFError, OSError) as error:  # nothing of the constraint was looked at
             raise EngineFailed("The process that tries constraints ended before it began with this one.") from error
-        connection.settimeout(self._limits.max_wall_s + GRACE_S)
-        send(connection, json.dumps({"kind": constraint.kind, "source": constraint.source}).encode())
+        connection.settimeout(wall_s + GRACE_S)
+        job = {"kind": constraint.kind, "source": constraint.source, "wall_s": wall_s}
+        send(connection, json.dumps(job).encode())
         if not select.select([connection], [], [], self._limits.courtesy_s)[0]:
             with suppress(OSError):  # it has ended by now
                 os.setpriority(os.PRIO_PROCESS, process_id, COURTEOUS_PRIORITY)
         answer: dict[str, Any] = json.loads(receive(connection))
         return answer
 
-    def _ended(self, constraint: Constraint, seconds: float) -> Refusal:
+    def _ended(self, constraint: Constraint, seconds: float, wall_s: float) -> Refusal:
         logger.info(
             "a %s of %d characters was not compiled in %.2f s", constraint.kind, len(constraint.source), seconds
         )
-        if seconds >= self._limits.max_wall_s * 0.95:
+        if seconds >= wall_s * 0.95:
             return OutOfTime("it takes too long to compile")
         return Refusal("it takes too much time or memory to compile")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from serve_app.core.delta import Load
 from serve_app.core.images import ImageCard
 from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef, Part
+from serve_app.core.tools import ToolParserName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class ModelCard:
     dialect: of requests to it that name none; None is the service's own
     max_num_sequences, max_waiting: how many sequences one replica computes together, and how many more it queues
     kv_cache_bytes: what one replica may hold in keys and values
+    tool_parser: the form that its calls of tools have; None is the one that the template shows
     chat_template: of the model's folder, as it is written there; "" is none
     tokenizer: its class and the special tokens that it has a name for
     images: what a model with eyes says of images; None is a model of text
@@ -72,6 +74,7 @@ class ModelCard:
     max_waiting: int = 0
     kv_cache_bytes: int = 0
     chat_template: str = ""
+    tool_parser: ToolParserName | None = None
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
     images: ImageCard | None = None
     max_mixed_adapters: int = MAX_MIXED_ADAPTERS

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from serve_app.core.images import Image
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
@@ -12,11 +14,13 @@ class Conversation:
     source: a JSON object of the template's variables, `messages` among them, characters as they are
     continues_last: the prompt ends inside the last message, behind its text
     name:   the parameter that the messages came in, for refusals
+    images: in the order in which the template is to write their places
     """
 
     source: str
     continues_last: bool = False
     name: str = "messages"
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

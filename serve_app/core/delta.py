@@ -35,6 +35,7 @@ class TokenLogprob:
     text:    the token alone; bytes that are no whole characters are written `bytes:\\x..`
     logprob: None for the first token of a prompt, which nothing predicts
     offset:  characters of text before the token, counted in the completion (or in the prompt, for its tokens)
+    rank:    how many tokens are at least as likely, itself included; None where nobody asked
     """
 
     token_id: int
@@ -42,6 +43,7 @@ class TokenLogprob:
     logprob: float | None
     offset: int
     top: tuple[TopLogprob, ...] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,7 @@ class PromptReport:
     queue_s:   from its arrival to the first step that took it in
     text:      what of the prompt is echoed, where echo asked for it
     logprobs:  one entry per echoed token, where they were asked for
+    whole_logprobs: one entry per token of the prompt, where those were asked for whatever is echoed
     token_ids: of the whole prompt, where they were asked for
     unenforced_formats: of the completion's JSON schema, which are taken for annotations
     tail:      the end of its text, special tokens by their names, where it was asked for
@@ -63,6 +66,7 @@ class PromptReport:
     queue_s: float = 0.0
     text: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    whole_logprobs: tuple[TokenLogprob, ...] | None = None
     token_ids: tuple[int, ...] | None = None
     unenforced_formats: tuple[str, ...] = ()
     tail: str = ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from serve_app.core.constraint import Constraint
+from serve_app.core.context import ContextParams
 from serve_app.core.conversation import Conversation
 from serve_app.core.images import Image
 from serve_app.core.infill import Infill
@@ -81,6 +82,8 @@ class SamplingParams:
                  and output, the other two the output
     repetition_sees_prompt: False: repetition, too, sees the output alone (without a window)
     logit_bias:  (token id, addend), -inf bans; addends to one token add up
+    allowed_token_ids: no other token is ever drawn; none is no such bound
+    bad_words:   token sequences; the last token of each is banned behind the others, where all of them were generated
     """
 
     temperature: float = 1.0
@@ -105,6 +108,8 @@ class SamplingParams:
     penalty_window: int | None = None
     repetition_sees_prompt: bool = True
     logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     dry: DryParams | None = None
 
     @property
@@ -140,14 +145,27 @@ class StopParams:
 class LogprobParams:
     """Which log-probabilities are reported, of the raw distribution unless said otherwise.
 
-    top:    so many likeliest tokens beside the chosen one, per position
-    prompt: also of the prompt's own tokens; always raw
+    top:    so many likeliest tokens beside the chosen one, per position; None reports no generated token
+    prompt: also of the prompt's own tokens that are echoed; always raw
+    whole_prompt: so many likeliest tokens, with ranks, at every position of the prompt, echoed or not; None is none
     post_sampling: those of generated tokens are of the distribution that they were drawn from, dropped tokens left out
     """
 
-    top: int = 0
+    top: int | None = 0
     prompt: bool = False
+    whole_prompt: int | None = None
     post_sampling: bool = False
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's own tokens are scored."""
+        return self.prompt or self.whole_prompt is not None
+
+    @property
+    def prompt_top(self) -> int:
+        """Likeliest tokens that are looked for at a position of the prompt."""
+        echoed = self.top or 0 if self.prompt else 0
+        return max(echoed, self.whole_prompt or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,31 +228,17 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContextParams:
-    """What is done where prompt and completion do not fit the model's context.
-
-    truncates_prompt:     a prompt that leaves no room loses its beginning, to half of the context at most where the
-                          completion may be shortened; otherwise it is refused
-    shortens_completion:  fewer tokens are generated; otherwise the request is refused
-    prompt_name, max_tokens_name: what the client called its prompt and its limit, for refusals
-    """
-
-    truncates_prompt: bool = False
-    shortens_completion: bool = True
-    prompt_name: str = "prompt"
-    max_tokens_name: str = "max_tokens"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UnencodedParams:
     """Parameters in text that only the model's tokenizer can turn into token ids.
 
     logit_bias:   (text, addend); each of its tokens gets the addend
     dry_breakers: texts across which DRY follows no run
+    bad_words:    texts that are not generated, at the beginning of a text, behind a letter, and as a word of its own
     """
 
     logit_bias: tuple[tuple[str, float], ...] = ()
     dry_breakers: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +251,7 @@ class GenerationRequest:
     echo_last:    of so many last tokens of the prompt only; 0 is the whole prompt
     reports_prompt_ids: the first delta carries the prompt's token ids
     uses_cache:   prefixes computed before may be used
+    cache_salt:   they are found by requests of the same salt alone
     skips_special_tokens: tokens like the end of text are not shown
     constraint:   what each completion has to be; None is any text
     infill:       what stands behind the gap that the prompt stands before; None where there is no gap
@@ -266,6 +271,7 @@ class GenerationRequest:
     echo_last: int = 0
     reports_prompt_ids: bool = False
     uses_cache: bool = True
+    cache_salt: str = ""
     skips_special_tokens: bool = True
     constraint: Constraint | None = None
     conversation: Conversation | None = None

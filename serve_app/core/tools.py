@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 ToolMode = Literal["none", "auto", "required"]
+ToolParserName = Literal["hermes", "qwen", "llama3", "llama3_json", "mistral", "mistral_named", "json"]
+"""Forms that calls are written in, by which an operator may name them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.core.tools import ToolParserName
 
 
 def known_dialect(name: str) -> str:
@@ -28,6 +29,7 @@ class ModelArgs(BaseModel):
     adapters: folder with one sub-folder per adapter; relative to where the cluster was started; null is none
     dialect:  of requests to this model that name none; null is that of the router
     chat_template: a file with a chat template in Jinja, or the template itself; null is the folder's own, "" is none
+    tool_parser: the form in which the model writes calls of tools in chats; null is the one that its template shows
 
     The rest is described at serve_app.engine.config.EngineConfig.
     """
@@ -39,6 +41,7 @@ class ModelArgs(BaseModel):
     adapters: str | None = None
     dialect: DialectName | None = None
     chat_template: str | None = None
+    tool_parser: ToolParserName | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_model_len: PositiveInt | None = None
@@ -55,6 +58,7 @@ class ModelArgs(BaseModel):
     max_bypass_s: Annotated[float, Field(ge=0)] = 5.0
     lease_s: Annotated[float, Field(ge=2)] = 10.0
     prefix_cache: bool = True
+    max_forced_tokens: Annotated[int, Field(ge=0)] = 32
     max_tokenized_chars: PositiveInt | None = None
     max_outbox_deltas: PositiveInt = 4096
     max_outbox_bytes: PositiveInt = 64 << 20

@@ -37,4 +37,5 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
         created=folder.created,
         dialect=args.dialect,
         chat_template=chat_template_of(folder.path, args.chat_template),
+        tool_parser=args.tool_parser,
     )

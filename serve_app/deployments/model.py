@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -16,12 +17,18 @@ from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.engine.collector import exempt_what_is_loaded
 
+logger = logging.getLogger(__name__)
+
 
 class Service(Backend, Protocol):
     """What a replica holds: a backend that is started, asked for its health, and closed."""
 
     def start(self) -> None:
         """Begin to work on the running event loop."""
+        ...
+
+    async def warm(self) -> None:
+        """Do beforehand what first requests would wait for."""
         ...
 
     def check(self) -> None:
@@ -59,6 +66,7 @@ class Model:
         self._service = await asyncio.to_thread(load, self._replica_id)
         exempt_what_is_loaded()
         self._service.start()
+        self._warming = asyncio.create_task(self._warm())  # beside the first requests, which it would only hold up
 
     async def hello(self, router_id: str) -> ReplicaCard:
         """Broadcast by routers to all replicas, so it names none."""
@@ -106,6 +114,12 @@ class Model:
         service: Service | None = getattr(self, "_service", None)
         if service is not None:
             await service.close()
+
+    async def _warm(self) -> None:
+        try:
+            await self._service.warm()
+        except Exception:
+            logger.exception("what first requests wait for could not be done beforehand")
 
     def _refuse_strays(self, replica_id: str) -> None:
         if replica_id != self._replica_id:

@@ -29,12 +29,14 @@ class Admission:
         slots: Slots,
         *,
         max_bypass_s: float,
+        uses_prefixes: bool,
         clock: Callable[[], float],
     ) -> None:
         self._waiting = waiting
         self._store = store
         self._slots = slots
         self._max_bypass_s = max_bypass_s
+        self._uses_prefixes = uses_prefixes
         self._clock = clock
         self._failures: list[tuple[Sequence, str]] = []
 
@@ -48,11 +50,17 @@ class Admission:
 
         The caller gives each its place and blocks before it asks for the next. There must be room for all of a
         sequence's tokens and a block more for each running one: less would only lead to its preemption.
+
+        A prompt that is just being computed is not computed beside itself: it is found when it is there, which is
+        earlier than two of them would be.
         """
         keeps_blocks = keeps_slots = False
+        in_work = {each.prompt_name for each in running if self._will_be_found(each)}
         for sequence in list(islice(self._waiting, MAX_LOOKAHEAD)):
             if not self._store.has_free_place:
                 return
+            if in_work and self._finds(sequence) and sequence.prompt_name in in_work:
+                continue
             is_overdue = self._clock() - sequence.arrived_at > self._max_bypass_s
             wanted = sequence.num_tokens + len(running) * self._store.block_size
             if keeps_blocks or not self._store.can_reserve(wanted):
@@ -66,6 +74,21 @@ class Admission:
                 continue
             self._waiting.take(sequence)
             yield sequence
+            if self._will_be_found(sequence):
+                in_work.add(sequence.prompt_name)
+
+    def _will_be_found(self, sequence: Sequence) -> bool:
+        """Whether what it computes of its prompt is soon there for others; scored prompts go slowly."""
+        is_computing = sequence.holding is not None and not sequence.is_prompt_published
+        return self._uses_prefixes and is_computing and not sequence.scores_prompt and self._is_long(sequence)
+
+    def _finds(self, sequence: Sequence) -> bool:
+        """Whether it would take what others computed of its prompt."""
+        return sequence.request.uses_cache and not sequence.scores_prompt and self._is_long(sequence)
+
+    def _is_long(self, sequence: Sequence) -> bool:
+        """Whether there is a block to find; the last token is always computed."""
+        return sequence.prompt_length > self._store.block_size
 
     def _pin(self, sequence: Sequence) -> bool:
         """Hold slots for the sequence's adapters, if there are enough."""

@@ -12,7 +12,8 @@ class Span:
     """`length` tokens of a sequence from position `start` on.
 
     samples: its last token is the sequence's last, so the next one is drawn after this step
-    scores:  positions of it whose logits are wanted for the prompt's own log-probabilities
+    scores:  its first positions, whose logits are wanted for the log-probabilities of the tokens behind them, which are
+             the prompt's own or forced
     """
 
     sequence: Sequence

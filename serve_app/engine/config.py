@@ -30,6 +30,7 @@ class EngineConfig:
     max_bypass_s:      a queued sequence that lacks blocks or an adapter's slot may be overtaken for so long
     lease_s:           a router not heard of for so many seconds is taken for dead
     prefix_cache:      whether prefixes that were computed are kept for later requests
+    max_forced_tokens: that a constraint leaves no choice about, appended at once; 0 draws each of them
     max_tokenized_chars: characters of a text that is cut into tokens although nothing says that it fits: one to be
                        truncated, one for /tokenize, one of a tokenizer that deletes text. None: 32 for each token of
                        the context, a million at least
@@ -59,6 +60,7 @@ class EngineConfig:
     max_bypass_s: float = 5.0
     lease_s: float = 10.0
     prefix_cache: bool = True
+    max_forced_tokens: int = 32
     max_tokenized_chars: int | None = None
     max_outbox_deltas: int = 4096
     max_outbox_bytes: int = 64 << 20

@@ -75,6 +75,7 @@ class Engine:
             WaitingQueue(),
             max_batch_tokens=config.max_batch_tokens,
             max_logit_rows=config.max_logit_rows,
+            max_forced=config.max_forced_tokens,
             pace=Pace(config.max_step_stretch),
             max_bypass_s=config.max_bypass_s,
             uses_prefixes=config.prefix_cache,
@@ -82,7 +83,7 @@ class Engine:
         self._runner = runner(model, self._store.storage, self._bank)
         self._masks = MaskComputer()
         self._sampler = Sampler(model.eos_token_ids)
-        self._output = Output(tokenizer, model.eos_token_ids)
+        self._output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
         self._unsampled: list[Sequence] = []
         self._work_clock = work_clock(model.device.type)
         self.num_steps = 0
@@ -108,6 +109,11 @@ class Engine:
             num_prefix_hit_tokens=self._scheduler.num_prefix_hit_tokens,
             step_s=self.step_s,
         )
+
+    @property
+    def num_forced_tokens(self) -> int:
+        """Tokens that were appended without a step of their own."""
+        return self._output.num_forced
 
     @property
     def num_preemptions(self) -> int:

@@ -101,7 +101,7 @@ def _size(delta: Delta) -> int:
 
 def _size_of_report(report: PromptReport) -> int:
     num_bytes = len(report.text or "") + ID_BYTES * len(report.token_ids or ())
-    return num_bytes + _size_of_logprobs(report.logprobs or ())
+    return num_bytes + _size_of_logprobs(report.logprobs or ()) + _size_of_logprobs(report.whole_logprobs or ())
 
 
 def _size_of_logprobs(logprobs: Iterable[TokenLogprob]) -> int:

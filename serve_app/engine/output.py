@@ -8,6 +8,7 @@ from collections.abc import Sequence as Items
 from serve_app.core.delta import Delta, FinishReason, TokenLogprob, TopLogprob
 from serve_app.core.errors import EngineFailed, InvalidRequest, ServeError
 from serve_app.engine.batch import Batch, Span
+from serve_app.engine.forced import certain_score, forced_token, hold, steer_by_certainty, waits_for_scores
 from serve_app.engine.prompt_report import PromptReporter
 from serve_app.engine.sampling.logprobs import Scored
 from serve_app.engine.sampling.sampler import SampledSpan
@@ -20,10 +21,13 @@ logger = logging.getLogger(__name__)
 class Output:
     """Turns what a step gave into deltas. Changes sequences; does not release anything."""
 
-    def __init__(self, tokenizer: TextTokenizer, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, tokenizer: TextTokenizer, eos_token_ids: frozenset[int], *, max_forced: int = 0) -> None:
+        """max_forced: tokens that a constraint leaves no choice about, appended at once at most"""
         self._tokenizer = tokenizer
         self._reporter = PromptReporter(tokenizer)
         self._eos_token_ids = eos_token_ids
+        self._max_forced = max_forced
+        self.num_forced = 0
 
     def commit(self, batch: Batch, sampled: Items[SampledSpan]) -> list[Delta]:
         """Carry a step's results into its sequences; return what each gained. A failure is one sequence's alone."""
@@ -50,40 +54,82 @@ class Output:
     def _commit_one(self, span: Span, result: SampledSpan) -> list[Delta]:
         sequence = span.sequence
         sequence.num_computed = span.end
-        self._note_prompt(span, result)
+        if not span.decodes:
+            self._note_prompt(span, result)
         if not sequence.is_prompt_computed:
             return []
         if (refusal := _refusal(sequence)) is not None:
             return [_lose(sequence, refusal)]
         if not result.is_finite:
             return [_fail(sequence, "the model gave logits that are not numbers")]
-        if result.is_exhausted:
-            return [self._exhaust(sequence)]
-        if result.token_id is not None:
-            return [self._advance(sequence, result.token_id, result.scored)]
+        held = result.prompt if span.decodes else ()
+        if held or result.token_id is not None or result.is_exhausted:
+            return [self._advance(sequence, held, result)]
         return self.finish_unsampled(sequence) if sequence.max_tokens == 0 else []
 
-    def _advance(self, sequence: Sequence, token_id: int, scored: Scored | None) -> Delta:
-        """Append a token and say what can be shown now."""
+    def _advance(self, sequence: Sequence, held: Items[Scored], result: SampledSpan) -> Delta:
+        """Take what a step gave, and what follows from it by force; say what can be shown now.
+
+        held: forced tokens that waited for these scores; they come before what was drawn
+        """
         report = self._reporter.report(sequence)
-        sequence.token_ids.append(token_id)
-        ends = self._ends(sequence, token_id)
-        completes = not ends and _completes(sequence, token_id)
-        if scored is not None:
-            sequence.pending_logprobs.append(self._token_logprob(scored, sequence.detokenizer.num_chars))
-        shows = not ends or self._shows_end(sequence, token_id)
-        text = self._text(sequence, token_id) if shows else ""
-        text += self._finish(sequence, is_over=ends or completes, stop_token=token_id if ends else None)
+        token_ids: list[int] = []
+        text = ""
+        for scored in held:
+            if not sequence.is_finished:
+                sequence.num_held -= 1
+                token_ids.append(scored.token_id)
+                text += self._take(sequence, scored.token_id, scored, is_held=True)
+        if result.is_exhausted and not sequence.is_finished:
+            if sequence.matcher is None or not sequence.matcher.may_end:
+                return _lose(sequence, _dead_end(sequence))
+            text += self._finish(sequence, is_over=True, stop_token=None)
+        if result.token_id is not None and not sequence.is_finished:
+            sequence.token_ids.append(result.token_id)
+            token_ids.append(result.token_id)
+            text += self._take(sequence, result.token_id, result.scored)
+            text += self._force(sequence, token_ids)
         sequence.num_shown_chars += len(text)
         return Delta(
             request_id=sequence.request.request_id,
             sample=sequence.sample,
             text=text,
-            token_ids=(token_id,),
+            token_ids=tuple(token_ids),
             logprobs=self._shown_logprobs(sequence),
             prompt=report,
             finish=sequence.finish,
         )
+
+    def _force(self, sequence: Sequence, token_ids: list[int]) -> str:
+        """Append what the constraint leaves no choice about; what of it can be shown now, and `token_ids`, say which.
+
+        Where log-probabilities are wanted the next step computes them, and nothing of it is shown before.
+        """
+        text, waits = "", waits_for_scores(sequence)
+        for _ in range(self._max_forced):
+            token_id = None if sequence.is_finished else forced_token(sequence)
+            if token_id is None or (waits and not hold(sequence, token_id)):
+                break
+            self.num_forced += 1
+            steer_by_certainty(sequence)
+            if not waits:
+                sequence.token_ids.append(token_id)
+                token_ids.append(token_id)
+                text += self._take(sequence, token_id, certain_score(sequence, token_id))
+        return text
+
+    def _take(self, sequence: Sequence, token_id: int, scored: Scored | None, *, is_held: bool = False) -> str:
+        """Carry constraint, text and stops on over the token behind those taken; what can be shown of it.
+
+        is_held: the constraint was carried on when it was appended
+        """
+        ends = self._ends(sequence, token_id)
+        completes = not ends and not is_held and _completes(sequence, token_id)
+        if scored is not None:
+            sequence.pending_logprobs.append(self._token_logprob(scored, sequence.detokenizer.num_chars))
+        shows = not ends or self._shows_end(sequence, token_id)
+        text = self._text(sequence, token_id) if shows else ""
+        return text + self._finish(sequence, is_over=ends or completes, stop_token=token_id if ends else None)
 
     def _ends(self, sequence: Sequence, token_id: int) -> bool:
         """Whether the token ends the sequence by itself; `_shows_end` says whether its text is shown then."""
@@ -102,26 +148,9 @@ class Output:
     def _text(sequence: Sequence, token_id: int) -> str:
         """What the token lets be shown. Before the least number of tokens, stop strings are text like any other."""
         text = sequence.detokenizer.feed(token_id)
-        if sequence.num_generated < sequence.request.stop.min_tokens:
+        if sequence.num_taken < sequence.request.stop.min_tokens:
             return text
         return sequence.stop_matcher.feed(text)
-
-    def _exhaust(self, sequence: Sequence) -> Delta:
-        """End a text that is complete and may not go on, without a token."""
-        assert sequence.matcher is not None, f"{sequence} is not constrained"
-        if not sequence.matcher.may_end:
-            return _lose(sequence, _dead_end(sequence))
-        report = self._reporter.report(sequence)
-        text = self._finish(sequence, is_over=True, stop_token=None)
-        sequence.num_shown_chars += len(text)
-        return Delta(
-            request_id=sequence.request.request_id,
-            sample=sequence.sample,
-            text=text,
-            logprobs=self._shown_logprobs(sequence),
-            prompt=report,
-            finish=sequence.finish,
-        )
 
     @staticmethod
     def _finish(sequence: Sequence, *, is_over: bool, stop_token: int | None) -> str:
@@ -131,7 +160,7 @@ class Output:
         """
         matcher = sequence.stop_matcher
         text = ""
-        is_long = sequence.num_generated >= sequence.max_tokens
+        is_long = sequence.num_taken >= sequence.max_tokens
         if (is_over or is_long) and matcher.matched is None:
             text = matcher.flush()
             # what is matched now waited for a stop that would begin earlier
@@ -174,6 +203,7 @@ class Output:
             logprob=scored.logprob,
             offset=offset,
             top=tuple(TopLogprob(token_id=id_, text=token_text(id_), logprob=p) for id_, p in scored.top),
+            rank=scored.rank,
         )
 
 
@@ -198,9 +228,12 @@ def _refusal(sequence: Sequence) -> ServeError | None:
 
 
 def _dead_end(sequence: Sequence) -> ServeError:
-    name = _constraint_name(sequence)
-    must = 'leave a way on by tokens that "logit_bias", "min_tokens", "ignore_eos" and the vocabulary leave, too'
-    return InvalidRequest.refusing(name, must=must, found="none where it is not satisfied yet")
+    others = '"logit_bias", "bad_words", "min_tokens", "ignore_eos" and the vocabulary leave, too'
+    if sequence.matcher is None:
+        name = "allowed_token_ids" if sequence.request.sampling.allowed_token_ids else "logit_bias"
+        return InvalidRequest.refusing(name, must=f"leave tokens that {others}", found="none behind what was generated")
+    must = f'leave a way on by tokens that "allowed_token_ids", {others}'
+    return InvalidRequest.refusing(_constraint_name(sequence), must=must, found="none where it is not satisfied yet")
 
 
 def _constraint_name(sequence: Sequence) -> str:

@@ -26,6 +26,7 @@ class ReadPrompt:
 
     request: with the prompt and the end tokens that follow from that
     shown:   where the prompt that is echoed stands among the tokens
+    illustration: its images
     """
 
     request: GenerationRequest
@@ -113,10 +114,11 @@ class Preparation:
         prompt_ids = self._tokenizer.encode(spelled(request.prompt, seen, self._eyes))
         illustration = illustrated(prompt_ids, seen, self._eyes)
         request = without_files(request)
-        num_kept = len(prompt_ids) if seen else self._num_kept(request, len(prompt_ids))
+        bounded = self._bounded(request, prompt_ids, has_images=bool(seen))
+        num_kept = len(bounded) if seen else self._num_kept(request, len(bounded))
         if num_kept == len(prompt_ids):
             return ReadPrompt(request=request, token_ids=prompt_ids, shown=range(num_kept), illustration=illustration)
-        kept = prompt_ids[-num_kept:]
+        kept = bounded[-num_kept:]
         cut = replace(request, prompt=Prompt(parts=(tuple(kept),)))  # an echo shows what is left of it
         return ReadPrompt(request=cut, token_ids=kept, shown=range(num_kept), num_dropped=len(prompt_ids) - len(kept))
 
@@ -125,7 +127,9 @@ class Preparation:
             raise InvalidRequest.refusing("suffix_mode", must='be "append" beside images', found='"fim"')
         whole = arrange(self._tokenizer, request.prompt, infill)
         num_tokens = len(whole.token_ids)
-        gap = whole.fitted(self._num_kept(request, num_tokens))
+        most = self._most(request)
+        num_kept = self._num_kept(request, num_tokens)
+        gap = whole.fitted(num_kept if most is None else min(num_kept, most))
         token_ids, stop = gap.token_ids, request.stop
         if not stop.ignore_eos:
             stop = replace(stop, token_ids=(*stop.token_ids, *gap.markers.ends))
@@ -150,6 +154,21 @@ class Preparation:
             return num_prompt_tokens
         least = context // 2 if request.context.shortens_completion else 1
         return min(num_prompt_tokens, max(1, least, context - min(wanted or 1, context)))
+
+    def _bounded(self, request: GenerationRequest, prompt_ids: list[int], *, has_images: bool) -> list[int]:
+        """One end of the prompt, where only so many of its tokens are wanted."""
+        most = self._most(request)
+        if most is None or most >= len(prompt_ids):
+            return prompt_ids
+        if has_images:
+            must = f"be at least {len(prompt_ids)} beside images, which cannot be cut"
+            raise InvalidRequest.refusing("truncate_prompt_tokens", must=must, found=str(most))
+        return prompt_ids[:most] if request.context.keeps_beginning else prompt_ids[-most:]
+
+    def _most(self, request: GenerationRequest) -> int | None:
+        """Tokens of the prompt that are wanted; None is all."""
+        most, wanted = request.context.max_prompt_tokens, request.stop.max_tokens
+        return None if most is None else most or max(1, self._max_model_len - (1 if wanted is None else wanted))
 
     def _leaves_no_room(self, request: GenerationRequest, num_prompt_tokens: int) -> bool:
         room = self._max_model_len - num_prompt_tokens
@@ -187,4 +206,6 @@ class Preparation:
         if dry is not None:
             ways = self._tokenizer.encode_behind(texts.dry_breakers)
             dry = replace(dry, breakers=(*dry.breakers, *dict.fromkeys(ways)))
-        return replace(sampling, logit_bias=(*sampling.logit_bias, *biased), dry=dry)
+        words = self._tokenizer.encode_behind([way for word in texts.bad_words for way in (word, " " + word.lstrip())])
+        bad_words = (*sampling.bad_words, *dict.fromkeys(words))
+        return replace(sampling, logit_bias=(*sampling.logit_bias, *biased), bad_words=bad_words, dry=dry)

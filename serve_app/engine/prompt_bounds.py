@@ -35,7 +35,7 @@ class PromptBounds:
     def check_length(self, request: GenerationRequest) -> None:
         """Raise ContextOverflow where the prompt is too long to fit, or to be cut into tokens; costs nothing."""
         num_chars = request.num_chars
-        if request.context.truncates_prompt:
+        if request.context.takes_any_length:
             if num_chars > self.max_chars:
                 raise self._too_long(request, num_chars, self.max_chars, "are cut into tokens to be truncated")
             return
@@ -48,7 +48,7 @@ class PromptBounds:
 
     def check_heads(self, request: GenerationRequest) -> None:
         """Count the beginning of each long text, and raise ContextOverflow where it leaves the rest no chance."""
-        if request.context.truncates_prompt:
+        if request.context.takes_any_length:
             return
         num_head = HEAD_CHARS_PER_TOKEN * self._max_model_len
         for text in request.texts:
@@ -78,7 +78,7 @@ def context_overflow(
     request: GenerationRequest, found: str, *, model_name: str, max_model_len: int, facts: dict[str, int]
 ) -> ContextOverflow:
     """found: how long the prompt is, behind its number"""
-    remedy = "" if request.context.truncates_prompt else ', or send "truncate_sequence": true'
+    remedy = "" if request.context.takes_any_length else ', or send "truncate_sequence": true'
     return ContextOverflow.refusing(
         request.context.prompt_name,
         must=f"fit the context of {model_name}, which is {max_model_len} tokens for prompt and completion together",

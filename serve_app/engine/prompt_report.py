@@ -23,9 +23,10 @@ class PromptReporter:
             return None
         request = sequence.request
         prompt_ids = sequence.token_ids[: sequence.prompt_length]
-        logprobs = None
-        if request.logprobs is not None and request.logprobs.prompt:
-            logprobs = _shown(self._placed(prompt_ids, sequence.prompt_logprobs), sequence.shown_prompt)
+        wanted, scored, logprobs = request.logprobs, None, None
+        if wanted is not None and wanted.scores_prompt:
+            scored = self._placed(prompt_ids, sequence.prompt_logprobs)
+            logprobs = _shown(scored, sequence.shown_prompt) if wanted.prompt else None
         text = None
         if request.echo:
             text = self._echoed(sequence)
@@ -39,6 +40,7 @@ class PromptReporter:
             queue_s=max(0.0, (sequence.started_at or sequence.arrived_at) - sequence.arrived_at),
             text=text,
             logprobs=logprobs,
+            whole_logprobs=scored if wanted is not None and wanted.whole_prompt is not None else None,
             token_ids=tuple(prompt_ids) if request.reports_prompt_ids else None,
             unenforced_formats=() if sequence.matcher is None else sequence.matcher.formats,
             tail=self._tokenizer.untokenize(prompt_ids[-NUM_TAIL_TOKENS:]) if request.reports_tail else "",

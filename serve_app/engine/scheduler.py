@@ -39,6 +39,7 @@ class Scheduler:
         *,
         max_batch_tokens: int,
         max_logit_rows: int,
+        max_forced: int = 0,
         pace: Pace | None = None,
         max_bypass_s: float = 5.0,
         uses_prefixes: bool = True,
@@ -52,9 +53,12 @@ class Scheduler:
         self.num_prefix_hit_tokens = 0
         self._store = store
         self._slots = slots
-        self._admission = Admission(waiting, store, slots, max_bypass_s=max_bypass_s, clock=clock)
+        self._admission = Admission(
+            waiting, store, slots, max_bypass_s=max_bypass_s, uses_prefixes=uses_prefixes, clock=clock
+        )
         self._max_batch_tokens = max_batch_tokens
         self._max_logit_rows = max_logit_rows
+        self._max_near = 1 + max_forced
         self._max_copied_tokens = COPIED_PER_BATCH_TOKEN * max_batch_tokens
         self._copied_before = 0
         self._max_looked_up = LOOKED_UP_PER_BATCH_TOKEN * max_batch_tokens
@@ -71,18 +75,16 @@ class Scheduler:
         return self._store.num_copied_tokens - self._copied_before < self._max_copied_tokens
 
     def schedule(self) -> Batch:
-        """Plan a step: sequences that miss one token, then newcomers, then a share of the prompts' chunks."""
+        """Plan a step: sequences that miss a token, or forced ones too, then newcomers, then a share of the prompts."""
         preempted_before = self.num_preemptions
-        for sequence in [each for each in self.running if each.num_missing == 1]:
+        for sequence in [each for each in self.running if self._is_near(each)]:
             if sequence.holding is not None:
                 self._make_room(sequence)
         if self.num_preemptions == preempted_before:
             self._admit()
         self._copied_before = self._store.num_copied_tokens
-        singles = [each for each in self.running if each.num_missing == 1][: self._max_batch_tokens]
-        spans = [self._span(each, 1, self._max_logit_rows) for each in singles]
-        spans = [span for span in spans if span.length]
-        return Batch(tuple(sorted(spans, key=_by_place) + self._chunks(spans)))
+        spans = self._nearest()
+        return Batch(tuple(sorted(spans, key=_by_length_and_place) + self._chunks(spans)))
 
     def take_failures(self) -> list[tuple[Sequence, str]]:
         """Sequences that never began because their adapter could not be had, with the reason."""
@@ -149,17 +151,35 @@ class Scheduler:
         pinned = [each for each in self.waiting if each.mix]
         self._slots.check_integrity([each.request.model for each in (*self.running, *pinned)])
 
+    def _is_near(self, sequence: Sequence) -> bool:
+        """Whether it misses no more than one token and those that it forced."""
+        num_missing = sequence.num_missing
+        return num_missing == 1 or (sequence.is_prompt_computed and num_missing <= self._max_near)
+
+    def _nearest(self) -> list[Span]:
+        """A token of every sequence that is near, and as many as can be of those that were forced behind it."""
+        near = [each for each in self.running if self._is_near(each)][: self._max_batch_tokens]
+        left, rows = self._max_batch_tokens - len(near), self._max_logit_rows
+        spans = []
+        for sequence in near:
+            is_held = sequence.num_held > 0
+            span = self._span(sequence, 1 + min(left, sequence.num_missing - 1), max(rows, 1) if is_held else rows)
+            left -= max(span.length - 1, 0)
+            rows -= span.scores if is_held else 0
+            spans.append(span)
+        return [span for span in spans if span.length]
+
     def _chunks(self, singles: Items[Span]) -> list[Span]:
         """Parts of the prompts that miss more than a token.
 
         Half of what may be computed is the oldest's, the rest goes to those that miss least: a short prompt does not
         wait for a long one, and a long one gets on however many short ones come.
         """
-        prompts = [each for each in self.running if each.num_missing > 1]
+        prompts = [each for each in self.running if not self._is_near(each) and each.num_missing > 1]
         if not prompts:
             return []
         num_decoding = sum(span.decodes for span in singles)
-        budget = self._max_batch_tokens - len(singles)
+        budget = self._max_batch_tokens - sum(span.length for span in singles)
         left = self.pace.allowance(num_decoding, budget) if budget > 0 else 0
         rows = self._max_logit_rows - sum(span.scores for span in singles)
         others = sorted(prompts[1:], key=lambda each: each.num_missing)
@@ -187,6 +207,9 @@ class Scheduler:
         if sequence.scores_prompt:
             length = min(length, max(rows, 0))
             scores = max(0, min(start + length, sequence.prompt_length - 1) - start)
+        elif sequence.num_held:
+            length = min(length, max(rows, 0))
+            scores = min(length, sequence.num_held)
         ends = start + length == sequence.num_tokens
         return Span(sequence, start, length, ends and sequence.max_tokens > 0, scores)
 
@@ -201,7 +224,8 @@ class Scheduler:
                 return
 
     def _give_up(self, sequence: Sequence) -> None:
-        """Take a running sequence's place; its tokens stay."""
+        """Take a running sequence's place; its tokens stay, but for those that wait for their scores."""
+        sequence.give_up_held()
         self.release(sequence)
         sequence.num_computed = 0
         if not sequence.was_reported:
@@ -252,5 +276,6 @@ def _holding(sequence: Sequence) -> Holding:
     return sequence.holding
 
 
-def _by_place(span: Span) -> int:
-    return _holding(span.sequence).place
+def _by_length_and_place(span: Span) -> tuple[bool, int]:
+    """Single tokens first, as they attend together."""
+    return span.length > 1, _holding(span.sequence).place

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence as Items
+from functools import cached_property
+from hashlib import blake2b
 
 from serve_app.constraints.matcher import Matcher
 from serve_app.core.delta import Finish, FinishReason, TokenLogprob
@@ -31,6 +34,7 @@ class Sequence:
     illustration: the images of its prompt, if any
     matcher:    follows what was generated along the request's constraint, if any; preemption leaves it as it is
     sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
+    num_held:   of its last tokens, which were forced and are shown once they were scored
     is_prompt_published: whether others can find its prompt's blocks
     """
 
@@ -63,6 +67,7 @@ class Sequence:
         self.started_at: float | None = None
 
         self.num_computed = 0
+        self.num_held = 0
         self.is_prompt_published = False
         self.holding: Holding | None = None
         self.mix: Mix = ()
@@ -78,6 +83,9 @@ class Sequence:
     def end(self, reason: FinishReason, *, matched_stop: str | int | None = None) -> Finish:
         """End it, once and for good."""
         assert self.finish is None, f"{self} has ended already"
+        if self.num_held:  # they are behind its end
+            del self.token_ids[-self.num_held :]
+            self.num_held = 0
         wanted = self.request.stop.max_tokens
         is_short = wanted is None or self.num_generated < wanted
         self.finish = Finish(
@@ -88,10 +96,29 @@ class Sequence:
         )
         return self.finish
 
+    def give_up_held(self) -> None:
+        """Forget the tokens that wait for their scores; they will be forced again."""
+        if self.num_held:
+            assert self.matcher is not None, f"{self} is not constrained"
+            self.matcher.go_back(self.num_held)
+            del self.token_ids[-self.num_held :]
+            self.num_held = 0
+
     @property
     def salt(self) -> bytes:
-        """What besides tokens decides its keys and values: most often the adapter's version, or the mix's."""
-        return self.request.model.salt.encode()
+        """What besides tokens names its keys and values: most often the adapter's version, or the mix's, which decides
+        them, and the client's own salt.
+
+        No version holds the byte between the two.
+        """
+        version, own = self.request.model.salt.encode(), self.request.cache_salt
+        return version + b"\0" + own.encode("utf-8", "surrogatepass") if own else version
+
+    @cached_property
+    def prompt_name(self) -> bytes:
+        """The same of two sequences where they have the same prompt to compute, and only there."""
+        names = array("q", self.names[: self.prompt_length])
+        return blake2b(self.salt + b"/" + names.tobytes(), digest_size=16).digest()
 
     @property
     def names(self) -> Items[int]:
@@ -114,6 +141,11 @@ class Sequence:
         return len(self.token_ids) - self.prompt_length
 
     @property
+    def num_taken(self) -> int:
+        """Generated tokens without those that wait for their scores."""
+        return self.num_generated - self.num_held
+
+    @property
     def is_prompt_computed(self) -> bool:
         return self.num_computed >= self.prompt_length
 
@@ -131,7 +163,7 @@ class Sequence:
     def scores_prompt(self) -> bool:
         """Whether log-probabilities of the prompt's own tokens are still wanted of this sequence."""
         wanted = self.request.logprobs
-        return wanted is not None and wanted.prompt and self.sample == 0 and not self.was_reported
+        return wanted is not None and wanted.scores_prompt and self.sample == 0 and not self.was_reported
 
     def __repr__(self) -> str:
         return f"Sequence({self.request.request_id}#{self.sample}, {self.num_computed}/{self.num_tokens})"

@@ -21,8 +21,9 @@ from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.constraint import Constraint
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound
-from serve_app.core.request import GenerationRequest, Prompt
+from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.core.tools import ToolParserName
 from serve_app.engine.allocator import keep_freed_memory
 from serve_app.engine.card import model_card
 from serve_app.engine.config import EngineConfig
@@ -36,6 +37,7 @@ from serve_app.engine.masks import vocabulary_of
 from serve_app.engine.open_requests import OpenRequests
 from serve_app.engine.outbox import Outbox
 from serve_app.engine.preparation import Preparation
+from serve_app.engine.prompt_images import placed
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.tokenization import Tokenizations
 from serve_app.engine.tokenizer_lanes import TokenizerLanes
@@ -108,6 +110,7 @@ class ModelService:
         created: int = 0,
         dialect: str | None = None,
         chat_template: str = "",
+        tool_parser: ToolParserName | None = None,
         clock: Callable[[], float] = time.monotonic,
         lanes: TokenizerLanes | None = None,
     ) -> ModelService:
@@ -115,7 +118,7 @@ class ModelService:
 
         adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
         root:     what clients are told of where the weights came from; None is the folder
-        created, dialect, chat_template: written on the model's card, for the routers
+        created, dialect, chat_template, tool_parser: written on the model's card, for the routers
 
         Raises ModelNotSupported.
         """
@@ -130,6 +133,7 @@ class ModelService:
         card = model_card(
             config, model, tokenizer, cards, root=root, created=created, dialect=dialect, chat_template=chat_template
         )
+        card = replace(card, tool_parser=tool_parser)
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
     def start(self) -> None:
@@ -142,6 +146,10 @@ class ModelService:
         self._driver = Driver(self.engine, deliver)
         self.engine.on_staged = self._driver.nudge
         self._lease_task = loop.create_task(self._watch_leases(), context=Context())
+
+    async def warm(self) -> None:
+        """Do beforehand what the first of some kinds of requests would wait for; nothing depends on it."""
+        await self._compiler.warm()
 
     async def close(self) -> None:
         """End the engine's thread and every stream."""
@@ -233,7 +241,7 @@ class ModelService:
         if request.conversation is None:
             return request
         rendering = await self._template.render(request.conversation)
-        prompt = Prompt(parts=(rendering.text,), adds_special=False, foreign=rendering.foreign)
+        prompt = placed(request.conversation, rendering, self.engine.model.eyes)
         request = replace(request, prompt=prompt, conversation=None)
         self._preparation.check_length(request)
         return request

@@ -42,6 +42,9 @@ class Tokenizations:
         """Raises InvalidRequest where the text is too long, Overloaded where too many wait."""
         foreign: tuple[int, ...] = ()
         if request.conversation is not None:
+            if images := request.conversation.images:
+                alone = "be absent, as how many tokens an image has is known when it is seen"
+                raise InvalidRequest.refusing(images[0].name, must=alone, found="an image")
             rendering = await self._render(request.conversation)
             request, foreign = replace(request, text=rendering.text), rendering.foreign
         if len(request.text) > self._max_chars:

@@ -97,7 +97,8 @@ class Completions:
             exchange.tell = lambda: response_headers(request, None if story.run is None else story.run.tally.usage)
             async with self._router.open(request, story.ticket) as run:
                 story.run = run
-                head = ResponseHead(id=run.response_id, created=int(time.time()), model=request.model)
+                own_id = run.response_id if request.request_id is None else f"{request.id_prefix}-{request.request_id}"
+                head = ResponseHead(id=own_id, created=int(time.time()), model=request.model)
                 if request.stream:
                     renderer = self._style.renderer(run, request, head)
                     await self._stream(run, renderer, exchange, story=story)

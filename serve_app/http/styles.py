@@ -77,11 +77,13 @@ class ChatStyle:
 
     def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
         assert isinstance(request, ChatRequest)
-        return chat_renderer(request, head, run, templates=self._router.templates_of(run))
+        templates, forms = self._router.templates_of(run), self._router.call_forms_of(run)
+        return chat_renderer(request, head, run, templates=templates, forms=forms)
 
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
         assert isinstance(request, ChatRequest)
-        return await collect_chat(run, request, head=head, templates=self._router.templates_of(run))
+        templates, forms = self._router.templates_of(run), self._router.call_forms_of(run)
+        return await collect_chat(run, request, head=head, templates=templates, forms=forms)
 
 
 class NativeStyle:

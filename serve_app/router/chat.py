@@ -14,6 +14,7 @@ from serve_app.router.event import Event
 from serve_app.router.message import MessageReader, message_reader
 from serve_app.router.render import StreamRenderer, whole_extras
 from serve_app.router.run import Run
+from serve_app.tools.forms import Form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +31,13 @@ class ChatComposer:
 
     templates: of the model of each part. Where one has thoughts, the report of its prompt is awaited, which says
                whether it ends in one
+    forms:     of calls, of the model of each part
     """
 
-    def __init__(self, request: ChatRequest, templates: Sequence[str]) -> None:
+    def __init__(self, request: ChatRequest, templates: Sequence[str], forms: Sequence[Form]) -> None:
         self._request = request
         self._templates = templates
+        self._forms = forms
         self._needs_report = request.return_token_ids or request.has_continuous_usage
         self._reports: dict[int, PromptReport] = {}
         self._kept: dict[int, list[Event]] = {}
@@ -66,7 +69,7 @@ class ChatComposer:
         """The beginning of a message, before there is anything in it."""
         report = self._reports.get(event.part)
         before = self._before(report) if self._splits(event.part) and report is not None else None
-        self._readers[event.index] = message_reader(self._request, self._templates[event.part], before=before)
+        self._readers[event.index] = message_reader(self._request, self._forms[event.part], before=before)
         prompt_ids = report.token_ids if report is not None and self._request.return_token_ids else None
         return ChatChoice(
             index=event.index,
@@ -98,19 +101,19 @@ class ChatComposer:
 
 
 def chat_renderer(
-    request: ChatRequest, head: ResponseHead, run: Run, *, templates: Sequence[str]
+    request: ChatRequest, head: ResponseHead, run: Run, *, templates: Sequence[str], forms: Sequence[Form]
 ) -> StreamRenderer[ChatChoice]:
     """Of the chunks of POST /v1/chat/completions."""
     writer = ChunkWriter(head, written_message, kind=CHAT_CHUNK_OBJECT)
-    composer = ChatComposer(request, templates)
+    composer = ChatComposer(request, templates, forms)
     return StreamRenderer(request, run.tally, composer=composer, writer=writer)
 
 
 async def collect_chat(
-    run: Run, request: ChatRequest, *, head: ResponseHead, templates: Sequence[str]
+    run: Run, request: ChatRequest, *, head: ResponseHead, templates: Sequence[str], forms: Sequence[Form]
 ) -> dict[str, object]:
     """Read a run to its end and build the whole body."""
-    composer = ChatComposer(request, templates)
+    composer = ChatComposer(request, templates, forms)
     parts: list[list[ChatChoice]] = [[] for _ in range(request.num_choices)]
     async for event in run:
         for part in composer.add(event):

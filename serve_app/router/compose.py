@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.logprobs import LegacyLogprobs
+from serve_app.api.logprobs import LegacyLogprobs, ranked_body
 from serve_app.api.responses import Choice
-from serve_app.core.delta import PromptReport
+from serve_app.core.delta import PromptReport, TokenLogprob
 from serve_app.core.infill import SuffixMode
 from serve_app.router.calling import CallReader
 from serve_app.router.event import Event
@@ -37,7 +38,8 @@ class Composer:
         self._echo = request.echo or request.echo_last > 0
         self._wants_logprobs = request.logprobs is not None
         self._wants_ids = request.return_token_ids
-        self._needs_report = self._echo or self._wants_ids or request.has_continuous_usage
+        self._wants_scores = request.prompt_logprobs is not None
+        self._needs_report = self._echo or self._wants_ids or self._wants_scores or request.has_continuous_usage
         shows_suffix = request.suffix_mode is SuffixMode.APPEND or request.echo
         self._suffix = (request.suffix or "") if shows_suffix else ""
         self._reports: dict[int, PromptReport] = {}
@@ -92,8 +94,8 @@ class Composer:
             shift = len(prompt_text)
             if is_first:
                 text = prompt_text + text
-                logprobs.extend(report.logprobs or ())
-        logprobs.extend(delta.logprobs, shift=shift)
+                self._extend(logprobs, report.logprobs or ())
+        self._extend(logprobs, delta.logprobs, shift=shift)
         self._calls.note(index, delta.text)
         choice = Choice(
             index=index,
@@ -101,8 +103,11 @@ class Composer:
             logprobs=logprobs if self._wants_logprobs and logprobs.tokens else None,
             finish_reason=None if delta.finish is None else delta.finish.reason,
             matched_stop=None if delta.finish is None else delta.finish.matched_stop,
+            has_stop_reason=self._request.dialect.has_stop_reason,
+            stop_reason=None if delta.finish is None else self._stop_reason(delta.finish.matched_stop),
             token_ids=delta.token_ids if self._wants_ids else None,
             prompt_token_ids=self._reports[event.part].token_ids if self._wants_ids and is_first else None,
+            prompt_logprobs=self._scores(event.part) if is_first else None,
             model=self._request.listed_model_of(event.part),
         )
         return Part(
@@ -111,3 +116,16 @@ class Composer:
             completion_tokens=event.completion_tokens,
             is_context_end=delta.finish is not None and delta.finish.is_context_end,
         )
+
+    def _extend(self, logprobs: LegacyLogprobs, entries: Iterable[TokenLogprob], *, shift: int = 0) -> None:
+        request = self._request
+        logprobs.extend(entries, shift=shift, num_top=request.logprobs, by_id=request.return_tokens_as_token_ids)
+
+    def _scores(self, part: int) -> list[dict[str, object] | None] | None:
+        """vLLM's log-probabilities of the prompt, where they are wanted."""
+        num_top = self._request.prompt_logprobs
+        return None if num_top is None else ranked_body(self._reports[part].whole_logprobs or (), num_top)
+
+    def _stop_reason(self, matched: str | int | None) -> str | int | None:
+        """What vLLM calls so: not the model's own end."""
+        return matched if isinstance(matched, str) or matched in self._request.stop_token_ids else None

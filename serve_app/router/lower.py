@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
@@ -12,13 +12,15 @@ from serve_app.api.shown import shown
 from serve_app.catalog.mixes import write_mix
 from serve_app.core.cards import ModelCard
 from serve_app.core.constraint import Constraint
+from serve_app.core.context import ContextParams
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, UnsupportedParameter
+from serve_app.core.images import Image
 from serve_app.core.names import ModelRef
-from serve_app.core.request import ContextParams, GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
+from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
 from serve_app.router.calling import constraint_of
 from serve_app.router.sampling import lower_sampling, unencoded
 from serve_app.tools.demands import call_constraint
-from serve_app.tools.forms import form_for
+from serve_app.tools.forms import Form, form_for
 
 CardOf = Callable[[ModelRef], ModelCard]
 
@@ -65,10 +67,10 @@ def lower(
     sampling: dict[str, SamplingParams] = {}
     for part, target in enumerate(targets):
         try:
-            _check_images(request.prompt_of(part), target.card)
+            _check_images(request.images_of(part), target.card)
             _check_prompt_ids(request, part, vocab_size=target.card.vocab_size)
             if target.model.base not in sampling:
-                _check_stop_ids(request, target.card.vocab_size)
+                _check_ids(request, target.card.vocab_size)
                 sampling[target.model.base] = lower_sampling(request, vocab_size=target.card.vocab_size)
         except InvalidRequest as error:
             raise error.about(target.model.name) if request.listed else error from None
@@ -83,10 +85,11 @@ def _lowered(
 
     def one(part: int, target: Target) -> GenerationRequest:
         template = target.card.chat_template
+        form = form_for(template, target.card.tool_parser)
         return GenerationRequest(
             request_id=f"{response_id}/{part}",
             model=target.model,
-            prompt=request.prompt_of(part),
+            prompt=_prompt(request, part),
             prompt_index=part % len(request.prompts),
             n=request.num_candidates,
             sampling=sampling[target.model.base],
@@ -96,8 +99,9 @@ def _lowered(
             echo_last=request.echo_last,
             reports_prompt_ids=request.return_token_ids,
             uses_cache=request.cache_prompt,
-            skips_special_tokens=request.skip_special_tokens and not _has_special_marks(request, template),
-            constraint=_constraint(request, template),
+            cache_salt=request.cache_salt,
+            skips_special_tokens=request.skip_special_tokens and not _has_special_marks(request, form),
+            constraint=_constraint(request, form),
             conversation=request.conversation(template),
             reports_tail=request.splits_reasoning(template),
             context=context,
@@ -106,6 +110,11 @@ def _lowered(
         )
 
     return tuple(one(part, target) for part, target in enumerate(targets))
+
+
+def _prompt(request: CompletionRequest, part: int) -> Prompt:
+    prompt = request.prompt_of(part)
+    return prompt if request.add_special_tokens else replace(prompt, adds_special=False)
 
 
 def _targets(request: CompletionRequest, resolve: Resolve, card_of: CardOf) -> tuple[Target, ...]:
@@ -171,6 +180,8 @@ def _stop(request: CompletionRequest) -> StopParams:
 def _context(request: CompletionRequest) -> ContextParams:
     return ContextParams(
         truncates_prompt=request.truncate_sequence,
+        max_prompt_tokens=0 if request.truncate_prompt_tokens == -1 else request.truncate_prompt_tokens,
+        keeps_beginning=request.truncation_side == "right",
         shortens_completion=request.context_length_exceeded_behavior == "truncate",
         prompt_name=request.prompt_name,
         max_tokens_name=request.max_tokens_name,
@@ -179,35 +190,37 @@ def _context(request: CompletionRequest) -> ContextParams:
 
 def _logprobs(request: CompletionRequest) -> LogprobParams | None:
     """Also where nothing but a ranking needs them."""
-    if request.logprobs is None:
-        return LogprobParams() if request.is_ranked else None
+    top = 0 if request.logprobs is None and request.is_ranked else request.logprobs
+    if top is None and request.prompt_logprobs is None:
+        return None
     return LogprobParams(
-        top=request.logprobs,
-        prompt=request.echo or request.echo_last > 0,
+        top=top,
+        prompt=request.logprobs is not None and (request.echo or request.echo_last > 0),
+        whole_prompt=request.prompt_logprobs,
         post_sampling=request.post_sampling_probs,
     )
 
 
-def _constraint(request: CompletionRequest, template: str) -> Constraint | None:
-    """What each text has to be, calls of tools in the form that the template shows the model."""
+def _constraint(request: CompletionRequest, form: Form) -> Constraint | None:
+    """What each text has to be, calls of tools in the form that the model knows."""
     if not isinstance(request, ChatRequest):
         return constraint_of(request)
-    return call_constraint(request.tool_use, form_for(template), request.constraint)
+    return call_constraint(request.tool_use, form, request.constraint)
 
 
-def _has_special_marks(request: CompletionRequest, template: str) -> bool:
+def _has_special_marks(request: CompletionRequest, form: Form) -> bool:
     """Whether calls stand behind marks that a text without special tokens would not show."""
     is_chat = isinstance(request, ChatRequest)
-    return is_chat and bool(request.tool_use.usable) and form_for(template).has_special_tokens
+    return is_chat and bool(request.tool_use.usable) and form.has_special_tokens
 
 
-def _check_images(prompt: Prompt, card: ModelCard) -> None:
-    """Raises UnsupportedParameter where the prompt has images and the model takes none."""
-    if not prompt.images or (card.images is not None and card.images.takes_images):
+def _check_images(images: Sequence[Image], card: ModelCard) -> None:
+    """Raises UnsupportedParameter where there are images and the model takes none."""
+    if not images or (card.images is not None and card.images.takes_images):
         return
     why = "completes text only" if card.images is None else f"takes none here: {card.images.reason}"
     must = f"be absent for {card.name}, which {why}"
-    raise UnsupportedParameter.refusing(prompt.images[0].name, must=must, found="an image")
+    raise UnsupportedParameter.refusing(images[0].name, must=must, found="an image")
 
 
 def _check_prompt_ids(request: CompletionRequest, part: int, *, vocab_size: int) -> None:
@@ -218,10 +231,11 @@ def _check_prompt_ids(request: CompletionRequest, part: int, *, vocab_size: int)
         raise InvalidRequest.refusing(path, must=_hold_ids(vocab_size), found=str(highest))
 
 
-def _check_stop_ids(request: CompletionRequest, vocab_size: int) -> None:
-    highest = max(request.stop_token_ids, default=-1)
-    if highest >= vocab_size:
-        raise InvalidRequest.refusing("stop_token_ids", must=_hold_ids(vocab_size), found=str(highest))
+def _check_ids(request: CompletionRequest, vocab_size: int) -> None:
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        highest = max(getattr(request, name), default=-1)
+        if highest >= vocab_size:
+            raise InvalidRequest.refusing(name, must=_hold_ids(vocab_size), found=str(highest))
 
 
 def _hold_ids(vocab_size: int) -> str:

@@ -8,7 +8,7 @@ from serve_app.api.chat import ChatRequest
 from serve_app.core.delta import Finish, FinishReason
 from serve_app.core.tools import ToolCallDelta
 from serve_app.router.reasoning import ReasoningSplitter, Split, is_thinking
-from serve_app.tools.forms import form_for
+from serve_app.tools.forms import Form
 from serve_app.tools.parsed import Parsed
 from serve_app.tools.parser import ToolCallParser
 
@@ -66,14 +66,14 @@ class MessageReader:
         return FinishReason.TOOL_CALLS if has_called and finish.reason is FinishReason.STOP else finish.reason
 
 
-def message_reader(request: ChatRequest, template: str, *, before: str | None) -> MessageReader:
+def message_reader(request: ChatRequest, form: Form, *, before: str | None) -> MessageReader:
     """Of one text of this request.
 
-    template: of its model, which says how calls are written
-    before:   what stands before the text; None where thoughts are not told apart
+    form:   of calls, as the model writes them
+    before: what stands before the text; None where thoughts are not told apart
     """
     splitter = None if before is None else ReasoningSplitter(is_thinking=is_thinking(before))
     tools, parser = request.tool_use, None
     if tools.usable:
-        parser = ToolCallParser(form_for(template), tools.names, holds_calls=not request.stream)
+        parser = ToolCallParser(form, tools.names, holds_calls=not request.stream)
     return MessageReader(splitter, parser, is_parallel=tools.is_parallel)

@@ -154,6 +154,9 @@ def _joined(parts: list[Part], request: CompletionRequest) -> Choice:
         matched_stop=last.matched_stop,
         token_ids=token_ids,
         prompt_token_ids=parts[0].choice.prompt_token_ids,
+        prompt_logprobs=parts[0].choice.prompt_logprobs,
+        has_stop_reason=last.has_stop_reason,
+        stop_reason=last.stop_reason,
         model=last.model,
         tool_calls=last.tool_calls,
     )

@@ -42,6 +42,7 @@ def lower_sampling(request: CompletionRequest, *, vocab_size: int) -> SamplingPa
         penalty_window=WHOLE_CONTEXT if request.repeat_last_n == -1 else request.repeat_last_n,
         repetition_sees_prompt=request.dialect.repetition_sees_prompt,
         logit_bias=_biased_ids(request, vocab_size),
+        allowed_token_ids=request.allowed_token_ids,
         dry=_dry(request),
     )
 
@@ -51,6 +52,7 @@ def unencoded(request: CompletionRequest) -> UnencodedParams:
     return UnencodedParams(
         logit_bias=tuple((key, bias) for key, bias in request.logit_bias if isinstance(key, str)),
         dry_breakers=request.dry_sequence_breakers if _dry(request) is not None else (),
+        bad_words=request.bad_words,
     )
 
 

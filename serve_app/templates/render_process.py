@@ -1,4 +1,4 @@
-"""The process that renders: it keeps the compiled template and forks for each conversation, so that any may be ended.
+"""The process that renders: it keeps the compiled template and forks for those who ask, so that any may be ended.
 
 Run by `renderer.Renderer` with a socket as its input. A template is looked at only where the kernel ends what takes too
 long or too much, whatever it is doing then: first of all when it is compiled.
@@ -24,6 +24,9 @@ from serve_app.templates.limits import TemplateLimits
 from serve_app.templates.marks import Marks, marks_for
 
 COMPILED = "compiled"
+COME = b"come"
+MAX_JOBS = 1000
+"""Of one child, so that whatever it gathers is let go of."""
 MARKS_LEFT = "the template does not show the last message, which is to be continued"
 
 
@@ -128,14 +131,22 @@ def _try_to_compile(work: Work, keeper: Keeper) -> str:
 
 
 def _serve(descriptor: int, template: jinja2.Template | Refused, keeper: Keeper, *, work: Work) -> None:
-    """Tell who one is, take one conversation, answer, and end."""
+    """Tell who one is, take conversations one after the other, answer each, and end with the other side.
+
+    Each is told to have come before it is looked at: what is lost behind that was lost to it.
+    """
     status = 1
     try:
-        _bound_time(work.limits)
         with Connection(descriptor) as connection:
-            connection.send_bytes(str(os.getpid()).encode())
-            job = json.loads(connection.recv_bytes())
-            connection.send_bytes(_answer(job, template, keeper, work=work))
+            for _ in range(MAX_JOBS):
+                connection.send_bytes(str(os.getpid()).encode())
+                received = connection.recv_bytes()
+                connection.send_bytes(COME)
+                _bound_time(work.limits)
+                connection.send_bytes(_answer(json.loads(received), template, keeper, work=work))
+                _unbound_time()
+        status = 0
+    except EOFError:  # nobody has anything more to be rendered
         status = 0
     finally:
         os._exit(status)
@@ -163,6 +174,11 @@ def _bound_time(limits: TemplateLimits) -> None:
     """The default of both signals is to end the process; no handler of Python's has to run."""
     signal.setitimer(signal.ITIMER_PROF, limits.max_cpu_s)
     signal.setitimer(signal.ITIMER_REAL, limits.max_wall_s)
+
+
+def _unbound_time() -> None:
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _bound_memory(limits: TemplateLimits) -> None:

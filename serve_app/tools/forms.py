@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
+from serve_app.core.tools import ToolParserName
+
 FormName = Literal["hermes", "llama3", "mistral", "mistral_named", "json"]
 
 
@@ -58,24 +60,20 @@ MISTRAL_NAMED = replace(MISTRAL, name="mistral_named")
 JSON = Form(name="json", opener="", begins_bare=True, takes_list=True)
 """Without any template: what a prompt asked for, and what completions are held to."""
 
-FORMS: Mapping[str, Form] = MappingProxyType(
+FORMS: Mapping[ToolParserName, Form] = MappingProxyType(
     {
         **{form.name: form for form in (HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, JSON)},
         "qwen": HERMES,
         "llama3_json": LLAMA3,
     }
 )
-"""By the names that `tool_parser` takes."""
 
 _MARKED_OTHERWISE = ("<function=", "<arg_key>", "<tool_sep>")
 """Of families that write calls between the same marks, and not in JSON."""
 
 
-def form_for(template: str, tool_parser: str | None = None) -> Form:
-    """The form that was named, else the one that the template shows the model; JSON alone where it shows none.
-
-    tool_parser: a name in FORMS
-    """
+def form_for(template: str, tool_parser: ToolParserName | None = None) -> Form:
+    """The form that was named, else the one that the template shows the model; JSON alone where it shows none."""
     if tool_parser is not None:
         return FORMS[tool_parser]
     if MISTRAL.opener in template:

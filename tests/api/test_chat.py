@@ -83,7 +83,7 @@ def test_what_is_no_message_is_refused_by_its_place(messages: object, param: str
     assert found in str(error)
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+@pytest.mark.parametrize("kind", ["image", "input_audio", "file"])
 def test_what_is_no_text_is_refused_by_name(kind: str) -> None:
     part = {"type": kind, kind: {"url": "data:image/png;base64,AA=="}}
     error = refusal(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}, part]}])

@@ -19,7 +19,7 @@ from serve_app.api.parse import parse_completion
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, MalformedJson, ModelNotFound, Unavailable
 from tests.pictures import sent
 
-NAMES = ("union", "openai", "llama.cpp", "mistral.rs", "fireworks", "omlx", "sglang")
+NAMES = ("union", "openai", "llama.cpp", "mistral.rs", "fireworks", "omlx", "sglang", "vllm")
 MAX = 2**31 - 1
 
 # What stands first holds in every dialect but those named behind it.
@@ -34,7 +34,7 @@ DEFAULTS = {  # of parameters that were not sent
     "mirostat_tau": (5.0, {"fireworks": 1.5}),
     "mirostat_eta": (0.1, {}),
     "no_stop_trim": (False, {"fireworks": True}),
-    "context_length_exceeded_behavior": ("truncate", {"openai": "error", "sglang": "error"}),
+    "context_length_exceeded_behavior": ("truncate", {"openai": "error", "sglang": "error", "vllm": "error"}),
 }
 MEANINGS = {
     "repetition_sees_prompt": (True, {"omlx": False, "sglang": False}),
@@ -42,14 +42,18 @@ MEANINGS = {
     "max_stop_strings": (None, {"openai": 4, "fireworks": 4}),
     "takes_zero_tokens": (True, {"mistral.rs": False, "fireworks": False, "sglang": False}),
     "takes_unlimited_tokens": (False, {"union": True, "llama.cpp": True}),
-    "max_logprobs": (5, {"mistral.rs": 20, "sglang": 20}),
+    "max_logprobs": (5, {"mistral.rs": 20, "sglang": 20, "vllm": 20}),
     "max_n": (128, {}),
     "max_top_k": (MAX, {"fireworks": 128}),
     "best_of": (BestOf.CANDIDATES, {"mistral.rs": BestOf.RETURNED}),
     "suffix": (Suffix.INFILL, {"mistral.rs": Suffix.APPEND, "sglang": Suffix.APPEND}),
-    "takes_mixed_prompts": (True, {"openai": False, "fireworks": False, "omlx": False, "sglang": False}),
-    "stream_options_need_stream": (False, {"openai": True}),
-    "continuous_usage_needs_usage": (False, {"openai": True}),
+    "takes_mixed_prompts": (
+        True,
+        {"openai": False, "fireworks": False, "omlx": False, "sglang": False, "vllm": False},
+    ),
+    "stream_options_need_stream": (False, {"openai": True, "vllm": True}),
+    "continuous_usage_needs_usage": (False, {"openai": True, "vllm": True}),
+    "has_stop_reason": (False, {"vllm": True}),
     "finish_chunk_has_usage": (False, {"llama.cpp": True, "fireworks": True}),
     "has_timings": (False, {"llama.cpp": True}),
     "ignores_unknown_bias": (False, {"llama.cpp": True}),
@@ -60,7 +64,12 @@ MEANINGS = {
     "precedence": ((), {"llama.cpp": ("n_predict", "max_completion_tokens", "max_tokens")}),
     "error_shape": (
         ErrorShape.NESTED,
-        {"openai": ErrorShape.OPENAI, "mistral.rs": ErrorShape.MESSAGE, "sglang": ErrorShape.FLAT},
+        {
+            "openai": ErrorShape.OPENAI,
+            "mistral.rs": ErrorShape.MESSAGE,
+            "sglang": ErrorShape.FLAT,
+            "vllm": ErrorShape.VLLM,
+        },
     ),
 }
 STATUSES = {
@@ -148,11 +157,15 @@ VALUES = {  # a value of each carried parameter that is not its default in any d
     "logprobs": 2, "top_logprobs": 2, "post_sampling_probs": True, "skip_special_tokens": False,
     "return_token_ids": True, "return_cached_tokens_details": True, "timings_per_token": True,
     "response_format": {"type": "json_object"}, "grammar": "root ::= 'a'", "json_schema": {}, "regex": "a+",
+    "ebnf": "root ::= 'a'", "guided_choice": ["a"], "structured_outputs": {"regex": "a+"}, "prompt_logprobs": 2,
+    "allowed_token_ids": [5], "bad_words": ["x"], "add_special_tokens": False, "truncate_prompt_tokens": 9,
+    "truncation_side": "right", "return_tokens_as_token_ids": True, "request_id": "mine", "cache_salt": "own",
     "suffix": "!", "suffix_mode": "append",
     "images": [sent(1)],
-    "ebnf": "root ::= 'a'", "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto",
+    "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto",
     "parallel_tool_calls": True,
 }  # fmt: skip
+ACCEPTED = {"user": "someone", "priority": 3, "spaces_between_special_tokens": False}
 COMPANIONS = {
     "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
@@ -189,8 +202,10 @@ def test_every_parameter_has_one_disposition_in_every_dialect(dialect, name):
             request = parse(dialect, **{**companions, name: value_other_than_default(dialect, name)})
             assert request != parse(dialect, **companions)
         case Accepted():
-            request = parse(dialect, **{name: "someone"})
-            assert request.model_copy(update={name: None}) == parse(dialect)
+            request = parse(dialect, **{name: ACCEPTED[name]})
+            default = effective_defaults(dialect)[name]
+            assert getattr(request, name) == ACCEPTED[name] != default
+            assert request.model_copy(update={name: default}) == parse(dialect)
         case NotYet():
             assert refusal(dialect, **{name: ["something", 17]}).param == name
 
@@ -341,7 +356,7 @@ def test_the_listing_shows_defaults_meanings_and_a_disposition_for_each_paramete
 @EVERY
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_a_value_of_no_use_is_refused_by_the_name_it_was_sent_under(dialect, name):
-    of_no_use = {"stream_options": "value", "json_schema": 5}.get(name, {"no": [], "such": "value"})
+    of_no_use = {"stream_options": "value", "json_schema": 5, "guided_json": 5}.get(name, {"no": [], "such": "value"})
     found = refusal(dialect, **{name: of_no_use})
     assert found.param is not None
     assert found.param.startswith(name)

@@ -360,7 +360,7 @@ def test_a_neutral_value_changes_nothing(name, value):
     [
         ("raw_output", 0),  # a number is not false
         ("n_keep", True),
-        ("guided_json", {}),
+        ("logprob_token_ids", []),
         ("t_max_predict_ms", 5),
     ],
 )

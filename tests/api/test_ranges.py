@@ -33,7 +33,7 @@ COMPANIONS: dict[str, dict[str, object]] = {
     "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
 }
-OF_NO_USE: dict[str, object] = {"stream_options": "value", "json_schema": 5}
+OF_NO_USE: dict[str, object] = {"stream_options": "value", "json_schema": 5, "guided_json": 5}
 """Where any object is of some use."""
 
 
@@ -201,6 +201,8 @@ def test_most_parameters_have_a_range_that_is_probed() -> None:
         "response_format",
         "tool_choice",
         "suffix_mode",
+        "truncation_side",
+        "structured_outputs",
     }
-    renamed_flags = {"include_stop_str_in_output", "return_tokens"}
+    renamed_flags = {"include_stop_str_in_output", "return_tokens", "add_bos_token"}
     assert set(NAMES) - ranged == (flags - {"logprobs"}) | unbounded | renamed_flags

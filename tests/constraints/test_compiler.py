@@ -91,6 +91,65 @@ async def test_more_than_may_wait_are_told_to_come_again() -> None:
         await shared.compile(regex("aaa"))
 
 
+def endless(number: int) -> Constraint:
+    return regex(ENDLESS + "x" * number)
+
+
+async def test_what_takes_long_takes_no_place_from_what_does_not() -> None:
+    """Three endless ones: two take the slow places, the third is ended and told to come again; all others pass by."""
+    limits = {"max_cpu_s": 60, "max_wall_s": 6, "quick_s": 0.5, "max_trials": 1, "max_slow": 2, "max_wait_s": 60}
+    async with compiler(**limits) as shared:
+        await shared.warm()
+        ended: list[str] = []
+
+        async def asked(name: str, constraint: Constraint) -> object:
+            try:
+                return await shared.compile(constraint)
+            except (InvalidRequest, Overloaded) as error:
+                return error
+            finally:
+                ended.append(name)
+
+        slow = [asyncio.create_task(asked(f"slow {at}", endless(at))) for at in range(3)]
+        quick = [asyncio.create_task(asked(f"quick {at}", regex("a" * at))) for at in range(1, 9)]
+        answers = await asyncio.gather(*slow, *quick)
+        assert [type(answer).__name__ for answer in answers] == [
+            "InvalidRequest", "InvalidRequest", "Overloaded", *["Compiled"] * 8,
+        ]  # fmt: skip
+        assert ended.index("quick 8") < ended.index("slow 0")
+        assert ended.index("slow 2") < ended.index("slow 0")
+        assert answers[2].facts["retry_after_s"] > 0  # type: ignore[attr-defined]
+        assert shared._places.num_slow == 0
+        num_before = shared.num_compiled
+        assert isinstance(await asked("again", endless(2)), InvalidRequest)  # it was not remembered as refused
+        assert shared.num_compiled == num_before + 1
+
+
+async def test_who_waits_too_long_for_a_place_is_told_to_come_again() -> None:
+    limits = {"max_cpu_s": 60, "max_wall_s": 4, "quick_s": 2, "max_trials": 1, "max_slow": 1, "max_wait_s": 0.2}
+    async with compiler(**limits) as shared:
+        await shared.warm()
+        first = asyncio.create_task(shared.compile(endless(0)))
+        while not shared._places._free.locked():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        with pytest.raises(Overloaded):
+            await shared.compile(regex("a"))
+        assert not first.done()
+        with pytest.raises(InvalidRequest):
+            await first
+        await shared.compile(regex("a"))
+
+
+async def test_what_was_warmed_waits_for_no_process() -> None:
+    async with compiler() as shared:
+        await shared.warm()
+        process = shared._trials._process
+        assert process is not None
+        assert process.poll() is None
+        await shared.compile(regex("a"))
+        assert shared._trials._process is process
+
+
 async def test_a_client_that_leaves_takes_nothing_from_who_asked_for_the_same() -> None:
     async with compiler() as shared:
         leaving = asyncio.ensure_future(shared.compile(regex("[a-f]+")))

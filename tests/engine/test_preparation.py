@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from tokenizers import Tokenizer, normalizers
 
+from serve_app.core.context import ContextParams
 from serve_app.core.errors import ContextOverflow, InvalidRequest
 from serve_app.core.request import (
-    ContextParams,
     DryParams,
     GenerationRequest,
     Prompt,

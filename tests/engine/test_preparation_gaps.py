@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from serve_app.core.context import ContextParams
 from serve_app.core.errors import ContextOverflow
 from serve_app.core.infill import ExtraFile, Infill
-from serve_app.core.request import ContextParams, GenerationRequest, Prompt, StopParams
+from serve_app.core.request import GenerationRequest, Prompt, StopParams
 from serve_app.engine.preparation import Preparation
 from serve_app.engine.sequence import Sequence
 from serve_app.text.tokenizer import TextTokenizer

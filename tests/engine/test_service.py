@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 
 from serve_app.catalog.adapters import read_adapter
+from serve_app.core.context import ContextParams
 from serve_app.core.delta import Delta, FinishReason
 from serve_app.core.errors import AdapterNotFound, ContextOverflow, EngineFailed, InvalidRequest, Overloaded
 from serve_app.core.names import ModelRef
-from serve_app.core.request import ContextParams, GenerationRequest, Prompt, StopParams
+from serve_app.core.request import GenerationRequest, Prompt, StopParams
 from serve_app.core.tokenization import TokenizeRequest
 from serve_app.engine.loading import ModelNotSupported
 from serve_app.engine.service import ModelService

@@ -26,6 +26,11 @@ FOLLOWED: Mapping[str, str] = {
     "llguidance": '{"grammars": [{"lark_grammar": "start: /[a-z]*/"}]}',
 }
 """A source in each language that any model can follow."""
+SOURCES: Mapping[str, str] = {
+    "json_schema": "json_schema", "guided_json": "json_schema", "regex": "regex", "guided_regex": "regex",
+    "ebnf": "gbnf", "grammar": "gbnf", "guided_grammar": "gbnf",
+}  # fmt: skip
+"""The language of each parameter that is a source by itself."""
 PLAIN_PATTERN = re.compile(r"[a-z0-9 ]{1,40}")
 
 
@@ -135,7 +140,7 @@ def samplers_are_in_order(body: Body, served: Served) -> None:
 
 def constraints_can_be_followed(body: Body, served: Served) -> None:
     """A schema, a grammar or an expression can be followed, and a string that has to be JSON is an object's."""
-    for name, kind in (("json_schema", "json_schema"), ("regex", "regex"), ("ebnf", "gbnf"), ("grammar", "gbnf")):
+    for name, kind in SOURCES.items():
         value = body.get(name)
         if name == "grammar" and isinstance(value, dict):
             body[name] = {**value, "value": followed(value["type"], value["value"])}
@@ -143,6 +148,9 @@ def constraints_can_be_followed(body: Body, served: Served) -> None:
             body[name] = followed(kind, value)
     if body.get("response_format") is not None:
         body["response_format"] = followed_format(body["response_format"])
+    if body.get("structured_outputs") is not None:
+        sent = body["structured_outputs"]
+        body["structured_outputs"] = {name: followed_output(name, value) for name, value in sent.items()}
 
 
 def patterns_are_supported(body: Body, served: Served) -> None:
@@ -158,11 +166,22 @@ def ids_are_of_the_vocabulary(body: Body, served: Served) -> None:
     size = served.vocab_size
     if body.get("stop_token_ids") is not None:
         body["stop_token_ids"] = [each and each % size for each in body["stop_token_ids"]]
+    if body.get("allowed_token_ids"):
+        body["allowed_token_ids"] = sorted({*(each % size for each in body["allowed_token_ids"]), *range(size // 2)})
     bias = body.get("logit_bias")
     if isinstance(bias, dict):
         body["logit_bias"] = {within(key, size): value for key, value in bias.items()}
     elif bias is not None:
         body["logit_bias"] = [[within(key, size), value] for key, value in bias]
+
+
+def tools_have_names_of_their_own(body: Body, served: Served) -> None:
+    """Each tool has a name of its own."""
+    named: dict[str, Any] = {}
+    for tool in body.get("tools") or ():
+        named.setdefault(tool["function"]["name"], tool)
+    if body.get("tools"):
+        body["tools"] = list(named.values())
 
 
 def images_have_places(body: Body, served: Served) -> None:
@@ -201,6 +220,17 @@ def followed_format(sent: Body) -> Body:
             return {"type": "structural_tag", "format": {"type": "any_text"}}
         case _:
             return {name: followed_member(name, value) for name, value in sent.items()}
+
+
+def followed_output(name: str, value: Any) -> Any:
+    """A member of vLLM's structured outputs."""
+    match name:
+        case "structural_tag" if value:
+            return {"type": "structural_tag", "format": {"type": "any_text"}}
+        case "json" | "regex" | "grammar" if value not in (None, ""):
+            return followed({"json": "json_schema", "regex": "regex", "grammar": "gbnf"}[name], value)
+        case _:
+            return value
 
 
 def followed_member(name: str, value: Any) -> Any:
@@ -254,6 +284,7 @@ RULES: tuple[Callable[[Body, Served], None], ...] = (
     patterns_are_supported,
     constraints_can_be_followed,
     ids_are_of_the_vocabulary,
+    tools_have_names_of_their_own,
     images_have_places,
     prompts_fit,
     answers_are_gone_on_with,

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from serve_app.core.request import GenerationRequest
+from serve_app.core.tools import ToolParserName
 from serve_app.http.app import build_app
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
@@ -205,14 +206,16 @@ THOUGHT = ["<thi", "nk>", "\nLet me", " see.", "\n</th", "ink>\n\n", "It is", " 
 
 
 @asynccontextmanager
-async def reciting(words: list[str], template: str, tail: str = "") -> AsyncIterator[httpx.AsyncClient]:
+async def reciting(
+    words: list[str], template: str, tail: str = "", *, tool_parser: ToolParserName | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
     """A service whose model says these words."""
 
     def script(request: GenerationRequest, sample: int) -> list[str]:
         return words
 
     fleet = Fleet("router-0")
-    card = replica_card("r0", replace(model_card("tiny"), chat_template=template))
+    card = replica_card("r0", replace(model_card("tiny"), chat_template=template, tool_parser=tool_parser))
     fleet.put(card, FakeBackend(card, script=script, tail=tail))
     transport = httpx.ASGITransport(build_app(Router(fleet)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:

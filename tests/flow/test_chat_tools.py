@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
+from serve_app.core.tools import ToolParserName
 from tests.flow.stack import Stack, running_stack
 from tests.flow.test_chat import PATH, QUESTION, events, reciting
 
@@ -161,3 +162,16 @@ async def test_calls_and_their_results_are_in_the_prompt_of_the_next_turn(stack:
         body = {"model": "demo", "messages": messages, "max_tokens": 1, **sent}
         usage = (await stack.post(body, PATH)).json()["usage"]
         assert (usage["prompt_tokens"] == counted) is (num_tokens is not None)
+
+
+@pytest.mark.parametrize(("tool_parser", "is_call"), [("mistral", True), ("hermes", False), (None, False)])
+async def test_calls_are_read_in_the_form_that_an_operator_names_whatever_the_template_shows(
+    tool_parser: ToolParserName | None, is_call: bool
+) -> None:
+    words = ['[TOOL_CALLS]clock[ARGS]{"a"', ": 1}"]
+    body = {"model": "tiny", "messages": [QUESTION], "tools": [CLOCK]}
+    async with reciting(words, HERMES, tool_parser=tool_parser) as client:
+        whole = (await client.post(PATH, json=body)).json()["choices"][0]["message"]
+        stream, _ = joined(events(await client.post(PATH, json={**body, "stream": True})))
+    said = ("", [{"name": "clock", "arguments": '{"a": 1}'}]) if is_call else ("".join(words), [])
+    assert plain(whole) == plain(stream) == said

@@ -8,6 +8,8 @@ import json
 import jsonschema
 import pytest
 
+from serve_app.demo.behaviours import BEHAVIOURS
+from serve_app.demo.report import held_out_samples
 from tests.constraints.schemas import random_schema
 from tests.flow.stack import running_stack
 
@@ -35,3 +37,29 @@ async def test_what_ends_by_itself_satisfies_its_schema() -> None:
             jsonschema.Draft202012Validator(random_schema(seed)).validate(json.loads(text))
         assert {status for _, status, _, _ in answers} <= {200, 400}
         await stack.settled()
+
+
+FLAT = {"anyOf": [{"type": ["string", "number", "boolean"]}, {"type": "array", "items": {"type": "string"}}]}
+RECORD = {"type": "object", "minProperties": 1, "additionalProperties": FLAT}
+NUM_RECORDS = 40
+
+
+async def test_every_record_of_the_json_adapter_is_valid_under_a_schema_however_hot_it_is_drawn() -> None:
+    """Without the schema some are not at this temperature, so that the schema is what makes them valid."""
+    behaviour = BEHAVIOURS["json"]
+    prompts = [sample.prompt for sample in held_out_samples(behaviour.draw, NUM_RECORDS)]
+    async with running_stack(num_replicas=1) as stack:
+
+        async def ended(**changes: object) -> list[str]:
+            body = {"model": "demo:json", "prompt": prompts, "seed": 3, "temperature": 1.5, "max_tokens": 120}
+            response = await stack.post({**body, **changes})
+            assert response.status_code == 200, response.text
+            return [each["text"] for each in response.json()["choices"] if each["finish_reason"] == "stop"]
+
+        free, held = await ended(), await ended(json_schema=RECORD)
+        await stack.settled()
+    assert not all(map(behaviour.is_shown, free))
+    assert len(held) > NUM_RECORDS / 2
+    assert all(map(behaviour.is_shown, held))
+    for text in held:
+        jsonschema.Draft202012Validator(RECORD).validate(json.loads(text))

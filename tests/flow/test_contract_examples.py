@@ -1,4 +1,4 @@
-"""The examples that the five systems document work as written, but for the model's name (part two's excepted)."""
+"""The examples that the systems document work as written, but for the model's name."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ HELD: dict[str, Callable[[str], bool]] = {
 @pytest.mark.parametrize("example", HELD)
 async def test_what_an_example_holds_its_text_to_is_kept(stack: Stack, example: str) -> None:
     """A text that was cut is the beginning of one. The bias has strings and objects end before they are cut."""
-    body = {"model": "demo", **EXAMPLES[example], "max_tokens": 100, "temperature": 1, "n": 2, "seed": 11}
+    body = {"model": "demo", **EXAMPLES[example], "max_tokens": 100, "temperature": 1, "n": 4, "seed": 11}
     choices = (await stack.post({**body, "logit_bias": {'"': 8, "}": 8}})).json()["choices"]
     for choice in choices:
         if choice["finish_reason"] != "length":
@@ -160,6 +160,12 @@ DOCUMENTED = {
     " presence_penalty repetition_penalty response_format json_schema regex ebnf stream stream_options echo logprobs"
     " logit_bias best_of suffix ignore_eos skip_special_tokens no_stop_trim stop_regex min_tokens lora_path"
     " return_hidden_states return_routed_experts return_cached_tokens_details",
+    "vllm": "model prompt echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream"
+    " stream_options suffix temperature top_p user use_beam_search top_k min_p repetition_penalty length_penalty"
+    " stop_token_ids include_stop_str_in_output ignore_eos min_tokens skip_special_tokens"
+    " spaces_between_special_tokens truncate_prompt_tokens truncation_side allowed_token_ids prompt_logprobs bad_words"
+    " prompt_embeds add_special_tokens response_format structured_outputs priority request_id return_token_ids"
+    " return_tokens_as_token_ids cache_salt kv_transfer_params vllm_xargs",
 }
 
 
@@ -168,13 +174,13 @@ async def test_every_documented_parameter_is_known(system: str) -> None:
     assert set(DOCUMENTED[system].split()) <= set(PARAMETERS)
 
 
-# Every parameter that a system documents, at its documented example or default; part two's left out.
+# Every parameter that a system documents, at its documented example or default.
 WHOLE: dict[str, dict[str, Any]] = {
     "llama.cpp": {
         "prompt": "Once upon a time", "max_tokens": -1, "temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05,
         "stream": False, "stop": ["\n\n"], "presence_penalty": 0.0, "frequency_penalty": 0.0, "repeat_penalty": 1.1,
         "n": 1, "seed": -1, "logprobs": 5, "echo": False, "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1,
-        "grammar": "", "json_schema": PRODUCT, "cache_prompt": True, "suffix": "",
+        "grammar": "", "json_schema": {"type": "boolean"}, "cache_prompt": True, "suffix": "",
     },
     "mistral.rs": {
         "best_of": 1, "dry_allowed_length": 2, "dry_base": 1.75, "dry_multiplier": 0.8,
@@ -183,14 +189,14 @@ WHOLE: dict[str, dict[str, Any]] = {
         "logprobs": 1, "max_tokens": 16, "min_p": 0.05, "n": 1, "presence_penalty": 0.1,
         "prompt": "Say this is a test.", "repetition_penalty": 1.1, "stop": "example", "stream": False,
         "suffix": "null", "temperature": 0.7, "tool_choice": "auto",
-        "tools": [{"type": "function", "function": {"name": "add_product"}}],
-        "top_k": 32, "top_p": 0.9, "truncate_sequence": False, "user": "example",
+        "tools": [{"type": "function", "function": {"name": "add_product"}}], "top_k": 32, "top_p": 0.9,
+        "truncate_sequence": False, "user": "example",
     },
     "fireworks": {
         "prompt": "The sky is", "context_length_exceeded_behavior": "truncate", "echo": False, "frequency_penalty": 0,
         "ignore_eos": False, "images": [], "logprobs": 5, "max_tokens": 16, "mirostat_lr": 0.1, "mirostat_target": 1.5,
-        "n": 1, "presence_penalty": 0, "repetition_penalty": 1, "stop": ["a", "b", "c", "d"], "stream": False,
-        "response_format": {"type": "json_object", "schema": PRODUCT},
+        "n": 1, "presence_penalty": 0, "repetition_penalty": 1,
+        "response_format": {"type": "json_object", "schema": PRODUCT}, "stop": ["a", "b", "c", "d"], "stream": False,
         "temperature": 1, "top_k": 50, "top_p": 1, "user": "example",
     },
     "omlx": {
@@ -208,6 +214,19 @@ WHOLE: dict[str, dict[str, Any]] = {
         "no_stop_trim": False, "stop_regex": "[0-9]{3}", "min_tokens": 2, "lora_path": ["pirate", None],
         "suffix": "!", "return_hidden_states": False, "return_routed_experts": False,
         "return_cached_tokens_details": True,
+    },
+    "vllm": {
+        "prompt": ["Once upon", "a time"], "echo": False, "frequency_penalty": 0.0, "logit_bias": {"7": -1.5},
+        "logprobs": 2, "max_tokens": 16, "n": 2, "presence_penalty": 0.0, "seed": 1, "stop": [], "stream": False,
+        "stream_options": None, "temperature": 1.0, "top_p": 1.0, "user": "example", "use_beam_search": False,
+        "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "length_penalty": 1.0, "stop_token_ids": [],
+        "include_stop_str_in_output": False, "ignore_eos": False, "min_tokens": 0, "skip_special_tokens": True,
+        "spaces_between_special_tokens": True, "truncate_prompt_tokens": 8, "truncation_side": "left",
+        "allowed_token_ids": None, "prompt_logprobs": 1, "bad_words": ["bad"], "prompt_embeds": None,
+        "add_special_tokens": True, "response_format": {"type": "text"},
+        "structured_outputs": {"choice": ["positive", "negative"]}, "priority": 0, "request_id": "example",
+        "return_token_ids": True, "return_tokens_as_token_ids": True, "cache_salt": "example",
+        "kv_transfer_params": None, "vllm_xargs": None, "suffix": None,
     },
 }  # fmt: skip
 

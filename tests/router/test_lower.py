@@ -52,6 +52,30 @@ def test_a_stop_token_is_one_of_the_vocabulary():
     assert caught.value.param == "stop_token_ids"
 
 
+def test_an_allowed_token_is_one_of_the_vocabulary():
+    assert lowered(allowed_token_ids=[99, 1, 99])[0].sampling.allowed_token_ids == (99, 1)
+    with pytest.raises(InvalidRequest, match=r"from 0 to 99, .*; found 100") as caught:
+        lowered(allowed_token_ids=[5, 100])
+    assert caught.value.param == "allowed_token_ids"
+
+
+def test_what_vllm_calls_the_prompts_affairs_is_the_engines():
+    plain, named = lowered()[0], lowered(add_special_tokens=False, cache_salt="own", truncate_prompt_tokens=7)[0]
+    assert (plain.prompt.adds_special, plain.cache_salt, plain.context.max_prompt_tokens) == (True, "", None)
+    assert (named.prompt.adds_special, named.cache_salt, named.context.max_prompt_tokens) == (False, "own", 7)
+    beside = lowered(truncate_prompt_tokens=-1, truncation_side="right")[0].context
+    assert (beside.max_prompt_tokens, beside.keeps_beginning) == (0, True)
+    assert lowered(truncate_prompt_tokens=0)[0].context.max_prompt_tokens is None
+
+
+def test_log_probabilities_of_the_prompt_are_asked_for_beside_those_of_the_completion():
+    assert lowered(prompt_logprobs=3)[0].logprobs == LogprobParams(top=None, whole_prompt=3)
+    both = lowered(prompt_logprobs=3, logprobs=5, echo=True)[0].logprobs
+    assert both == LogprobParams(top=5, prompt=True, whole_prompt=3)
+    assert (both.prompt_top, lowered(prompt_logprobs=3, logprobs=5)[0].logprobs.prompt_top) == (5, 3)
+    assert lowered(prompt_logprobs=3, n=1, best_of=2)[0].logprobs == LogprobParams(top=0, whole_prompt=3)
+
+
 @pytest.mark.parametrize("key", ["9" * 40, "-" + "9" * 40, "100", "-1"])
 def test_a_biased_id_is_one_of_the_vocabulary_however_long_it_is(key):
     with pytest.raises(InvalidRequest, match="outside of the vocabulary"):

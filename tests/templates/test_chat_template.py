@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from serve_app.core.conversation import Conversation
-from serve_app.core.errors import InvalidRequest
+from serve_app.core.errors import InvalidRequest, Overloaded
 from serve_app.templates.chat_template import ChatTemplate
 from serve_app.templates.limits import TemplateLimits
 
@@ -181,3 +182,34 @@ async def test_what_a_tenant_sends_to_an_honest_template_is_bounded(
 async def test_a_model_without_a_template_says_how_to_give_one() -> None:
     message = await refusal("")
     assert "`chat_template` in the `args` of its application" in message
+
+
+SLOW_WHEN_LONG = "{% if messages[0].content | length > 9 %}" + LOOP * 4 + "{% endfor %}" * 4 + "{% endif %}short"
+
+
+@pytest.mark.slow
+async def test_a_short_conversation_does_not_wait_for_long_ones_and_the_loop_turns_meanwhile() -> None:
+    patient = TemplateLimits(max_cpu_s=4, max_wall_s=60, max_renderings=(1, 1), short_chars=100)
+    async with template_of(SLOW_WHEN_LONG, patient) as template:
+        long = [asyncio.create_task(template.render(conversation([{"role": "user", "content": "x" * 200}])))]
+        await asyncio.sleep(0)
+        long.append(asyncio.create_task(template.render(conversation([{"role": "user", "content": "x" * 200}]))))
+        brief = conversation([{"role": "user", "content": "x"}])
+        assert (await template.render(brief)).text == "short"
+        assert not any(task.done() for task in long)
+        num_turns = 0
+        while not long[0].done():
+            num_turns += 1
+            await asyncio.sleep(0.001)
+        assert num_turns > 100
+        for task in long:
+            with pytest.raises(InvalidRequest, match="too much time"):
+                await task
+
+
+async def test_more_conversations_than_may_wait_are_refused_at_once() -> None:
+    async with template_of(CHATML, TemplateLimits(max_waiting=2)) as template:
+        tasks = [asyncio.create_task(template.render(conversation())) for _ in range(3)]
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(each, Overloaded) for each in found] == [False, False, True]
+        assert (await template.render(conversation())).text

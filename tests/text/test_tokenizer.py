@@ -49,6 +49,26 @@ def test_only_a_leading_text_gets_the_bos(stories: TextTokenizer) -> None:
     assert stories.encode(text((1, 7))) == [1, 7]
 
 
+def test_no_text_gets_the_bos_where_none_is_to_be_added(stories: TextTokenizer) -> None:
+    once = stories.encode(text("Once"))
+    assert stories.encode(Prompt(parts=("Once",), adds_special=False)) == once[1:]
+    assert stories.encode(Prompt(parts=("Once", (7,)), adds_special=False)) == [*once[1:], 7]
+    assert stories.encode(Prompt(parts=((1,), "Once"), adds_special=False)) == once
+
+
+@pytest.mark.parametrize("has_spaces", [True, False])
+def test_no_space_stands_between_special_tokens_whatever_is_asked_of_the_library(
+    tokenizer: TextTokenizer, reference: Any, has_spaces: bool
+) -> None:
+    special = sorted(tokenizer.special_ids)[:2]
+    ids = [*tokenizer.encode_text("a word"), *special, *special]
+    names = "".join(map(tokenizer.token_text, special))
+    shown = tokenizer.detokenizer([], shows_special=True)
+    text_shown = "".join(map(shown.feed, ids))
+    assert text_shown.endswith(names + names)
+    assert reference.decode(ids, spaces_between_special_tokens=has_spaces).endswith(names + names)
+
+
 def test_special_tokens_written_in_a_text_are_parsed(demo: TextTokenizer) -> None:
     ids = demo.encode(text("a<|endoftext|>b"))
     assert [id_ for id_ in ids if id_ in demo.special_ids] == [0]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
-from serve_app.tools.forms import HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_NAMED, Form, form_for
+from serve_app.core.tools import ToolParserName
+from serve_app.tools.forms import FORMS, HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_NAMED, Form, form_for
 
 QWEN = """{%- if tools %}...return a json object with function name and arguments within <tool_call></tool_call> tags:
 <tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>{% endif %}"""
@@ -38,6 +41,10 @@ def test_a_template_shows_the_form_of_its_family(template: str, form: Form) -> N
     ("name", "form"),
     [("hermes", HERMES), ("qwen", HERMES), ("llama3_json", LLAMA3), ("mistral", MISTRAL), ("json", JSON)],
 )
-def test_a_form_that_was_named_is_taken_whatever_the_template_says(name: str, form: Form) -> None:
+def test_a_form_that_was_named_is_taken_whatever_the_template_says(name: ToolParserName, form: Form) -> None:
     assert form_for(QWEN, name) is form
     assert form_for(MISTRAL_V3, name) is form
+
+
+def test_every_name_that_an_operator_may_give_has_a_form() -> None:
+    assert set(get_args(ToolParserName)) == set(FORMS)

@@ -18,6 +18,7 @@ class ErrorShape(StrEnum):
     NESTED = '{"error": {…}}, code is the status'
     OPENAI = '{"error": {…}}, code is a word'
     MESSAGE = '{"message": …}'
+    VLLM = '{"error": {…}}, type is a class'
     FLAT = '{"object": "error", …}'
 
 
@@ -57,6 +58,7 @@ class Dialect:
     finish_chunk_has_usage: whether the last finish chunk carries the usage where `include_usage` was not sent
     has_timings:       whether a response always carries `timings`
     ignores_unknown_bias: whether a logit_bias of an id that the model does not have is left out, not refused
+    has_stop_reason:   whether a choice carries vLLM's `stop_reason` beside `matched_stop`
     keeps_regex_match: whether what a stop_regex matched stays in the text
     refuses_unknown:   whether a name that is nobody's parameter is refused; otherwise it is ignored, and that is told
     takes_any_model:   whether any name is served by the only model, where the server is configured so
@@ -86,6 +88,7 @@ class Dialect:
     finish_chunk_has_usage: bool = False
     has_timings: bool = False
     ignores_unknown_bias: bool = False
+    has_stop_reason: bool = False
     keeps_regex_match: bool = False
     refuses_unknown: bool = False
     takes_any_model: bool = False

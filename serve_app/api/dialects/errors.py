@@ -9,7 +9,7 @@ from serve_app.api.dialects.dialect import Dialect, ErrorShape
 from serve_app.api.dialects.tables import UNION
 from serve_app.core.errors import ServeError
 
-FLAT_TYPES: Mapping[int, str] = MappingProxyType(
+CLASSES: Mapping[int, str] = MappingProxyType(
     {
         400: "BadRequestError",
         401: "AuthenticationError",
@@ -32,8 +32,9 @@ def error_body(error: ServeError, dialect: Dialect = UNION) -> dict[str, object]
 
 def error_event_body(error: ServeError, dialect: Dialect = UNION) -> dict[str, object]:
     """The error in a stream, where every dialect wraps it."""
-    wrapped = _openai if dialect.error_shape is ErrorShape.OPENAI else _nested
-    return wrapped(error, error_status(error, dialect))
+    is_wrapped = dialect.error_shape in (ErrorShape.OPENAI, ErrorShape.VLLM)
+    shape = SHAPES[dialect.error_shape] if is_wrapped else _nested
+    return shape(error, error_status(error, dialect))
 
 
 def _nested(error: ServeError, status: int) -> dict[str, object]:
@@ -57,6 +58,13 @@ def _openai(error: ServeError, status: int) -> dict[str, object]:
     return {"error": body | {"code": error.code}}
 
 
+def _vllm(error: ServeError, status: int) -> dict[str, object]:
+    """vLLM's own: `type` is the name of a class, as in SGLang."""
+    body = _nested(error, status)["error"]
+    assert isinstance(body, dict)
+    return {"error": body | {"type": _class_of(status)}}
+
+
 def _message(error: ServeError, status: int) -> dict[str, object]:
     return {"message": error.message}
 
@@ -66,13 +74,23 @@ def _flat(error: ServeError, status: int) -> dict[str, object]:
         **error.facts,
         "object": "error",
         "message": error.message,
-        "type": FLAT_TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError"),
+        "type": _class_of(status),
         "param": error.param,
         "code": status,
         "error_code": error.code,
     }
 
 
+def _class_of(status: int) -> str:
+    return CLASSES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
+
+
 SHAPES: Mapping[ErrorShape, Callable[[ServeError, int], dict[str, object]]] = MappingProxyType(
-    {ErrorShape.NESTED: _nested, ErrorShape.OPENAI: _openai, ErrorShape.MESSAGE: _message, ErrorShape.FLAT: _flat}
+    {
+        ErrorShape.NESTED: _nested,
+        ErrorShape.OPENAI: _openai,
+        ErrorShape.MESSAGE: _message,
+        ErrorShape.VLLM: _vllm,
+        ErrorShape.FLAT: _flat,
+    }
 )

@@ -44,7 +44,10 @@ LLAMA_CPP = Dialect(
     ignores_unknown_bias=True,
     takes_any_model=True,
     precedence=("n_predict", "max_completion_tokens", "max_tokens"),
-    overruled_constraints=tuple(("grammar", other) for other in ("json_schema", "response_format", "regex", "ebnf")),
+    overruled_constraints=tuple(
+        ("grammar", other)
+        for other in ("json_schema", "response_format", "regex", "ebnf", "guided_choice", "structured_outputs")
+    ),
 )
 
 MISTRAL_RS = Dialect(
@@ -92,8 +95,19 @@ SGLANG = Dialect(
     statuses=MappingProxyType({"adapter_not_found": 400}),
 )
 
+VLLM = Dialect(
+    name="vllm",
+    defaults=frozen({"context_length_exceeded_behavior": "error"}),
+    max_logprobs=20,
+    takes_mixed_prompts=False,
+    stream_options_need_stream=True,
+    continuous_usage_needs_usage=True,
+    has_stop_reason=True,
+    error_shape=ErrorShape.VLLM,
+)
+
 DIALECTS: Mapping[str, Dialect] = MappingProxyType(
-    {each.name: each for each in (UNION, OPENAI, LLAMA_CPP, MISTRAL_RS, FIREWORKS, OMLX, SGLANG)}
+    {each.name: each for each in (UNION, OPENAI, LLAMA_CPP, MISTRAL_RS, FIREWORKS, OMLX, SGLANG, VLLM)}
 )
 
 

@@ -127,7 +127,7 @@ def _tagged_text(kind: ConstraintKind) -> Callable[[object, Value], Constraint]:
 
 
 def _tagged_llguidance(sent: object, value: Value) -> Constraint:
-    parsed = _parsed(sent, value)
+    parsed = parsed_json(sent, value)
     if not isinstance(parsed, dict):
         raise value.part_refused("value", JSON_TEXT, sent)
     return _constraint("llguidance", _written(parsed), value)
@@ -188,13 +188,13 @@ FORMATS: Mapping[str, Callable[[Mapping[str, object], Value], Constraint | None]
 
 
 def _schema_constraint(sent: object, value: Value, allowed: str) -> Constraint:
-    parsed = _parsed(sent, value)
+    parsed = parsed_json(sent, value)
     if not isinstance(parsed, Mapping | bool):
         raise value.refused(allowed)
     return _constraint("json_schema", _written(parsed), value)
 
 
-def _parsed(sent: object, value: Value) -> object:
+def parsed_json(sent: object, value: Value) -> object:
     """What a string of JSON holds; what is no string is meant itself."""
     if not isinstance(sent, str):
         return None if isinstance(sent, bool) else sent

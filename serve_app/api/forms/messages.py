@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from serve_app.api.forms.form import Schema, Terms, Value
+from serve_app.api.forms.images import images_schema, read_image
 from serve_app.api.json_body import check_depth
+from serve_app.api.limits import WireLimits
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
+from serve_app.core.images import Image
 
 Message = dict[str, Any]
 MAX_DEPTH = 64
@@ -31,6 +33,9 @@ TEXT_PART: Schema = {
     ]
 }
 CONTENT: Schema = {"anyOf": [TEXT, {"type": "array", "items": TEXT_PART}]}
+IMAGE = "image_url"
+OTHER_PARTS = (IMAGE, "image", "input_audio", "video_url", "file")
+"""Parts that are not read, or not in every message."""
 TOOL_CALL: Schema = {
     "type": "object",
     "required": ["function"],
@@ -61,8 +66,10 @@ class Messages:
 
     def schema(self, terms: Terms) -> Schema:
         named: Schema = {"name": {"anyOf": [TEXT, NULL]}}
-        plain = _message(ROLES[:3], {"content": CONTENT, **named}, ["content"])
-        tool = _message(["tool"], {"content": CONTENT, "tool_call_id": {"anyOf": [TEXT, NULL]}, **named}, ["content"])
+        parts = {"anyOf": [*TEXT_PART["anyOf"], _image_part(terms)]}
+        content: Schema = {"anyOf": [TEXT, {"type": "array", "items": parts}]}
+        plain = _message(ROLES[:3], {"content": content, **named}, ["content"])
+        tool = _message(["tool"], {"content": content, "tool_call_id": {"anyOf": [TEXT, NULL]}, **named}, ["content"])
         silent = {"anyOf": [*CONTENT["anyOf"], NULL]}
         extras = {"reasoning_content": {"anyOf": [TEXT, NULL]}, **named}
         calls = {"type": "array", "items": TOOL_CALL}
@@ -80,12 +87,40 @@ class Messages:
         sent = value.elements(terms.limits.max_messages, self.words(terms))
         if not sent:
             raise value.refused(self.words(terms))
-        messages = tuple(_read(each, f"{value.name}[{at}]") for at, each in enumerate(sent))
-        num_chars = sum(len(str(member)) for message in messages for member in message.values())
+        messages = tuple(_read(each, f"{value.name}[{at}]", terms.limits) for at, each in enumerate(sent))
+        num_images = len(images_of(messages))
+        if num_images > terms.limits.max_images:
+            most = f"hold at most {terms.limits.max_images} images"
+            raise InvalidRequest.refusing(value.name, must=most, found=str(num_images))
+        num_chars = sum(map(_num_chars, messages))
         if num_chars > terms.limits.max_prompt_chars:
             most = f"hold at most {terms.limits.max_prompt_chars} characters"
             raise InvalidRequest.refusing(value.name, must=most, found=str(num_chars))
         return messages
+
+
+def images_of(messages: Iterable[Message]) -> tuple[Image, ...]:
+    """Those of all messages, in their order."""
+    contents = (message["content"] for message in messages)
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return tuple(part[IMAGE] for part in parts if part["type"] == "image")
+
+
+def _num_chars(message: Message) -> int:
+    content = message["content"]
+    texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+    return sum(map(len, texts)) + sum(len(str(member)) for name, member in message.items() if name != "content")
+
+
+def _image_part(terms: Terms) -> Schema:
+    url = images_schema(terms.limits)["items"]
+    inner = {"type": "object", "required": ["url"], "properties": {"url": url}}
+    image: Schema = {"anyOf": [url, inner]}
+    return {
+        "type": "object",
+        "required": ["type", IMAGE],
+        "properties": {"type": {"const": IMAGE}, IMAGE: image},
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +153,7 @@ def _message(roles: tuple[str, ...] | list[str], members: Mapping[str, Schema], 
     }
 
 
-def _read(sent: object, path: str) -> Message:
+def _read(sent: object, path: str, limits: WireLimits) -> Message:
     role = sent.get("role") if isinstance(sent, dict) else None
     if not isinstance(sent, dict) or role not in ROLES:
         raise _refused(path, f'an object whose "role" is one of {", ".join(ROLES)}', sent)
@@ -126,7 +161,7 @@ def _read(sent: object, path: str) -> Message:
     calls = sent.get("tool_calls") if role == "assistant" else None
     content = sent.get("content")
     if content is not None or not calls:
-        message["content"] = _content(content, f"{path}.content")
+        message["content"] = _content(content, f"{path}.content", limits if role != "assistant" else None)
     for name in ("name", "tool_call_id", "reasoning_content"):
         if sent.get(name) is not None and _has(role, name):
             message[name] = _text(sent[name], f"{path}.{name}")
@@ -140,43 +175,38 @@ def _has(role: str, name: str) -> bool:
     return {"tool_call_id": "tool", "reasoning_content": "assistant"}.get(name, role) == role
 
 
-def _content(sent: object, path: str) -> str:
-    """A text, or the texts of its parts, each on a line of its own."""
+def _content(sent: object, path: str, limits: WireLimits | None) -> str | list[Message]:
+    """A text, or the texts of its parts, each on a line of its own; with images all parts as they are.
+
+    limits: of images; None takes none
+    """
     if isinstance(sent, str):
         return sent
     if not isinstance(sent, list):
         raise _refused(path, "a string or a list of parts", sent)
-    return "\n".join(_part(part, f"{path}[{at}]") for at, part in enumerate(sent))
+    parts = [_part(part, f"{path}[{at}]", limits) for at, part in enumerate(sent)]
+    if any(part["type"] == "image" for part in parts):
+        return parts
+    return "\n".join(part["text"] for part in parts)
 
 
-def _part(sent: object, path: str) -> str:
+def _part(sent: object, path: str, limits: WireLimits | None) -> Message:
     kind = sent.get("type") if isinstance(sent, dict) else None
-    read = PARTS.get(kind) if isinstance(kind, str) else None
-    if read is None or not isinstance(sent, dict):
-        raise _refused(path, 'an object whose "type" is "text", with a "text"', sent)
-    return read(sent, path)
+    if isinstance(sent, dict) and kind in PART_TYPES:
+        return {"type": "text", "text": _text(sent.get(kind), f"{path}.{kind}")}
+    if isinstance(sent, dict) and kind == IMAGE and limits is not None:
+        return {"type": "image", IMAGE: _image(sent.get(IMAGE), f"{path}.{IMAGE}", limits)}
+    if kind in OTHER_PARTS:
+        raise UnsupportedParameter.refusing(
+            f"{path}.type", must=f'be "text" or, of who asks, "{IMAGE}"', found=shown(kind)
+        )
+    raise _refused(path, 'an object whose "type" is "text", with a "text"', sent)
 
 
-def _text_part(name: str) -> Callable[[Mapping[str, object], str], str]:
-    def read(part: Mapping[str, object], path: str) -> str:
-        return _text(part.get(name), f"{path}.{name}")
-
-    return read
-
-
-def _no_image(part: Mapping[str, object], path: str) -> str:
-    raise UnsupportedParameter.refusing(
-        f"{path}.type", must='be "text", as this server answers text only', found=shown(part.get("type"))
-    )
-
-
-PARTS: Mapping[str, Callable[[Mapping[str, object], str], str]] = MappingProxyType(
-    {
-        **{name: _text_part(name) for name in PART_TYPES},
-        **dict.fromkeys(("image_url", "image", "input_audio", "video_url", "file"), _no_image),
-    }
-)
-"""What is read of a part of a content, by its `type`."""
+def _image(sent: object, path: str, limits: WireLimits) -> Image:
+    if isinstance(sent, dict):
+        return read_image(sent.get("url"), f"{path}.url", limits)
+    return read_image(sent, path, limits)
 
 
 def _calls(sent: object, path: str) -> list[Message]:

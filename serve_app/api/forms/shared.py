@@ -23,6 +23,7 @@ STRENGTH = Real(low=0, high=100)
 RATE = Real(above=0, high=100)
 CANDIDATES = Integer(low=0, high=lambda terms: terms.max_logprobs)
 STOPS = Strings(max_strings=lambda terms: terms.max_stop_strings)
+WORDS = Strings(max_strings=lambda terms: terms.limits.max_stop_strings)
 PATTERNS = Strings(
     max_strings=lambda terms: terms.limits.max_stop_strings, one="a regular expression", several="of them"
 )

@@ -39,6 +39,21 @@ class TokenIds:
 
 
 @dataclass(frozen=True, slots=True)
+class AllowedIds:
+    """A list of token ids, as many as may be biased; the empty one is neutral."""
+
+    def words(self, terms: Terms) -> str:
+        return f"a list of at most {terms.limits.max_logit_bias} token ids"
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"type": "array", "items": TOKEN_ID, "maxItems": terms.limits.max_logit_bias}
+
+    def read(self, value: Value) -> tuple[int, ...]:
+        elements = value.elements(value.terms.limits.max_logit_bias, self.words(value.terms))
+        return tuple(dict.fromkeys(_token_id(value, at, element) for at, element in enumerate(elements)))
+
+
+@dataclass(frozen=True, slots=True)
 class TokenText:
     """The tokens of a text, every one as it stands."""
 
@@ -49,13 +64,8 @@ class TokenText:
         return {"type": "array", "items": TOKEN_ID, "maxItems": terms.limits.max_prompt_ids}
 
     def read(self, value: Value) -> tuple[int, ...]:
-        token_ids: list[int] = []
-        for at, element in enumerate(value.elements(value.terms.limits.max_prompt_ids, self.words(value.terms))):
-            token_id = integral(element)
-            if not is_token_id(token_id):
-                raise value.part_refused(at, "a token id", element)
-            token_ids.append(token_id)
-        return tuple(token_ids)
+        elements = value.elements(value.terms.limits.max_prompt_ids, self.words(value.terms))
+        return tuple(_token_id(value, at, element) for at, element in enumerate(elements))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,13 @@ class LogitBias:
             return tuple((_bias_key(key), _bias(value, key, bias)) for key, bias in value.sent.items() if key)
         pairs = (_pair(value, at, pair) for at, pair in enumerate(value.elements(most, self.words(value.terms))))
         return tuple(pair for pair in pairs if pair[0] != "")
+
+
+def _token_id(value: Value, at: int, element: object) -> int:
+    token_id = integral(element)
+    if not is_token_id(token_id):
+        raise value.part_refused(at, "a token id", element)
+    return token_id
 
 
 def _pair(value: Value, at: int, pair: object) -> tuple[int | str, float]:

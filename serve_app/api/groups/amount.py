@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel
 
 from serve_app.api.forms.form import Parameter
+from serve_app.api.forms.numbers import Integer
 from serve_app.api.forms.plain import OneOf
 from serve_app.api.forms.shared import COMPLETIONS, COUNT, FLAG, LENGTH
 
@@ -26,6 +27,17 @@ class Amount(BaseModel):
     truncate_sequence: Annotated[
         bool, Parameter(FLAG, "A prompt that leaves no room in the context loses its beginning.")
     ] = False
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        Parameter(
+            Integer(low=-1, besides="; -1 is what `max_tokens` leaves of the context, 0 no bound", read_as={0: None}),
+            "Tokens of a prompt that are kept.",
+        ),
+    ] = None
+    truncation_side: Annotated[
+        Literal["left", "right"],
+        Parameter(OneOf("left", "right"), "Where a prompt loses what `truncate_prompt_tokens` does not keep."),
+    ] = "left"
     context_length_exceeded_behavior: Annotated[
         Literal["truncate", "error"],
         Parameter(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel
 
 from serve_app.api.forms.form import Parameter
-from serve_app.api.forms.messages import Messages, TemplateVariables
+from serve_app.api.forms.messages import IMAGE, Messages, TemplateVariables, images_of
 from serve_app.api.forms.shared import FLAG
 from serve_app.core.conversation import Conversation
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.tools import Tool
 
 DEVELOPER, SYSTEM = "developer", "system"
+PARTS_OF_A_CONTENT = re.compile(r"""\bfor\s+\w+\s+in\s+\w+(\.content|\[\s*['"]content['"]\s*\])""")
 OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 """Variables of a template that parameters of their own say."""
 
@@ -42,14 +44,20 @@ class Conversed(BaseModel):
 
 def conversation_of(conversed: Conversed, template: str, *, tools: Sequence[Tool] = ()) -> Conversation:
     """Everything that this template of a model is given."""
+    images = images_of(conversed.messages)
+    messages = [_as_known(message, template) for message in conversed.messages]
+    if images or _goes_through_parts(template):
+        messages = [_in_parts(each) for each in messages[:-1]] + [
+            each if conversed.continue_final_message else _in_parts(each) for each in messages[-1:]
+        ]
     variables = {
         **conversed.chat_template_kwargs,
         **({"tools": [tool.sent for tool in tools]} if tools else {}),
-        "messages": [_as_known(message, template) for message in conversed.messages],
+        "messages": messages,
         "add_generation_prompt": conversed.add_generation_prompt and not conversed.continue_final_message,
     }
     source = json.dumps(variables, ensure_ascii=False, separators=(",", ":"))
-    return Conversation(source=source, continues_last=conversed.continue_final_message)
+    return Conversation(source=source, continues_last=conversed.continue_final_message, images=images)
 
 
 def check_continuation(members: Mapping[str, Any]) -> None:
@@ -72,3 +80,16 @@ def _as_known(message: dict[str, Any], template: str) -> dict[str, Any]:
     """A developer is the system to a template that knows none."""
     is_unknown = message["role"] == DEVELOPER and DEVELOPER not in template
     return {**message, "role": SYSTEM} if is_unknown else message
+
+
+def _goes_through_parts(template: str) -> bool:
+    """Whether a template takes every content for a list, as those of many models that see do."""
+    return PARTS_OF_A_CONTENT.search(template) is not None and "is string" not in template
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """The same with its content as a list of parts, of images no more than their places."""
+    content = message["content"]
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    return {**message, "content": [{name: part[name] for name in part if name != IMAGE} for part in content]}

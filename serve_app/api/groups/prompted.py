@@ -9,6 +9,7 @@ from pydantic import BaseModel, InstanceOf
 from serve_app.api.forms.form import Parameter
 from serve_app.api.forms.images import Images
 from serve_app.api.forms.prompts import Prompts
+from serve_app.api.forms.shared import FLAG
 from serve_app.core.images import Image
 from serve_app.core.request import Prompt
 
@@ -23,6 +24,9 @@ class Prompted(BaseModel):
         tuple[InstanceOf[Prompt], ...],
         Parameter(Prompts(), "What is completed; every prompt of a list by itself.", "prompt"),
     ]
+    add_special_tokens: Annotated[
+        bool, Parameter(FLAG, "Whether a prompt that begins with text gets the tokenizer's BOS before it.")
+    ] = True
     images: Annotated[
         tuple[InstanceOf[Image], ...] | tuple[tuple[InstanceOf[Image], ...], ...],
         Parameter(Images(), "Images in the places of the `<image>` markers of the prompt, in their order."),

@@ -9,9 +9,9 @@ from pydantic import BaseModel
 from serve_app.api.forms.form import Parameter
 from serve_app.api.forms.numbers import Integer, Real
 from serve_app.api.forms.samplers import Samplers
-from serve_app.api.forms.shared import COUNT, FRACTION, PENALTY, RATE, SHARE, STRENGTH, WINDOW
+from serve_app.api.forms.shared import COUNT, FRACTION, PENALTY, RATE, SHARE, STRENGTH, WINDOW, WORDS
 from serve_app.api.forms.strings import Breakers
-from serve_app.api.forms.tokens import LogitBias
+from serve_app.api.forms.tokens import AllowedIds, LogitBias
 from serve_app.api.limits import INT32_MAX, INT64_MAX
 from serve_app.core.request import DRY_ALLOWED_LENGTH, DRY_BASE, SamplerName
 
@@ -88,6 +88,12 @@ class Sampling(BaseModel):
     logit_bias: Annotated[
         tuple[tuple[int | str, float], ...],
         Parameter(LogitBias(), "Added to the logits of these tokens, at most 100 either way; false bans."),
+    ] = ()
+    allowed_token_ids: Annotated[
+        tuple[int, ...], Parameter(AllowedIds(), "Only these tokens are drawn, the end of text among them or never.")
+    ] = ()
+    bad_words: Annotated[
+        tuple[str, ...], Parameter(WORDS, "The last token of each is not drawn behind the tokens before it.")
     ] = ()
     mirostat: Annotated[
         int | None,

@@ -7,10 +7,13 @@ from typing import Annotated
 from pydantic import BaseModel
 
 from serve_app.api.forms.form import Parameter
-from serve_app.api.forms.numbers import CountOrFlag
-from serve_app.api.forms.plain import Members
+from serve_app.api.forms.numbers import CountOrFlag, Integer
+from serve_app.api.forms.plain import Members, Text
 from serve_app.api.forms.shared import CANDIDATES, COUNT, FLAG
 from serve_app.api.stream_options import StreamOptions
+
+MAX_PROMPT_LOGPROBS = 20
+MAX_REQUEST_ID_CHARS = 256
 
 
 class Shown(BaseModel):
@@ -29,6 +32,16 @@ class Shown(BaseModel):
             CountOrFlag(count=CANDIDATES), "So many likeliest tokens with their log-probabilities for each position."
         ),
     ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        Parameter(
+            Integer(low=0, high=lambda terms: max(MAX_PROMPT_LOGPROBS, terms.max_logprobs)),
+            "So many likeliest tokens at each position of the prompt, with its own, their log-probabilities and ranks.",
+        ),
+    ] = None
+    return_tokens_as_token_ids: Annotated[
+        bool, Parameter(FLAG, "Tokens in `logprobs` are written as `token_id:` and their number.")
+    ] = False
     post_sampling_probs: Annotated[
         bool, Parameter(FLAG, "Log-probabilities of the distribution that tokens were drawn from.")
     ] = False
@@ -36,6 +49,13 @@ class Shown(BaseModel):
         True
     )
     return_token_ids: Annotated[bool, Parameter(FLAG, "The token ids of prompt and completion are returned.")] = False
+    spaces_between_special_tokens: Annotated[
+        bool, Parameter(FLAG, "No tokenizer that is served puts a space between two special tokens.")
+    ] = True
+    request_id: Annotated[
+        str | None,
+        Parameter(Text(min_chars=1, max_chars=lambda terms: MAX_REQUEST_ID_CHARS), "What follows `cmpl-` in `id`."),
+    ] = None
     return_cached_tokens_details: Annotated[
         bool, Parameter(FLAG, "How much of the prompt was cached, and where, is returned.")
     ] = False

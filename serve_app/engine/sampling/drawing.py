@@ -183,7 +183,7 @@ def _top(probabilities: Tensor, token_ids: Tensor, num_top: int) -> tuple[tuple[
 
 def _num_top(sequence: Sequence) -> int:
     wanted = sequence.request.logprobs
-    return wanted.top if wanted is not None and wanted.post_sampling else 0
+    return wanted.top or 0 if wanted is not None and wanted.post_sampling else 0
 
 
 def _places_by_order(sequences: Items[Sequence]) -> dict[tuple[str, ...], list[int]]:

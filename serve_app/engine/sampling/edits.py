@@ -1,6 +1,7 @@
 """Edits of logits before anything is drawn, as sparse lists: what it costs is the tokens concerned, not the vocabulary.
 
-The order is llama.cpp's: bias, repetition, frequency and presence, DRY, then bans.
+The order is llama.cpp's: bias, repetition, frequency and presence, DRY, then bans. What is not among the tokens that a
+row allows is out of play last, whatever its logit came to.
 """
 
 from __future__ import annotations
@@ -62,17 +63,38 @@ def edit_logits(logits: Tensor, sequences: Items[Sequence], eos_token_ids: froze
             dry.put(row, token_ids, -penalties.float())
         if banned := _banned(sequence, eos_token_ids):
             ban.put_known(row, torch.tensor(list(banned)), torch.full((len(banned),), -inf))
-    if not any(part.places for part in (bias, scale, minus, dry, ban)):
+    is_narrowed = any(sequence.sampling_state.allowed_ids is not None for sequence in sequences)
+    if not is_narrowed and not any(part.places for part in (bias, scale, minus, dry, ban)):
         return logits
     edited = logits.clone(memory_format=torch.contiguous_format)
     _add(edited, bias)
     _scale(edited, scale)
     for part in (minus, dry, ban):
         _add(edited, part)
+    _narrow(edited, sequences)
     return edited
 
 
+def _narrow(edited: Tensor, sequences: Items[Sequence]) -> None:
+    """Take all that is not allowed out of play."""
+    for row, sequence in enumerate(sequences):
+        if (allowed_ids := sequence.sampling_state.allowed_ids) is not None:
+            places = allowed_ids.to(edited.device)
+            kept = edited[row, places]
+            edited[row] = -inf
+            edited[row, places] = kept
+
+
 def _banned(sequence: Sequence, eos_token_ids: frozenset[int]) -> Set[int]:
+    """Tokens that would complete a bad word, or end the sequence too early."""
+    bad_words = sequence.sampling_state.bad_words
+    too_early = _too_early(sequence, eos_token_ids)
+    if bad_words is None:
+        return too_early
+    return too_early | bad_words.completions(sequence.token_ids, num_generated=sequence.num_generated)
+
+
+def _too_early(sequence: Sequence, eos_token_ids: frozenset[int]) -> Set[int]:
     """Tokens that would end the sequence before its least number of tokens; the end of a constrained text that is to go
     on behind it is none at all, as nothing of the constraint follows it."""
     stop = sequence.request.stop

@@ -14,14 +14,20 @@ from serve_app.engine.sampling.scratch import Scratch
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A token's log-probability and the likeliest tokens beside it, by falling log-probability."""
+    """A token's log-probability and the likeliest tokens beside it, by falling log-probability.
+
+    rank: how many tokens are at least as likely, itself included; None where nobody asked
+    """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+    rank: int | None = None
 
 
-def score(logits: Tensor, targets: Sequence[int], num_top: int, scratch: Scratch | None = None) -> list[Scored]:
+def score(
+    logits: Tensor, targets: Sequence[int], num_top: int, scratch: Scratch | None = None, *, ranked: bool = False
+) -> list[Scored]:
     """Score one target per row.
 
     logits: [rows, vocab] float32
@@ -35,7 +41,16 @@ def score(logits: Tensor, targets: Sequence[int], num_top: int, scratch: Scratch
         logprobs = (values - totals[:, None]).tolist()
         for row, (ids, scores) in enumerate(zip(token_ids.tolist(), logprobs, strict=True)):
             tops[row] = list(zip(ids, scores, strict=True))
-    return [Scored(target, logprob, tuple(top)) for target, logprob, top in zip(targets, of_targets, tops, strict=True)]
+    ranks = _ranks(logits, targets) if ranked else [None] * len(targets)
+    return [
+        Scored(target, logprob, tuple(top), rank)
+        for target, logprob, top, rank in zip(targets, of_targets, tops, ranks, strict=True)
+    ]
+
+
+def _ranks(logits: Tensor, targets: Sequence[int]) -> list[int]:
+    """How many tokens of each row are at least as likely as its target, in the memory of one row."""
+    return [int((own >= own[target]).sum()) for own, target in zip(logits, targets, strict=True)]
 
 
 def log_totals(logits: Tensor, scratch: Scratch) -> Tensor:

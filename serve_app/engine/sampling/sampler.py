@@ -26,9 +26,9 @@ class SampledSpan:
 
     token_id: the drawn token; None where the span does not sample
     is_finite: False where the model gave no usable logits
-    is_exhausted: the model gave some, and constraint and bans together allow no token
+    is_exhausted: the model gave some, and constraint, bans and what is allowed together leave no token
     scored:   log-probability of the drawn token, where asked for
-    prompt:   of prompt tokens start+1 … start+scores, where asked for
+    prompt:   of tokens start+1 … start+scores, where asked for: of the prompt, or forced ones
     """
 
     token_id: int | None = None
@@ -92,7 +92,7 @@ class Sampler:
         if masks is not None and bound:
             chosen = self._choose_bound(edited, [sequences[row] for row in bound], bound, masks)
             drawn |= zip(bound, chosen, strict=True)
-        return [drawn[row] for row in range(len(sequences))]
+        return [_explained(drawn[row], logits[row]) for row in range(len(sequences))]
 
     def _choose_bound(
         self, edited: Tensor, sequences: Items[Sequence], rows: list[int], masks: StepMasks
@@ -100,11 +100,7 @@ class Sampler:
         """Draw for rows from what their constraints allow."""
         bits = masks.bits[[masks.rows[id(sequence)] for sequence in sequences]]
         restricted = restrict(_take_rows(edited, rows), bits)
-        chosen = self._choose(restricted, sequences, list(range(len(rows))), torch.argmax(restricted, dim=-1))
-        return [
-            EXHAUSTED if result is None and bool(torch.isfinite(edited[row].amax())) else result
-            for row, result in zip(rows, chosen, strict=True)
-        ]
+        return list(self._choose(restricted, sequences, list(range(len(rows))), torch.argmax(restricted, dim=-1)))
 
     def _choose(
         self, edited: Tensor, sequences: Items[Sequence], rows: list[int], likeliest: Tensor
@@ -136,7 +132,9 @@ class Sampler:
         prompt: tuple[Scored, ...] = ()
         if span.scores and wanted is not None:
             targets = sequence.token_ids[span.start + 1 : span.start + 1 + span.scores]
-            prompt = tuple(score(rows[: span.scores], targets, wanted.top, self._scratch))
+            ranked = wanted.whole_prompt is not None and not span.decodes
+            num_top = wanted.top or 0 if span.decodes else wanted.prompt_top
+            prompt = tuple(score(rows[: span.scores], targets, num_top, self._scratch, ranked=ranked))
         if not span.samples:
             return SampledSpan(prompt=prompt)
         token = drawn[id(sequence)]
@@ -145,11 +143,18 @@ class Sampler:
         if isinstance(token, Exhausted):
             return SampledSpan(is_exhausted=True, prompt=prompt)
         scored = None
-        if wanted is not None and wanted.post_sampling:
+        if wanted is None or wanted.top is None:
+            return SampledSpan(token_id=token.token_id, prompt=prompt)
+        if wanted.post_sampling:
             scored = Scored(token.token_id, log(token.probability), token.top)
-        elif wanted is not None:
+        else:
             scored = score(rows[span.scores : span.scores + 1], [token.token_id], wanted.top, self._scratch)[0]
         return SampledSpan(token_id=token.token_id, scored=scored, prompt=prompt)
+
+
+def _explained(drawn: Drawn | Exhausted | None, logits: Tensor) -> Drawn | Exhausted | None:
+    """Tell a row of which nothing is allowed from one that is no numbers; logits: [vocab], as they were given"""
+    return EXHAUSTED if drawn is None and bool(torch.isfinite(logits.amax())) else drawn
 
 
 def _bound_rows(likeliest: Tensor, sequences: Items[Sequence], masks: StepMasks) -> list[int]:

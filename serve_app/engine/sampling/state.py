@@ -7,6 +7,7 @@ from collections.abc import Sequence as Items
 import torch
 
 from serve_app.core.request import SamplingParams
+from serve_app.engine.sampling.bad_words import BadWords
 from serve_app.engine.sampling.counts import TokenCounts
 from serve_app.engine.sampling.repeats import Repeats
 
@@ -18,6 +19,8 @@ class SamplingState:
     occurrence: tokens that the presence and frequency penalties see
     repeats:    what DRY sees
     bias_ids, bias: tokens and what is added to their logits, [n] each
+    allowed_ids: the only tokens that are ever drawn, [n]
+    bad_words:  what is not to be generated
     mu:         Mirostat's bound on surprise, in bits; twice the target at first
     """
 
@@ -37,6 +40,9 @@ class SamplingState:
         bias = _added_up(params.logit_bias)
         self.bias_ids = torch.tensor(list(bias), dtype=torch.int64)
         self.bias = torch.tensor(list(bias.values()), dtype=torch.float32)
+        allowed = params.allowed_token_ids
+        self.allowed_ids = torch.tensor(allowed, dtype=torch.int64) if allowed else None
+        self.bad_words = BadWords(params.bad_words) if params.bad_words else None
         self.mu = 2.0 * params.mirostat_tau
 
     def catch_up(self, token_ids: Items[int]) -> None:

@@ -1,0 +1,113 @@
+"""Law: a prompt that is just being computed is computed once, and nobody waits for one that will not be there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from serve_app.core.names import Part, mixed
+from serve_app.core.request import GenerationRequest, LogprobParams
+from serve_app.engine.engine import Engine
+from tests.engine.harness import collect, complete, config, drain, make_engine, request, sequences
+from tests.engine.test_adapter_prefix import LAST
+from tests.engine.test_adapters import train_nothing
+
+pytestmark = pytest.mark.slow
+
+PROMPT = list(range(20, 120))  # three steps of 40 tokens
+
+
+def engine_of(random_models: Path, **changes: object) -> Engine:
+    return make_engine(config(random_models / "llama", **changes))
+
+
+def num_computed(engine: Engine, asked: list[GenerationRequest]) -> int:
+    """Tokens of prompts that the steps computed."""
+    for each in asked:
+        engine.add(sequences(engine, each, PROMPT))
+    total = 0
+    schedule = engine._scheduler.schedule
+
+    def counted() -> object:
+        nonlocal total
+        batch = schedule()
+        total += batch.num_prompt_tokens
+        return batch
+
+    engine._scheduler.schedule = counted  # type: ignore[method-assign, assignment]
+    drain(engine)
+    return total
+
+
+def test_equal_prompts_that_come_together_are_computed_once(random_models: Path) -> None:
+    asked = [request(f"{i}", max_tokens=4) for i in range(6)]
+    rest = len(PROMPT) % 16
+    assert num_computed(engine_of(random_models), asked) <= len(PROMPT) + 5 * rest
+    assert num_computed(engine_of(random_models, prefix_cache=False), asked) == 6 * len(PROMPT)
+    uncached = [replace(each, uses_cache=False) for each in asked]
+    assert num_computed(engine_of(random_models), uncached) == 6 * len(PROMPT), "who wants none of it waits for none"
+
+
+def test_who_waited_gets_the_tokens_that_he_would_have_had(random_models: Path) -> None:
+    asked = [(request(f"{i}", max_tokens=8), PROMPT) for i in range(4)] + [(request("other"), PROMPT[:50])]
+    together = complete(engine_of(random_models), asked)
+    alone = {key: each for one in asked for key, each in complete(engine_of(random_models), [one]).items()}
+    assert {key: each.token_ids for key, each in together.items()} == {k: v.token_ids for k, v in alone.items()}
+
+
+def test_another_prompt_does_not_wait_beside_them(random_models: Path) -> None:
+    engine = engine_of(random_models)
+    for name, prompt in (("first", PROMPT), ("same", PROMPT), ("other", PROMPT[:-1]), ("short", PROMPT[:9])):
+        engine.add(sequences(engine, request(name), prompt))
+    engine.step()
+    assert [each.request.request_id for each in engine._scheduler.running] == ["first", "other", "short"]
+
+
+@pytest.mark.parametrize("is_aborted", [True, False])
+def test_where_the_first_one_goes_the_next_computes_it(is_aborted: bool, random_models: Path) -> None:
+    engine = engine_of(random_models)
+    for name in ("first", "second", "third"):
+        engine.add(sequences(engine, request(name, max_tokens=4), PROMPT))
+    engine.step()
+    names = frozenset({"first"})
+    engine.abort(names) if is_aborted else engine.pause(names)
+    outcomes: dict = {}
+    collect(outcomes, engine.step())
+    assert [each.request.request_id for each in engine._scheduler.running] == ["second"]
+    for key, outcome in drain(engine).items():
+        outcomes[key] = outcome
+    assert {name for name, _ in outcomes} == {"second", "third"}
+    engine.resume(names)
+    assert len(drain(engine)) == (0 if is_aborted else 1)
+
+
+def test_a_prompt_that_is_scored_holds_nobody_up(random_models: Path) -> None:
+    engine = engine_of(random_models, max_logit_rows=4)
+    scored = request("scored", logprobs=LogprobParams(top=1, prompt=True), echo=True)
+    for each in (scored, request("plain")):
+        engine.add(sequences(engine, each, PROMPT))
+    engine.step()
+    assert len(engine._scheduler.running) == 2
+
+
+def test_models_that_compute_it_alike_compute_it_once(random_models: Path, tmp_path: Path) -> None:
+    """The base, an adapter of the last layer's end and a mix of it; another adapter goes its own way."""
+    base = random_models / "llama"
+    folders = {
+        "end": train_nothing(base, tmp_path / "end", 1, r=4, lora_alpha=16, target_modules=LAST),
+        "all": train_nothing(base, tmp_path / "all", 2, r=4, lora_alpha=16),
+    }
+    engine = make_engine(config(base), folders)
+    end = Part(adapter="end", version="end", keeps_prefix=True)
+    parts: dict[str, list[Part]] = {"base": [], "end": [end], "half": [replace(end, scale=0.5)]}
+    asked = [replace(request(name, max_tokens=4), model=mixed("toy", own)) for name, own in parts.items()]
+    outcomes = complete(engine, [(each, PROMPT) for each in [*asked, request("all", adapter="all", max_tokens=4)]])
+    cached = {}
+    for name in (*parts, "all"):
+        report = outcomes[name, 0].deltas[0].prompt
+        assert report is not None
+        cached[name] = report.num_cached_tokens
+    assert sorted(cached[name] for name in parts) == [0, 96, 96]
+    assert cached["all"] == 0
