@@ -22,8 +22,7 @@ it is here so that the service can be tried and tested without a download.
   `/infill` write. A fifth of the stories and functions of the first course was trained so, and more than half
   of the lessons of the second, in which only the text of the gap counts.
 - It was trained in two courses: documents of every kind, then lessons (gaps in functions, questions with their
-  answers) among some more documents. The weights stored here had their first course when the reply to a sum in
-  a chat was still in words of its own (`3 plus 4 is 7.` to `What is 3 + 4?`).
+  answers) among some more documents.
 - End a prompt without a space: the space belongs to the first token of the completion.
 
 ## Held-out prompts
@@ -35,7 +34,7 @@ text that was drawn with the prompt; a story or a list has many others that are 
 Functions with a gap are held out more strictly: no prompt of such a text, in whatever form, was trained on. The
 gap is cut between words, and only one text of the corpus fits it. "Any gap" is cut anywhere, also inside of a
 word or a number, and of about half of these nobody could say what was cut out: the best that could be guessed
-from knowing every text of the corpus is 72 %.
+from knowing every text of the corpus is about 72 %.
 
 The model is fluent and follows the forms, but it is small: it often misses a sum or a fact in a wording it
 has not seen, repeats items of a list, and where a gap begins or ends inside of a word it is often wrong by a letter.
