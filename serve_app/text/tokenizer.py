@@ -222,7 +222,7 @@ class TextTokenizer:
             foreign,
             encode=lambda texts: self._tokenizer.encode_batch(texts, add_special_tokens=False),
             encode_literally=lambda texts: _encodings(self._literal_tokenizer, texts),
-            special_ids=self.special_ids,
+            special_ids=self.special_ids - _unknown_ids(self._tokenizer),
         )
 
     def _bytes_of(self, token_id: int) -> bytes:
@@ -280,3 +280,10 @@ def _prefix_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     encoding: Encoding = tokenizer.post_process(probe.encode("a"), add_special_tokens=True)
     body = encoding.special_tokens_mask.index(0)
     return tuple(encoding.ids[:body])
+
+
+def _unknown_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """The token that stands for characters which the vocabulary lacks: it is special, and controls nothing."""
+    name = getattr(tokenizer.model, "unk_token", None)
+    token_id = None if name is None else tokenizer.token_to_id(name)
+    return frozenset() if token_id is None else frozenset([token_id])

@@ -28,7 +28,7 @@ def test_a_base_name_that_could_not_be_addressed_is_refused(name: str) -> None:
         ModelArgs(name=name, path="builtin:demo")
 
 
-@pytest.mark.parametrize("name", ["vllm", "", "Union"])
+@pytest.mark.parametrize("name", ["ollama", "", "Union"])
 def test_a_dialect_that_there_is_not_is_refused_in_the_cluster_file(name: str) -> None:
     with pytest.raises(ValidationError, match="must be one of union, openai"):
         ModelArgs(name="demo", path="builtin:demo", dialect=name)

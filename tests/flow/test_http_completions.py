@@ -231,7 +231,7 @@ async def test_the_dialect_that_was_asked_for_is_spoken_and_named(client):
 
 
 async def test_an_unknown_dialect_is_refused_in_the_services_own(client):
-    response = await client.post("/v1/completions", json=BODY, headers={"X-Completions-Dialect": "vllm"})
+    response = await client.post("/v1/completions", json=BODY, headers={"X-Completions-Dialect": "telepathy"})
     assert (response.status_code, response.headers["x-completions-dialect"]) == (400, "union")
     assert response.json()["error"]["param"] == "X-Completions-Dialect"
 
