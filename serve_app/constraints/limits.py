@@ -30,7 +30,7 @@ class ConstraintLimits:
     max_trials: int = 4
     quick_s: float = 0.3
     max_slow: int = 4
-    max_wait_s: float = 0.3
+    max_wait_s: float = 5.0
     max_waiting: int = 256
     max_cached: int = 256
     max_cached_chars: int = 4_000_000

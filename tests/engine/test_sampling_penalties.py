@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from serve_app.core.request import DryParams, SamplingParams, StopParams
 from serve_app.engine.sampling.counts import TokenCounts
+from serve_app.engine.sampling.drawing import Drawn
 from serve_app.engine.sampling.edits import edit_logits
+from serve_app.engine.sampling.masking import Exhausted
 from serve_app.engine.sampling.sampler import Sampler
 from tests.engine.sampling_reference import edited, row
 
@@ -163,11 +165,11 @@ def test_rows_without_edits_are_not_copied() -> None:
     assert edit_logits(logits, [row(SamplingParams(temperature=0.0))], frozenset([3])) is logits
 
 
-def test_a_row_whose_every_token_is_banned_gives_none_and_harms_no_other() -> None:
+def test_a_row_whose_every_token_is_banned_is_exhausted_and_harms_no_other() -> None:
     banned = SamplingParams(logit_bias=tuple((token, -math.inf) for token in range(6)))
     drawn = Sampler().choose(torch.tensor([LOGITS, LOGITS]), [row(banned), row(SamplingParams(temperature=0.0))])
-    assert drawn[0] is None
-    assert drawn[1] is not None
+    assert isinstance(drawn[0], Exhausted)
+    assert isinstance(drawn[1], Drawn)
     assert drawn[1].token_id == 4
 
 

@@ -68,7 +68,7 @@ async def test_a_prompt_that_leaves_no_room_is_refused(stack: Stack, count: int)
     assert "truncate_sequence" in body["error"]["message"]
 
 
-KEPT = [(10, 54), (1, 63), (0, 63), (40, 32), (64, 32), (1000, 32), (-1, 63)]
+KEPT = [(10, 54), (1, 63), (0, 64), (40, 32), (64, 32), (1000, 32), (-1, 63)]
 
 
 @pytest.mark.parametrize(("max_tokens", "kept"), KEPT)
