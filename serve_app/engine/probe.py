@@ -43,7 +43,7 @@ def probe(module: PreTrainedModel) -> KeyValueShape:
         with routes.noting():
             own = _compute(module, token_ids, torch.arange(length, device=module.device)).float()
         take_over_scales(module)
-        shape = _seen_shape(module, token_ids)
+        shape = _seen_shape(module, token_ids[:2])
         ours = _compute_in_steps(module, token_ids, shape, routes).float()
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         raise ModelNotSupported(f"{module.config.model_type}: {error}") from error
