@@ -31,10 +31,10 @@ A prompt whose digest falls into a certain tenth is never the prompt of a traini
 stand inside other texts, as a fact does in a paragraph. Completions are greedy. "Exact" compares with the one
 text that was drawn with the prompt; a story or a list has many others that are as good.
 
-Functions with a gap are held out more strictly: no prompt of such a text, in whatever form, was trained on. The
-gap is cut between words, and only one text of the corpus fits it. "Any gap" is cut anywhere, also inside of a
-word or a number, and of about half of these nobody could say what was cut out: the best that could be guessed
-from knowing every text of the corpus is about 72 %.
+Functions with a gap are held out more strictly: no prompt of such a text, in whatever form, was trained on. A gap
+is cut anywhere, also inside of a word or a number, and of about half of these nobody could say what was cut out: the
+best that could be guessed from knowing every text of the corpus is about 72 %. A clear gap is cut between words, and
+only one text of the corpus fits it.
 
 The model is fluent and follows the forms, but it is small: it often misses a sum or a fact in a wording it
 has not seen, repeats items of a list, and where a gap begins or ends inside of a word it is often wrong by a letter.

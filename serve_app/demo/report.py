@@ -159,12 +159,12 @@ def _share(claims: list[bool]) -> float:
     return round(sum(claims) / len(claims), 4)
 
 
-def draw_any_gap(random: Random) -> Sample:
+def draw_gap(random: Random) -> Sample:
     """Draw a gap anywhere in a function that was never read in whole."""
     return fim_sample(draw_function_text(random, split="held_out"), random)
 
 
-def draw_gap(random: Random) -> Sample:
+def draw_clear_gap(random: Random) -> Sample:
     """Draw a gap between words in such a function, of those that one text of the corpus alone fits.
 
     These are about half; of the others nobody could say what was cut out.
@@ -188,6 +188,6 @@ BASE_CHECKS: dict[str, Draw] = {
     "questions in a chat": draw_fact_chat,
     "functions": draw_function,
     "functions with a gap": draw_gap,
-    "functions with any gap": draw_any_gap,
+    "functions with a clear gap": draw_clear_gap,
     "stories": draw_story,
 }

@@ -77,7 +77,9 @@ def test_the_learning_rate_is_held_and_then_falls_where_the_plan_says_so() -> No
 def test_a_function_with_a_gap_of_the_report_is_in_no_lesson_and_was_read_nowhere_in_whole(seed: int) -> None:
     random = Random(seed)
     taught = {whole((each := draw_gap(random)).prompt, each.completion) for _ in range(400)}
-    asked = {whole((each := BASE_CHECKS["functions with a gap"](random)).prompt, each.completion) for _ in range(40)}
+    asked = {
+        whole((each := BASE_CHECKS["functions with a clear gap"](random)).prompt, each.completion) for _ in range(40)
+    }
     assert not taught & asked
     read = [draw_function(random) for _ in range(3000)]
     assert {split_of(each.prompt) for each in read if each.text in asked} <= {"held_out"}
