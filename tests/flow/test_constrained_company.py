@@ -21,11 +21,14 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {"prompt": "Tell", "ebnf": "root ::= s | s root\ns ::= [A-Z] [a-z]+ '.'", "temperature": 0.7, "seed": 1},
 )
 
+MAX_ROUNDS = 8
+"""In one of which a place is lost; who comes when is the clock's to say."""
+
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
 
 async def texts_of(stack: Stack, body: dict[str, Any]) -> list[tuple[str, str]]:
-    response = await stack.post({"model": "demo", "max_tokens": 32, "seed": 1, **body})
+    response = await stack.post({"model": "demo", "max_tokens": 40, "seed": 1, **body})
     assert response.status_code == 200, response.text
     return [(choice["text"], choice["finish_reason"]) for choice in response.json()["choices"]]
 
@@ -39,7 +42,10 @@ async def test_constrained_texts_are_the_same_in_company_in_chunks_and_after_pre
     ) as stack:
         for body in REQUESTS:
             await texts_of(stack, {**body, "max_tokens": 1})  # what is compiled now is not waited for below
-        together = await asyncio.gather(*(texts_of(stack, body) for body in REQUESTS))
+        for _ in range(MAX_ROUNDS):
+            together = await asyncio.gather(*(texts_of(stack, body) for body in REQUESTS))
+            assert list(together) == alone
+            if stack.services[0].engine.num_preemptions:
+                break
         assert stack.services[0].engine.num_preemptions > 0
-        assert list(together) == alone
         await stack.settled()
