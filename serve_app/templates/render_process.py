@@ -1,6 +1,6 @@
 """The process that renders: it keeps the compiled template and forks for those who ask, so that any may be ended.
 
-Run by `renderer.Renderer` with a socket as its input. A template is looked at only where the kernel ends what takes too
+Run by `renderer.Renderer`. A template is looked at only where the kernel ends what takes too
 long or too much, whatever it is doing then: first of all when it is compiled.
 """
 
@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
-import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -19,6 +16,8 @@ from typing import Any
 
 import jinja2
 
+from serve_app.apart.bounds import bound_memory, bound_time
+from serve_app.apart.forking import serve_forks, tell_who
 from serve_app.templates.environment import environment, variables_of
 from serve_app.templates.limits import TemplateLimits
 from serve_app.templates.marks import Marks, marks_for
@@ -58,22 +57,25 @@ class Keeper:
         return text if self.marks is None else self.marks.keep(text)
 
 
-def main() -> None:
-    """Serve until the other end of the socket is closed."""
-    with socket.socket(fileno=0) as control:
-        work: Work = Connection(os.dup(control.fileno())).recv()  # from the process that started this one
-        _bound_memory(work.limits)  # before anything is compiled, which computes what is constant
-        keeper = Keeper()
-        template = _compiled(work, keeper)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the children
-        while True:
-            message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-            if not message:
-                return
-            if os.fork() == 0:
-                control.close()
-                _serve(descriptors[0], template, keeper, work=work)
-            os.close(descriptors[0])
+def prepare(work: Work) -> Callable[[Connection], None]:
+    """Each child takes conversations one after the other, answers each, and ends with the other side.
+
+    Each is told to have come before it is looked at: what is lost behind that was lost to it.
+    """
+    bound_memory(work.limits.max_bytes)  # before anything is compiled, which computes what is constant
+    keeper = Keeper()
+    template = _compiled(work, keeper)
+
+    def take_many(connection: Connection) -> None:
+        for _ in range(MAX_JOBS):
+            tell_who(connection)
+            received = connection.recv_bytes()
+            connection.send_bytes(COME)
+            bound_time(cpu_s=work.limits.max_cpu_s, wall_s=work.limits.max_wall_s)
+            connection.send_bytes(_answer(json.loads(received), template, keeper, work=work))
+            bound_time(cpu_s=0, wall_s=0)
+
+    return take_many
 
 
 def rendered(
@@ -109,7 +111,7 @@ def _compiled(work: Work, keeper: Keeper) -> jinja2.Template | Refused:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        _bound_time(work.limits)
+        bound_time(cpu_s=work.limits.max_cpu_s, wall_s=work.limits.max_wall_s)
         with suppress(BaseException):
             os.write(writing, _try_to_compile(work, keeper).encode()[:500])
         os._exit(0)
@@ -130,28 +132,6 @@ def _try_to_compile(work: Work, keeper: Keeper) -> str:
     return COMPILED
 
 
-def _serve(descriptor: int, template: jinja2.Template | Refused, keeper: Keeper, *, work: Work) -> None:
-    """Tell who one is, take conversations one after the other, answer each, and end with the other side.
-
-    Each is told to have come before it is looked at: what is lost behind that was lost to it.
-    """
-    status = 1
-    try:
-        with Connection(descriptor) as connection:
-            for _ in range(MAX_JOBS):
-                connection.send_bytes(str(os.getpid()).encode())
-                received = connection.recv_bytes()
-                connection.send_bytes(COME)
-                _bound_time(work.limits)
-                connection.send_bytes(_answer(json.loads(received), template, keeper, work=work))
-                _unbound_time()
-        status = 0
-    except EOFError:  # nobody has anything more to be rendered
-        status = 0
-    finally:
-        os._exit(status)
-
-
 def _answer(job: Mapping[str, Any], template: jinja2.Template | Refused, keeper: Keeper, *, work: Work) -> bytes:
     try:
         if isinstance(template, Refused):
@@ -170,24 +150,5 @@ def _answer(job: Mapping[str, Any], template: jinja2.Template | Refused, keeper:
     return json.dumps({"refused": shown[:500].rstrip(".")}).encode()
 
 
-def _bound_time(limits: TemplateLimits) -> None:
-    """The default of both signals is to end the process; no handler of Python's has to run."""
-    signal.setitimer(signal.ITIMER_PROF, limits.max_cpu_s)
-    signal.setitimer(signal.ITIMER_REAL, limits.max_wall_s)
-
-
-def _unbound_time() -> None:
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _bound_memory(limits: TemplateLimits) -> None:
-    """Of this process and those that it forks."""
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        num_bytes = int(statm.read().split()[0]) * resource.getpagesize() + limits.max_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 if __name__ == "__main__":
-    main()
+    serve_forks(prepare)

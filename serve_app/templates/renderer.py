@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import socket
-import subprocess
-import sys
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from serve_app.apart.fork_server import ForkServer, await_answer
 from serve_app.core.conversation import Conversation, Rendering
 from serve_app.core.errors import EngineFailed
 from serve_app.templates.render_process import COME, Refused, Work
 
 logger = logging.getLogger(__name__)
-
-COURTEOUS_PRIORITY = 10
-GRACE_S = 0.3
 
 
 @dataclass(slots=True)
@@ -43,11 +36,10 @@ class Renderer:
     """
 
     def __init__(self, work: Work) -> None:
-        self._work = work
+        self._limits = work.limits
+        self._server = ForkServer("serve_app.templates.render_process", work, doing="renders chat templates")
         self._lock = threading.Lock()
         self._idle: list[_Child] = []
-        self._control: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def num_idle(self) -> int:
@@ -75,8 +67,7 @@ class Renderer:
 
     def close(self) -> None:
         """End the process; renderings that run end with it or by their own clocks."""
-        with self._lock:
-            self._end()
+        self._server.close()
         while (child := self._idle_child()) is not None:
             child.connection.close()
 
@@ -85,7 +76,7 @@ class Renderer:
         while (idle := self._idle_child()) is not None:
             if _hands_over(idle, job):
                 return idle
-        child = _Child(connection=self._open())
+        child = _Child(connection=self._server.open())
         if not _hands_over(child, job):  # nothing of the conversation was looked at
             raise EngineFailed("The process that renders chat templates ended before it began.")
         return child
@@ -94,56 +85,14 @@ class Renderer:
         with self._lock:
             return self._idle.pop() if self._idle else None
 
-    def _open(self) -> Connection:
-        """A connection to a fresh child. Raises EngineFailed."""
-        for _ in range(2):
-            ours, theirs = socket.socketpair()
-            with theirs, self._lock:
-                try:
-                    socket.send_fds(self._started(), [b"t"], [theirs.fileno()])
-                except OSError:
-                    ours.close()
-                    self._end()
-                    continue
-            return Connection(ours.detach())
-        raise EngineFailed("The process that renders chat templates cannot be started.")
-
     def _answer(self, child: _Child) -> dict[str, Any]:
         """Raises EOFError or OSError where the child was ended."""
-        connection = child.connection
-        if not connection.poll(self._work.limits.courtesy_s):
-            child.is_courteous = True
-            with suppress(OSError):  # it has ended by now
-                os.setpriority(os.PRIO_PROCESS, child.process_id, COURTEOUS_PRIORITY)
-            if not connection.poll(self._work.limits.max_wall_s + GRACE_S):
-                raise EOFError
-        answer: dict[str, Any] = json.loads(connection.recv_bytes())
+        limits = self._limits
+        told, child.is_courteous = await_answer(
+            child.connection, child.process_id, courtesy_s=limits.courtesy_s, wall_s=limits.max_wall_s
+        )
+        answer: dict[str, Any] = json.loads(told)
         return answer
-
-    def _started(self) -> socket.socket:
-        """The socket to the process, begun where there is none; to be called with the lock."""
-        if self._control is None or self._process is None or self._process.poll() is not None:
-            self._end()
-            self._control, theirs = socket.socketpair()
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "serve_app.templates.render_process"],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                )
-            with Connection(os.dup(self._control.fileno())) as first:
-                first.send(self._work)
-        return self._control
-
-    def _end(self) -> None:
-        if self._control is not None:
-            self._control.close()
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        self._control = self._process = None
 
 
 def _hands_over(child: _Child, job: bytes) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from serve_app.apart.fork_server import ForkServer
 from serve_app.constraints.compilation import build_matcher, compile_source
 from serve_app.constraints.compiler import Compiler
 from serve_app.constraints.limits import ConstraintLimits
@@ -143,11 +143,11 @@ async def test_who_waits_too_long_for_a_place_is_told_to_come_again() -> None:
 async def test_what_was_warmed_waits_for_no_process() -> None:
     async with compiler() as shared:
         await shared.warm()
-        process = shared._trials._process
+        process = shared._trials.server.process
         assert process is not None
         assert process.poll() is None
         await shared.compile(regex("a"))
-        assert shared._trials._process is process
+        assert shared._trials.server.process is process
 
 
 async def test_a_client_that_leaves_takes_nothing_from_who_asked_for_the_same() -> None:
@@ -186,33 +186,27 @@ def test_a_trial_that_takes_too_much_memory_is_ended() -> None:
         trials.close()
 
 
-class Losing(Trials):
-    """Whose process ends before a child of it has begun."""
-
-    def _open(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        theirs.close()
-        return ours
-
-
 def test_a_process_that_ends_before_it_looked_at_a_constraint_refuses_none() -> None:
+    trials = Trials(BYTES, ConstraintLimits())
+    trials.server = ForkServer("serve_app.no_such_module", None, doing="is not there")
     with pytest.raises(EngineFailed):
-        Losing(BYTES, ConstraintLimits()).run(regex("a"))
+        trials.run(regex("a"))
+    trials.close()
 
 
 def test_a_process_that_was_lost_is_begun_again() -> None:
     trials = Trials(BYTES, ConstraintLimits())
     try:
         trials.run(regex("a"))
-        process = trials._process
+        process = trials.server.process
         assert process is not None
         process.kill()
         process.wait()
         assert trials.run(regex("b")).text
-        assert trials._process is not process
+        assert trials.server.process is not process
     finally:
         trials.close()
-    assert trials._process is None
+    assert trials.server.process is None
 
 
 def test_building_leaves_python_to_other_threads() -> None:

@@ -29,13 +29,14 @@ def wall(ours: str = "", theirs: str = "") -> Wall:
 
 WALLS = {
     "core": wall(),
+    "apart": wall("core"),
     "api": wall("core", "pydantic"),
     "catalog": wall("core", "safetensors"),
     "tenants": wall("core", "sqlalchemy"),
     "text": wall("core", "transformers tokenizers"),
     "tools": wall("core"),
-    "constraints": wall("core", "llguidance"),
-    "templates": wall("core", "jinja2"),
+    "constraints": wall("core apart", "llguidance"),
+    "templates": wall("core apart", "jinja2"),
     "engine": wall("core text constraints templates", "torch transformers peft safetensors PIL"),
     "router": wall("core api catalog tenants tools"),
     "http": wall("core api router", "starlette uvicorn httptools prometheus_client"),
