@@ -15,13 +15,10 @@ from serve_app.deployments.arguments import ModelArgs
 
 def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
     """Findings of `args.path`, `args.chat_template` and `args.adapters`; usable adapters are notes."""
-    from serve_app.engine.errors import ModelNotSupported
-    from serve_app.engine.judgement import judge  # imported here: it brings torch, which takes time
-    from serve_app.engine.weights import weight_bytes_on_cpu
+    from serve_app.engine.errors import ModelNotSupported  # imported here: it brings torch, which takes time
 
-    try:  # to make it without its weights shows what else it lacks
-        folder = read_model_folder(locate_model(args.path))
-        weight_bytes_on_cpu(judge(folder.path, with_images=args.images), args.dtype)
+    try:
+        weights_of(args)
     except (CatalogError, ModelNotSupported, OSError) as error:
         yield Finding(path=(*path, "path"), message=str(error))
     if args.chat_template is not None:
@@ -31,6 +28,18 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
             yield Finding(path=(*path, "chat_template"), message=str(error))
     if args.adapters is not None:
         yield from _check_adapters(FilePath(args.adapters), (*path, "adapters"))
+
+
+def weights_of(args: ModelArgs) -> int:
+    """The bytes that its weights take once loaded. To make it without them shows what else it lacks.
+
+    Raises CatalogError, ModelNotSupported, OSError.
+    """
+    from serve_app.engine.judgement import judge  # imported here: it brings torch, which takes time
+    from serve_app.engine.weights import weight_bytes_on_cpu
+
+    folder = read_model_folder(locate_model(args.path))
+    return weight_bytes_on_cpu(judge(folder.path, with_images=args.images), args.dtype)
 
 
 def _check_adapters(folder: FilePath, path: Path) -> Iterator[Finding]:

@@ -8,8 +8,8 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from serve_app.catalog.errors import CatalogError
-from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.check.findings import Finding, Path, Severity
+from serve_app.check.folders import weights_of
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.engine.free_memory import ROOT, free_host_bytes
 
@@ -74,13 +74,10 @@ def _num_replicas(deployments: Any) -> int:
 
 def _weight_bytes(args: ModelArgs) -> int:
     """What loading takes for them; 0 where the model is refused, as `check_model` says so."""
-    from serve_app.engine.errors import ModelNotSupported
-    from serve_app.engine.judgement import judge  # imported here: it brings torch, which takes time
-    from serve_app.engine.weights import weight_bytes_on_cpu
+    from serve_app.engine.errors import ModelNotSupported  # imported here: it brings torch, which takes time
 
     try:
-        folder = read_model_folder(locate_model(args.path))
-        return weight_bytes_on_cpu(judge(folder.path, with_images=args.images), args.dtype)
+        return weights_of(args)
     except (CatalogError, ModelNotSupported, OSError):
         return 0
 

@@ -1,4 +1,4 @@
-"""Children of a process apart: each by itself, each ended by its bounds; the process is begun anew where it was lost."""
+"""Children of a process apart: each by itself, ended by its bounds; the process is begun anew where it was lost."""
 
 from __future__ import annotations
 
