@@ -59,12 +59,14 @@ def hold(sequence: Sequence, token_id: int) -> bool:
 
 
 def _is_forbidden(sequence: Sequence, token_id: int) -> bool:
-    params, stop, bad_words = sequence.request.sampling, sequence.request.stop, sequence.sampling_state.bad_words
-    if params.allowed_token_ids and token_id not in params.allowed_token_ids:
+    """By the bans and the like; however many there are of these, it is asked for every forced token."""
+    state, stop = sequence.sampling_state, sequence.request.stop
+    bad_words = state.bad_words
+    if state.allowed and token_id not in state.allowed:
         return True
     if sequence.num_generated < stop.min_tokens and token_id in stop.token_ids:
         return True
-    if any(token_id == other for other, _ in params.logit_bias):
+    if token_id in state.biased:
         return True  # a ban, or what is as good as one
     if bad_words is None:
         return False

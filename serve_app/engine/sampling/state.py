@@ -20,6 +20,7 @@ class SamplingState:
     repeats:    what DRY sees
     bias_ids, bias: tokens and what is added to their logits, [n] each
     allowed_ids: the only tokens that are ever drawn, [n]
+    biased, allowed: the same ids, to ask for one of them; `allowed` is empty where all are
     bad_words:  what is not to be generated
     mu:         Mirostat's bound on surprise, in bits; twice the target at first
     """
@@ -38,9 +39,11 @@ class SamplingState:
         if params.dry is not None and params.dry.multiplier and "dry" in params.samplers:
             self.repeats = Repeats(params.dry)
         bias = _added_up(params.logit_bias)
+        self.biased = frozenset(bias)
         self.bias_ids = torch.tensor(list(bias), dtype=torch.int64)
         self.bias = torch.tensor(list(bias.values()), dtype=torch.float32)
         allowed = params.allowed_token_ids
+        self.allowed = frozenset(allowed)
         self.allowed_ids = torch.tensor(allowed, dtype=torch.int64) if allowed else None
         self.bad_words = BadWords(params.bad_words) if params.bad_words else None
         self.mu = 2.0 * params.mirostat_tau
