@@ -123,6 +123,7 @@ class Load:
     num_cached_blocks: blocks that hold nothing but prefixes kept for later
     block_bytes: what one block takes, so that num_blocks * block_bytes is the budget
     num_steps, num_preemptions, num_prefix_hit_tokens: since the replica began
+    num_drafted_tokens, num_accepted_tokens: guesses that were computed since then, and those of them that were drawn
     step_s: seconds spent in steps since then
     num_failures: failed steps, commands and deliveries since then; the engine went on after each
     """
@@ -136,6 +137,8 @@ class Load:
     num_steps: int = 0
     num_preemptions: int = 0
     num_prefix_hit_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
     step_s: float = 0.0
     num_failures: int = 0
 

@@ -31,6 +31,10 @@ class EngineConfig:
     lease_s:           a router not heard of for so many seconds is taken for dead
     prefix_cache:      whether prefixes that were computed are kept for later requests
     max_forced_tokens: that a constraint leaves no choice about, appended at once; 0 draws each of them
+    speculation:       which tokens are guessed and computed along with the next one, where that pays; the text is the
+                       same. "prompt_lookup": what followed the last few tokens where they occurred before; "requested":
+                       only for requests that ask for it, as by a prediction; "none": nothing
+    max_draft_tokens:  guesses of one sequence in one step
     max_tokenized_chars: characters of a text that is cut into tokens although nothing says that it fits: one to be
                        truncated, one for /tokenize, one of a tokenizer that deletes text. None: 32 for each token of
                        the context, a million at least
@@ -66,6 +70,8 @@ class EngineConfig:
     lease_s: float = 10.0
     prefix_cache: bool = True
     max_forced_tokens: int = 32
+    speculation: Literal["none", "requested", "prompt_lookup"] = "requested"
+    max_draft_tokens: int = 8
     max_tokenized_chars: int | None = None
     max_outbox_deltas: int = 4096
     max_outbox_bytes: int = 64 << 20
