@@ -44,6 +44,7 @@ class Engine:
     Law: what a sequence's tokens are does not depend on what else is computed.
 
     runner:     what computes a batch
+    speculator: what decides which guesses are computed along
     loader:     where adapters are read and copied beside the steps; None does it within a step
     on_staged:  called, in the loader's thread, when an adapter that was waited for is there
     is_stalled: the last step computed nothing, because all that waits waits for an adapter
@@ -72,7 +73,7 @@ class Engine:
             executor=loader,
             on_staged=lambda: self.on_staged(),
         )
-        self._speculator = Speculator(config, model.eos_token_ids)
+        self.speculator = Speculator(config, model.eos_token_ids)
         self._scheduler = Scheduler(
             self._store,
             self._slots,
@@ -81,7 +82,7 @@ class Engine:
             max_logit_rows=config.max_logit_rows,
             max_forced=config.max_forced_tokens,
             pace=Pace(config.max_step_stretch),
-            speculator=self._speculator,
+            speculator=self.speculator,
             max_bypass_s=config.max_bypass_s,
             uses_prefixes=config.prefix_cache,
         )
@@ -113,8 +114,8 @@ class Engine:
             num_steps=self.num_steps,
             num_preemptions=self.num_preemptions,
             num_prefix_hit_tokens=self._scheduler.num_prefix_hit_tokens,
-            num_drafted_tokens=self._speculator.num_drafted,
-            num_accepted_tokens=self._speculator.num_accepted,
+            num_drafted_tokens=self._verifier.num_drafted,
+            num_accepted_tokens=self._verifier.num_accepted,
             step_s=self.step_s,
         )
 
@@ -205,7 +206,6 @@ class Engine:
         with self._recorder.watching(batch):
             logits = self._runner.forward(batch)
         deltas += self._verifier.draw(logits, batch, masks)
-        self._speculator.settle(batch)
         deltas += self._settle(batch)
         self.step_s += time.perf_counter() - started
         self._note(batch, self._work_clock() - work_started)
@@ -214,7 +214,7 @@ class Engine:
         """Learn what steps take; of those with guesses the prompts' pace learns nothing."""
         if not batch.num_guesses:
             self._scheduler.pace.note(batch.num_decoding, batch.num_prompt_tokens, work_s)
-        self._speculator.note(batch, work_s)
+        self.speculator.note(batch, work_s)
 
     def _settle(self, batch: Batch) -> list[Delta]:
         """Keep what was computed for later hits, start siblings, release what has ended; each on its own."""

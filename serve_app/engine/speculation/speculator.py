@@ -7,7 +7,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
-from serve_app.engine.batch import Batch, Span, num_common
+from serve_app.engine.batch import Batch, Span
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.speculation.costs import StepCosts
@@ -35,8 +35,8 @@ class Speculator:
 
     A step with guesses, as one with prompts, should take at most `max_step_stretch` times one without.
 
+    costs: of the steps that were made
     end_token_ids: behind which no text goes on
-    num_drafted, num_accepted: guesses that were computed, and those of them that were drawn, ever since
     """
 
     def __init__(self, config: EngineConfig, end_token_ids: frozenset[int]) -> None:
@@ -45,16 +45,14 @@ class Speculator:
         self._max_stretch = config.max_step_stretch
         self._end_token_ids = end_token_ids
         self._trust = Trust()
-        self._costs = StepCosts()
+        self.costs = StepCosts()
         self._guessers: WeakKeyDictionary[Sequence, Guesser] = WeakKeyDictionary()
-        self.num_drafted = 0
-        self.num_accepted = 0
 
     def extend(self, spans: list[Span], room: Room) -> list[Span]:
         """Give the spans of a step without prompts the guesses that pay. Changes no sequence."""
         wanting = [span for span in spans if self._may_guess(span)] if self._max_draft else []
         guessers = {id(span.sequence): self._caught_up(span.sequence) for span in wanting}
-        plain_s = self._costs.plain_s(len(spans))
+        plain_s = self.costs.plain_s(len(spans))
         if not wanting or plain_s is None:
             return spans
         drafts = {name: self._draft(span, guessers[name]) for span in wanting for name in [id(span.sequence)]}
@@ -65,23 +63,14 @@ class Speculator:
     def note(self, batch: Batch, seconds: float) -> None:
         """Learn from a step that was made what one takes; seconds as `work_clock` counts them."""
         if self._max_draft and batch.num_prompt_tokens == 0:
-            self._costs.note(batch.num_decoding, batch.num_guesses, seconds)
-
-    def settle(self, batch: Batch) -> None:
-        """Count what came of a batch's guesses, when all that could be drawn was."""
-        for span in batch.spans:
-            if span.draft:
-                self.num_drafted += len(span.draft)
-                self.num_accepted += num_common(span.sequence.token_ids[span.end :], span.draft)
+            self.costs.note(batch.num_decoding, batch.num_guesses, seconds)
 
     def _may_guess(self, span: Span) -> bool:
         """Whether it is a single token of a sequence that goes on, and of which nothing is kept but its text."""
         sequence = span.sequence
         is_single = span.decodes and span.samples and span.length == 1 and not span.scores
-        return is_single and self._is_wanted(sequence) and sequence.record is None and self._most(sequence) > 0
-
-    def _is_wanted(self, sequence: Sequence) -> bool:
-        return self._guesses_always
+        is_wanted = self._guesses_always or bool(sequence.prediction)
+        return is_single and is_wanted and sequence.record is None and self._most(sequence) > 0
 
     def _most(self, sequence: Sequence) -> int:
         """Guesses that could be of use: one token more is drawn than was guessed."""
@@ -90,7 +79,7 @@ class Speculator:
     def _caught_up(self, sequence: Sequence) -> Guesser:
         guesser = self._guessers.get(sequence)
         if guesser is None:
-            guesser = self._guessers[sequence] = Guesser((), Trust(self._trust))
+            guesser = self._guessers[sequence] = Guesser(sequence.prediction, Trust(self._trust))
         guesser.catch_up(sequence.token_ids, sequence.prompt_length)
         return guesser
 
@@ -111,7 +100,7 @@ class Speculator:
         guesses are the likeliest ones, and none is among them without those before it.
         """
         ranked = sorted(((chance, name) for name, each in chances.items() for chance in each), reverse=True)[:most]
-        costs, best, best_rate, tokens = self._costs, 0, LEAST_GAIN * num_sequences / plain_s, float(num_sequences)
+        costs, best, best_rate, tokens = self.costs, 0, LEAST_GAIN * num_sequences / plain_s, float(num_sequences)
         longest_s = self._max_stretch * plain_s if num_sequences > 1 else float("inf")
         for count, (chance, _) in enumerate(ranked, 1):
             tokens += chance

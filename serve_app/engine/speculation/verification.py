@@ -38,23 +38,34 @@ class Guessed:
 
 
 class Verifier:
-    """Carries a step's logits into its sequences, as far as they go."""
+    """Carries a step's logits into its sequences, as far as they go.
+
+    num_drafted, num_accepted: guesses that were computed, and those that were drawn with something behind them
+    """
 
     def __init__(self, masks: MaskComputer, sampler: Sampler, output: Output) -> None:
         self._masks = masks
         self._sampler = sampler
         self._output = output
+        self.num_drafted = 0
+        self.num_accepted = 0
 
     def draw(self, logits: Tensor, batch: Batch, masks: StepMasks | None) -> list[Delta]:
         """One delta per sequence that gained something. Changes sequences; does not release anything.
 
         logits: as `Runner.forward` gives them;  masks: of the tokens that are drawn first
         """
-        deltas = self._output.commit(batch, self._sampler.sample(logits, batch, masks))
         guessed = [Guessed(span, row) for span, row in _with_drafts(batch)]
+        for each in guessed:
+            self.num_drafted += len(each.span.draft)
+            each.span.sequence.num_drafted += len(each.span.draft)
+        deltas = self._output.commit(batch, self._sampler.sample(logits, batch, masks))
         if not guessed:
             return deltas
         while follows := [(each, span) for each in guessed if (span := known_span(each.span)) is not None]:
+            for _, span in follows:
+                self.num_accepted += span.length
+                span.sequence.num_accepted += span.length
             batch = Batch(tuple(span for _, span in follows))
             rows = [row for each, span in follows for row in _rows(each, span)]
             sampled = self._sampler.sample(logits[rows], batch, self._masks.begin(batch))
