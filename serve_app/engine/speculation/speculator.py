@@ -35,13 +35,14 @@ class Speculator:
 
     A step with guesses, as one with prompts, should take at most `max_step_stretch` times one without.
 
+    max_draft: guesses of one sequence in one step; 0 is none
     costs: of the steps that were made
     end_token_ids: behind which no text goes on
     """
 
     def __init__(self, config: EngineConfig, end_token_ids: frozenset[int]) -> None:
         self._guesses_always = config.speculation == "prompt_lookup"
-        self._max_draft = 0 if config.speculation == "none" else config.max_draft_tokens
+        self.max_draft = 0 if config.speculation == "none" else config.max_draft_tokens
         self._max_stretch = config.max_step_stretch
         self._end_token_ids = end_token_ids
         self._trust = Trust()
@@ -50,7 +51,7 @@ class Speculator:
 
     def extend(self, spans: list[Span], room: Room) -> list[Span]:
         """Give the spans of a step without prompts the guesses that pay. Changes no sequence."""
-        wanting = [span for span in spans if self._may_guess(span)] if self._max_draft else []
+        wanting = [span for span in spans if self._may_guess(span)] if self.max_draft else []
         guessers = {id(span.sequence): self._caught_up(span.sequence) for span in wanting}
         plain_s = self.costs.plain_s(len(spans))
         if not wanting or plain_s is None:
@@ -62,7 +63,7 @@ class Speculator:
 
     def note(self, batch: Batch, seconds: float) -> None:
         """Learn from a step that was made what one takes; seconds as `work_clock` counts them."""
-        if self._max_draft and batch.num_prompt_tokens == 0:
+        if self.max_draft and batch.num_prompt_tokens == 0:
             self.costs.note(batch.num_decoding, batch.num_guesses, seconds)
 
     def _may_guess(self, span: Span) -> bool:
@@ -74,7 +75,7 @@ class Speculator:
 
     def _most(self, sequence: Sequence) -> int:
         """Guesses that could be of use: one token more is drawn than was guessed."""
-        return min(self._max_draft, sequence.max_tokens - sequence.num_generated - 1)
+        return min(self.max_draft, sequence.max_tokens - sequence.num_generated - 1)
 
     def _caught_up(self, sequence: Sequence) -> Guesser:
         guesser = self._guessers.get(sequence)
