@@ -23,7 +23,7 @@ def latest(tokens: list[int], size: int) -> int | None:
 def test_what_is_found_is_the_latest_place_of_the_same_run(size: int) -> None:
     generator = random.Random(size)
     tokens, ngrams, num_found, num_there = array("i"), Ngrams(size), 0, 0
-    for _ in range(3000):
+    for _ in range(800):
         tokens.append(generator.randrange(12))
         ngrams.add(tokens, len(tokens) - 1)
         found, expected = ngrams.find(tokens), latest(tokens.tolist(), size) if len(tokens) >= size else None
