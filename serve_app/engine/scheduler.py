@@ -204,8 +204,9 @@ class Scheduler:
         return spans
 
     def _guessed(self, spans: list[Span]) -> list[Span]:
-        """These, with guesses within what the step has left: beside prompts' chunks nothing is to spare for them."""
-        if self._speculator is None or not all(span.decodes for span in spans):
+        """These, with guesses within what the step has left; while prompts are to be computed nothing is to spare."""
+        is_waited_for = len(spans) < len(self.running) or not all(span.decodes for span in spans)
+        if self._speculator is None or is_waited_for:
             return spans
         rows = self._max_logit_rows - sum(span.scores for span in spans)
         left = min(rows, self._max_batch_tokens - sum(span.length for span in spans))
