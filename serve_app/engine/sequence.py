@@ -74,16 +74,14 @@ class Sequence:
         self.arrived_at = time.monotonic()
         self.started_at: float | None = None
 
-        self.num_computed = 0
-        self.num_held = 0
+        self.num_computed = self.num_held = 0
         self.is_prompt_published = False
         self.holding: Holding | None = None
         self.mix: Mix = ()
         self.siblings: list[Sequence] = []
         self.finish: Finish | None = None
 
-        self.num_drafted = 0
-        self.num_accepted = 0
+        self.num_drafted = self.num_accepted = 0
         self.num_cached_tokens = 0
         self.was_reported = False
         self.num_shown_chars = 0
