@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from serve_app.engine.budget import check_weights_fit, context_within, kv_budget
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.decoder.building import Attending
+from serve_app.engine.decoder.building import Scorings
 from serve_app.engine.decoder.trial import settle
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.judgement import Judged, judge
@@ -35,7 +35,7 @@ class LoadedModel:
 
     kv_cache_bytes: what its keys and values may take
     eos_token_ids:  tokens that end a text
-    attending:      with which the loop computes it; None where transformers' modules do
+    scorings:       with which the loop computes it; None where transformers' modules do
     eyes:           of a model that sees; nothing of them is in `module`
     blindness:      why a model with eyes does not see here
     """
@@ -48,7 +48,7 @@ class LoadedModel:
     kv_cache_bytes: int
     vocab_size: int
     eos_token_ids: frozenset[int]
-    attending: Attending | None = None
+    scorings: Scorings | None = None
     eyes: Eyes | None = None
     blindness: str | None = None
 
@@ -68,7 +68,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     module = _read_module(config.path, judged, dtype).to(device).eval().requires_grad_(False)
     eyes = open_eyes(module, judged.sight, config) if isinstance(judged.sight, Sight) else None
     witness = hear(module)
-    shape, attending = witness.shape, settle(module, witness)
+    shape, scorings = witness.shape, settle(module, witness)
     own_limit = judged.max_model_len
     budget = kv_budget(config, shape, own_limit=own_limit, dtype=dtype, device=device)
     max_model_len = context_within(config, budget, own_limit=own_limit, bytes_per_token=shape.bytes_per_token(dtype))
@@ -85,7 +85,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         kv_cache_bytes=budget,
         vocab_size=int(judged.text.vocab_size),
         eos_token_ids=read_eos_token_ids(config.path, judged.text),
-        attending=attending,
+        scorings=scorings,
         eyes=eyes if isinstance(eyes, Eyes) else None,
         blindness=next((each for each in (judged.sight, eyes) if isinstance(each, str)), None),
     )

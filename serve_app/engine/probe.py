@@ -15,6 +15,7 @@ from serve_app.engine.attention import PackedAttention, register, unregister
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.pages import PageStorage
+from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.kv.shape import KeyValueShape, LayerShape
 from serve_app.engine.kv.storage import Holding
 from serve_app.engine.query_scale import take_over_scales
@@ -26,7 +27,6 @@ CHUNKS = (13, 9, 1, 1)
 """Tokens of each probed step: two chunks, then single ones."""
 BLOCK_SIZE = 4
 RECORDER = "serve_app_probe"
-HANDED = ("scaling", "softcap", "s_aux")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +35,14 @@ class Witness:
 
     logits:    [tokens, vocab] float32
     shape:     of keys and values
-    attending: what each layer hands attention beside queries, keys and values, by the layer's number
+    scorings:  how each layer weighs keys, by its number
     """
 
     token_ids: Tensor
     logits: Tensor
     routes: Routes
     shape: KeyValueShape
-    attending: Mapping[int, Mapping[str, Any]]
+    scorings: Mapping[int, Scoring]
 
 
 def probe(module: PreTrainedModel) -> KeyValueShape:
@@ -72,7 +72,7 @@ def hear(module: PreTrainedModel) -> Witness:
         take_over_scales(module)
         recorder = _record(module, token_ids[:2])
         shape = recorder.shape()
-    return Witness(token_ids=token_ids, logits=own, routes=routes, shape=shape, attending=recorder.attending)
+    return Witness(token_ids=token_ids, logits=own, routes=routes, shape=shape, scorings=recorder.scorings)
 
 
 @torch.inference_mode()
@@ -81,7 +81,7 @@ def check(module: PreTrainedModel, witness: Witness) -> None:
     with _refusing(module):
         current = CurrentStep()
         storage = storage_for(module, witness)
-        attention = PackedAttention(storage, current, witness.shape)
+        attention = PackedAttention(current, witness.shape)
 
         def compute(step: Step, start: int) -> Tensor:
             with current.running(step), witness.routes.following(start, len(step.token_ids)):
@@ -163,14 +163,15 @@ def _record(module: PreTrainedModel, token_ids: Tensor) -> _Recorder:
 
 def _step_of(storage: PageStorage, holding: Holding, token_ids: Tensor, start: int, length: int) -> Step:
     end, device = start + length, token_ids.device
+    places = torch.tensor(storage.places(holding, start, end), device=device)
     reading = Reading(first_token=0, place=0, blocks=holding.blocks, start=start, length=length)
     return Step(
         token_ids=token_ids[start:end],
         positions=torch.arange(start, end, device=device),
-        places=torch.tensor(storage.places(holding, start, end), device=device),
+        places=places,
         logit_rows=torch.arange(length, device=device).flip(0),
         mixes=((),) * length,
-        groups=tuple(storage.groups([reading])),
+        attention=storage.plan([reading], places),
     )
 
 
@@ -183,7 +184,7 @@ class _Recorder:
         self._keys: list[Tensor] = []  # of those layers: kept, so that no other tensor comes to lie where they do
         self._places: dict[int, int] = {}
         self._readers: set[int] = set()
-        self.attending: dict[int, dict[str, Any]] = {}
+        self.scorings: dict[int, Scoring] = {}
 
     def __call__(
         self,
@@ -192,8 +193,11 @@ class _Recorder:
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None,
+        scaling: float | None = None,
         sliding_window: int | None = None,
-        **more: Any,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **_: Any,
     ) -> tuple[Tensor, None]:
         if attention_mask is not None:
             raise ValueError("the model makes attention masks of its own")
@@ -203,10 +207,8 @@ class _Recorder:
         if number in self._places:
             raise ValueError(f"layer {number} attends more than once per token")
         self._check_window(number, sliding_window)
-        handed = {name: more.get(name) for name in HANDED}
-        self.attending[number] = {name: each for name, each in handed.items() if each is not None}
-        if sliding_window is not None:
-            self.attending[number]["sliding_window"] = sliding_window
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        self.scorings[number] = Scoring(scale=scale, window=sliding_window, softcap=softcap, sinks=s_aux)
         self._note(number, key, LayerShape(heads=key.shape[1], key_dim=key.shape[-1], value_dim=value.shape[-1]))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from serve_app.engine.attention import PackedAttention
 from serve_app.engine.batch import Batch
 from serve_app.engine.decoder.building import build_loop
-from serve_app.engine.decoder.trial import StoredAttention
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.bank import AdapterBank
@@ -25,12 +24,9 @@ class Runner:
         self._storage = storage
         self._bank = bank
         self._current = CurrentStep()
-        self._attention = PackedAttention(storage, self._current, model.shape)
+        self._attention = PackedAttention(self._current, model.shape)
         model.module.set_attn_implementation(self._attention.name)
-        self._loop = None
-        if model.attending is not None:
-            attend = StoredAttention(self._attention, self._current)
-            self._loop = build_loop(model.module, model.shape, model.attending, attend)
+        self._loop = None if model.scorings is None else build_loop(model.module, model.shape, model.scorings)
 
     @property
     def has_loop(self) -> bool:

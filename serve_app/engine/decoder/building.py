@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from serve_app.engine.decoder.family import FAMILIES, Family
 from serve_app.engine.decoder.layer import Attention, Heads, Layer, Mlp, Product, Rotation, activation_of
-from serve_app.engine.decoder.loop import Attend, DecoderLoop, Rotary
+from serve_app.engine.decoder.loop import DecoderLoop, Rotary
 from serve_app.engine.decoder.norm import Norm, norm_of
+from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.text_part import text_config
 
-Attending = Mapping[int, Mapping[str, Any]]
-"""What each layer's module hands attention beside queries, keys and values, by the layer's number."""
+Scorings: TypeAlias = Mapping[int, Scoring]
+"""How each layer weighs keys, by its number."""
 
 INPUTS = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
 MLP_INPUTS = (("gate_proj", "up_proj"), ("gate_up_proj",))
@@ -40,7 +41,7 @@ def family_of(module: PreTrainedModel) -> Family | None:
     return FAMILIES.get(str(text_config(module.config).model_type))
 
 
-def build_loop(module: PreTrainedModel, shape: KeyValueShape, attending: Attending, attend: Attend) -> DecoderLoop:
+def build_loop(module: PreTrainedModel, shape: KeyValueShape, scorings: Scorings) -> DecoderLoop:
     """The loop over a model's modules, those that adapters are wrapped around included. Raises NotDescribed."""
     family, decoder = family_of(module), module.get_decoder()
     if family is None:
@@ -55,25 +56,22 @@ def build_loop(module: PreTrainedModel, shape: KeyValueShape, attending: Attendi
     if norm is None or head is None:
         raise NotDescribed("its last norm or its head is of another kind")
     return DecoderLoop(
-        [_layer(each, number, decoder, shape, attending[number], family) for number, each in enumerate(layers)],
+        [_layer(each, number, decoder, shape, scorings[number], family) for number, each in enumerate(layers)],
         embed=module.get_input_embeddings(),  # type: ignore[arg-type]
         rotary=_rotary(decoder.rotary_emb),
         norm=norm,
         head=head,
-        attend=attend,
         embedding_factor=float(getattr(decoder, "embedding_multiplier", 1.0)),
         logits_divisor=float(getattr(config, "logits_scaling", 1.0)),
         softcap=getattr(config, "final_logit_softcapping", None),
     )
 
 
-def _layer(
-    layer: Any, number: int, decoder: Any, shape: KeyValueShape, attending: Mapping[str, Any], family: Family
-) -> Layer:
+def _layer(layer: Any, number: int, decoder: Any, shape: KeyValueShape, scoring: Scoring, family: Family) -> Layer:
     _check_known(layer, "layer")
     norms = _norms(layer, family)
     return Layer(
-        attention=_attention(layer.self_attn, number, decoder, shape, attending, family),
+        attention=_attention(layer.self_attn, number, decoder, shape, scoring, family),
         mlp=_mlp(layer.mlp),
         before_attention=norms[0],
         after_attention=norms[1],
@@ -100,7 +98,7 @@ def _norms(layer: Any, family: Family) -> tuple[Norm | None, Norm | None, Norm |
 
 
 def _attention(
-    module: Any, number: int, decoder: Any, shape: KeyValueShape, attending: Mapping[str, Any], family: Family
+    module: Any, number: int, decoder: Any, shape: KeyValueShape, scoring: Scoring, family: Family
 ) -> Attention:
     _check_known(module, "attention")
     kept, inputs = shape.layers[number], _modules(module, INPUTS)
@@ -112,7 +110,6 @@ def _attention(
     if (query_norm is None) != (norms[0] is None) or (key_norm is None) != (query_norm is None):
         raise NotDescribed("its norms of queries and keys are of another kind")
     return Attention(
-        module=module,
         heads=Heads(num_queries=width - 2 * kept.heads, num_keys=kept.heads, dim=kept.key_dim),
         inputs=Product(inputs),
         output=Product([module.o_proj]),
@@ -121,7 +118,7 @@ def _attention(
         norms_rows=norms[0] is not None and norms[0].weight.shape[0] != kept.key_dim,
         clip=getattr(decoder.config, "clip_qkv", None),
         rope=_rope_kind(module, number, decoder),
-        attending=dict(attending),
+        scoring=scoring,
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from serve_app.engine.decoder.linears import LinearPart
 from serve_app.engine.decoder.norm import Norm
+from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.lora.banked import BankedLinear
 
 
@@ -79,10 +80,9 @@ class Attention:
     """query_norm, key_norm: of each head, or where `norms_rows` of all of them together
     clip:      bounds queries, keys and values to ±clip
     rope:      which rotation; None where positions are not told
-    attending: what the model's own module hands attention beside queries, keys and values
+    scoring:   how keys are weighed
     """
 
-    module: Any
     heads: Heads
     inputs: Product
     output: Product
@@ -91,7 +91,7 @@ class Attention:
     norms_rows: bool
     clip: float | None
     rope: str | None
-    attending: dict[str, Any]
+    scoring: Scoring
 
     def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [tokens, heads, dim], keys and values [tokens, kv_heads, dim]."""

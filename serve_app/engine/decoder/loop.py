@@ -12,8 +12,6 @@ from serve_app.engine.decoder.layer import Layer, Rotation
 from serve_app.engine.decoder.norm import Norm
 from serve_app.engine.step import Step
 
-Attend: TypeAlias = Callable[[Step, Layer, Tensor, Tensor, Tensor], Tensor]
-"""A step's queries [tokens, heads, dim], keys and values of one layer; gives [tokens, heads, dim]."""
 Rotary: TypeAlias = Callable[[Tensor, Tensor, str], Rotation]
 """From the stream (for its type), positions [tokens] and a kind of layer."""
 
@@ -32,7 +30,6 @@ class DecoderLoop:
         rotary: Rotary,
         norm: Norm,
         head: Callable[[Tensor], Tensor],
-        attend: Attend,
         embedding_factor: float = 1.0,
         logits_divisor: float = 1.0,
         softcap: float | None = None,
@@ -43,7 +40,6 @@ class DecoderLoop:
         self._rotary = rotary
         self._norm = norm
         self._head = head
-        self._attend = attend
         self._embedding_factor = embedding_factor
         self._logits_divisor = logits_divisor
         self._softcap = softcap
@@ -52,15 +48,13 @@ class DecoderLoop:
         """The wanted logits, [rows, vocab]. Writes keys and values at the step's places."""
         x = self._embedded(step)
         rotations = {kind: self._rotary(x, step.positions, kind) for kind in self._kinds}
-        last = self._layers[-1]
-        for layer in self._layers:
-            attended = self._attended(layer, step, x, rotations)
-            if layer is last and not any(step.mixes):  # adapters' plan is for every token
+        last = None if any(step.mixes) else len(self._layers) - 1  # adapters' plan is for every token of a step
+        for number, layer in enumerate(self._layers):
+            attended = self._attended(number, layer, step, x, rotations)
+            if number == last:
                 x, attended = x.index_select(0, step.logit_rows), attended.index_select(0, step.logit_rows)
             x = layer.finish(x, attended)
-        if any(step.mixes):
-            x = x.index_select(0, step.logit_rows)
-        return self._logits(x)
+        return self._logits(x if last is not None else x.index_select(0, step.logit_rows))
 
     def _embedded(self, step: Step) -> Tensor:
         """[tokens, hidden], a tensor of its own."""
@@ -69,12 +63,12 @@ class DecoderLoop:
             x = x.index_copy(0, step.illustrated, step.embeddings)
         return x if self._embedding_factor == 1.0 else x * self._embedding_factor
 
-    def _attended(self, layer: Layer, step: Step, x: Tensor, rotations: dict[str, Rotation]) -> Tensor:
+    def _attended(self, number: int, layer: Layer, step: Step, x: Tensor, rotations: dict[str, Rotation]) -> Tensor:
         attention = layer.attention
         normed = x if layer.before_attention is None else layer.before_attention(x)
         rotation = None if attention.rope is None else rotations[attention.rope]
-        attended = self._attend(step, layer, *attention.project(normed, rotation))
-        return attended.flatten(1)
+        query, key, value = attention.project(normed, rotation)
+        return step.attention.run(number, query, key, value, scoring=attention.scoring).flatten(1)
 
     def _logits(self, x: Tensor) -> Tensor:
         logits = self._head(self._norm(x))
