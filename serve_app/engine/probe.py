@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -115,7 +115,13 @@ def storage_for(module: PreTrainedModel, witness: Witness) -> PageStorage:
     )
 
 
-def compute_in_steps(witness: Witness, storage: PageStorage, compute: Callable[[Step, int], Tensor]) -> Tensor:
+def compute_in_steps(
+    witness: Witness,
+    storage: PageStorage,
+    compute: Callable[[Step, int], Tensor],
+    *,
+    chunks: Sequence[int] = CHUNKS,
+) -> Tensor:
     """The logits of all tokens, computed chunk by chunk over a small storage, [tokens, vocab] float32.
 
     compute: a step's wanted logits, from the step and the position of its first token
@@ -124,7 +130,7 @@ def compute_in_steps(witness: Witness, storage: PageStorage, compute: Callable[[
     holding = Holding(0, blocks=list(range(num_blocks))[::-1])
     logits: list[Tensor] = []
     start = 0
-    for length in CHUNKS:
+    for length in chunks:
         length = min(length, len(witness.token_ids) - start)
         if length:
             step = _step_of(storage, holding, witness.token_ids, start, length)

@@ -57,7 +57,7 @@ def build_loop(module: PreTrainedModel, shape: KeyValueShape, scorings: Scorings
         raise NotDescribed("its last norm or its head is of another kind")
     return DecoderLoop(
         [_layer(each, number, decoder, shape, scorings[number], family) for number, each in enumerate(layers)],
-        embed=module.get_input_embeddings(),  # type: ignore[arg-type]
+        embed=module.get_input_embeddings(),
         rotary=_rotary(decoder.rotary_emb),
         norm=norm,
         head=head,

@@ -77,7 +77,7 @@ class JointLinear:
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         """linears: with the same inputs, and all with a bias or none"""
-        biases = [linear.bias for linear in linears if linear.bias is not None]
+        biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
         weight = torch.cat([linear.weight.detach() for linear in linears])
         self.whole = make_linear(weight, torch.cat(biases) if biases else None)
         self._asked: Tensor | None = None

@@ -27,7 +27,7 @@ class RootMeanSquare:
 
     def __call__(self, x: Tensor) -> Tensor:
         exact = x.float()
-        factor = torch.linalg.vector_norm(exact, dim=-1, keepdim=True).square_().add_(self._eps).rsqrt_()
+        factor: Tensor = torch.linalg.vector_norm(exact, dim=-1, keepdim=True).square_().add_(self._eps).rsqrt_()
         return (exact * factor).mul_(self._weight).to(x.dtype)
 
 
@@ -51,7 +51,7 @@ def norm_of(module: Any, *, offset: float) -> Norm | None:
         return None
     kind = type(module).__name__
     if kind == "OlmoLayerNorm":
-        return CentredNorm(int(module.normalized_shape[0]), 1e-5)  # type: ignore[index, arg-type]
+        return CentredNorm(int(module.normalized_shape[0]), 1e-5)  # type: ignore[index]
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not kind.endswith("RMSNorm") or not isinstance(weight, Tensor) or not isinstance(eps, float):
