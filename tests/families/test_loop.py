@@ -131,5 +131,5 @@ def test_a_step_of_which_hidden_states_are_wanted_is_its_modules_work(model_fold
     engine.model.module.get_decoder().register_forward_hook(lambda *_: calls.append(1))
     complete(engine, [(request("plain", max_tokens=2), [5, 6, 7])])
     assert calls == []
-    complete(engine, [(request("recorded", max_tokens=2, record=RecordParams(hidden_states=True)), [8, 6, 7])])
+    complete(engine, [(request("recorded", max_tokens=2, record=RecordParams(hidden_states="last")), [8, 6, 7])])
     assert len(calls) == 2
