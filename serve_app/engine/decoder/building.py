@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -22,6 +23,8 @@ Scorings: TypeAlias = Mapping[int, Scoring]
 
 INPUTS = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
 MLP_INPUTS = (("gate_proj", "up_proj"), ("gate_up_proj",))
+FIXED = {"default", "linear", "llama3", "yarn"}
+"""Kinds of rotations whose frequencies depend on nothing of a step."""
 NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 KNOWN = {
     "layer": {"self_attn", "mlp", *NORMS},
@@ -139,14 +142,30 @@ def _mlp(module: Any) -> Mlp:
 
 
 def _rotary(module: Any) -> Rotary:
-    """The model's own rotary embedding; some have one for each type of layer."""
-    by_type = _is_by_type(module)
+    """The model's own rotary embedding; some have one for each type of layer, and most fixed frequencies."""
+    if _is_by_type(module):
+        return lambda x, positions, kind: _rotation(*module(x, positions[None], kind))
+    if getattr(module, "rope_type", None) not in FIXED:
+        return lambda x, positions, _: _rotation(*module(x, positions[None]))
 
-    def rotate(x: Tensor, positions: Tensor, kind: str) -> Rotation:
-        cos, sin = module(x, positions[None], kind) if by_type else module(x, positions[None])
-        return Rotation.of(cos[0], sin[0])
+    def rotate(x: Tensor, positions: Tensor, _: str) -> Rotation:
+        angles = positions.float()[:, None] * module.inv_freq
+        cos, sin = angles.cos(), angles.sin()
+        if module.attention_scaling != 1.0:
+            cos, sin = cos * module.attention_scaling, sin * module.attention_scaling
+        return Rotation(cos=_twice(cos, cos).to(x.dtype), sin=_twice(-sin, sin).to(x.dtype))
 
     return rotate
+
+
+def _rotation(cos: Tensor, sin: Tensor) -> Rotation:
+    """cos, sin: [1, tokens, rotated], as transformers has them"""
+    first, second = sin[0].chunk(2, dim=-1)
+    return Rotation(cos=cos[0, :, None], sin=_twice(-first, second))
+
+
+def _twice(first: Tensor, second: Tensor) -> Tensor:
+    return torch.cat([first, second], dim=-1)[:, None]
 
 
 def _is_by_type(rotary: Any) -> bool:

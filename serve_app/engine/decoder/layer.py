@@ -26,12 +26,6 @@ class Rotation:
     cos: Tensor
     sin: Tensor
 
-    @classmethod
-    def of(cls, cos: Tensor, sin: Tensor) -> Rotation:
-        """cos, sin: [tokens, rotated], as transformers has them"""
-        first, second = sin.chunk(2, dim=-1)
-        return cls(cos=cos[:, None], sin=torch.cat([-first, second], dim=-1)[:, None])
-
     def turn(self, heads: Tensor) -> Tensor:
         """[tokens, heads, dim]; dimensions beyond those that are rotated stay."""
         size = self.cos.shape[-1]
