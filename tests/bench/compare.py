@@ -58,6 +58,7 @@ class Server:
 
     takes_lists: of prompts, in one request; a server that does not is sent as many requests at once
     stops: process groups that are stopped while another server is measured
+    rounds: at most so many, for one that is too slow to wait for
     """
 
     name: str
@@ -67,6 +68,7 @@ class Server:
     urls: dict[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
     stops: tuple[int, ...] = ()
+    rounds: int | None = None
 
     @classmethod
     def of(cls, spelled: str) -> Server:
@@ -82,8 +84,8 @@ class Server:
     def url_of(self, workload: Workload) -> str:
         return self.urls.get(workload.kind, self.url)
 
-    def offers(self, workload: Workload) -> bool:
-        return bool(self.models.get(workload.kind))
+    def is_measured(self, workload: Workload, turn: int) -> bool:
+        return bool(self.models.get(workload.kind)) and (self.rounds is None or turn < self.rounds)
 
 
 Rounds = dict[str, dict[str, list[Figures]]]
@@ -96,7 +98,7 @@ def measure(servers: Items[Server], workloads: Items[Workload], words: Items[str
         for turn in range(rounds):
             for workload in workloads:
                 for server in turned(servers, turn):
-                    if server.offers(workload):
+                    if server.is_measured(workload, turn):
                         with resumed(server.stops):
                             told = one_round(server, workload, words, seed=seed + turn, is_first=turn == 0)
                         measured[workload.name].setdefault(server.name, []).append(told)
