@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from serve_app.core.request import SamplingParams
 from serve_app.engine.sampling.sampler import Sampler
 from tests.bench import figures
@@ -94,8 +95,8 @@ def loading_curves(models: list[Path], *, threads: int) -> Iterator[Curve]:
 
 def settings(model: Path, threads: int, max_adapters: int) -> dict[str, Any]:
     return {
-        "name": "bench", "path": str(model.resolve()), "dtype": "float32", "threads": threads, "max_num_sequences": MANY,
-        "max_batch_tokens": 1024, "kv_cache_bytes": 2 << 30, "max_adapters": max_adapters,
+        "name": "bench", "path": str(model.resolve()), "dtype": "float32", "threads": threads,
+        "max_num_sequences": MANY, "max_batch_tokens": 1024, "kv_cache_bytes": 2 << 30, "max_adapters": max_adapters,
     }  # fmt: skip
 
 

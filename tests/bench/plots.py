@@ -8,6 +8,7 @@ from collections.abc import Sequence as Items
 from html import escape
 
 WIDTH, HEIGHT, MARGIN = 560, 360, 60
+FONT = 'font-family="sans-serif" font-size="12"'
 COLORS = ("#1f6fb2", "#c2462e", "#2d8a4e", "#8a5fb0", "#a87a1c")
 Points = Items[tuple[float, float]]
 
@@ -18,7 +19,7 @@ def curves(title: str, x_label: str, y_label: str, lines: Mapping[str, Points]) 
     ys = [y for points in lines.values() for _, y in points]
     across, down = _axis(xs, MARGIN, WIDTH - 15), _axis(ys, HEIGHT - MARGIN, 35)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {FONT}>',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         _text(WIDTH / 2, 18, title, "middle"),
         _text(WIDTH / 2, HEIGHT - 12, x_label, "middle"),
