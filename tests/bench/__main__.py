@@ -9,6 +9,7 @@ Makes what it measures on (`tests/bench/checkpoints.py`), starts the service as 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -21,6 +22,8 @@ from tests.bench.service import first_token, running_service
 from tests.bench.workloads import BY_NAME, WORKLOADS, judged_by
 
 QUICK_WORKLOADS = ("W1", "W2", "W7b", "W8")
+NUM_STREAMS = 32
+PARTS = ("engine", "router", "server", "scale")
 DTYPE = "float32"
 """Which every machine computes; histories of two machines are compared by it."""
 
@@ -34,6 +37,13 @@ def engine_figures(folder: Path, *, is_whole: bool) -> Figures:
     print(figures.table(told["cases"], bench_engine.COLUMNS), flush=True)
     machine: Figures = {"GB/s": told["machine"]["bytes_per_s"] / 1e9, "GFLOP/s": told["machine"]["flop_per_s"] / 1e9}
     return machine | {f"{each['case']}, ms": each["wall_ms"] for each in told["cases"]}
+
+
+def router_figures() -> Figures:
+    """Of the router alone with 32 streams: microseconds of CPU time."""
+    told = asyncio.run(bench_scale.router_figures([NUM_STREAMS], rounds=5))[NUM_STREAMS]
+    print(figures.table([told], list(told)), flush=True)
+    return {f"router, {name}": value for name, value in told.items()}
 
 
 def server_figures(folder: Path, *, is_whole: bool) -> Figures:
@@ -77,14 +87,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--whole", action="store_true", help="everything; an hour rather than minutes")
     parser.add_argument("--folder", type=Path, default=Path("build/bench"), help="for models and plots")
-    parser.add_argument("--parts", nargs="+", default=["engine", "server"], choices=["engine", "server", "scale"])
+    parser.add_argument("--parts", nargs="+", default=list(PARTS[:3]), choices=PARTS)
     parser.add_argument("--unkept", action="store_true", help="leave the history as it is")
     args = parser.parse_args()
-    parts = {"engine", "server", "scale"} if args.whole else set(args.parts)
+    parts = set(PARTS if args.whole else args.parts)
     checkpoints.make_all(args.folder)
     found: Figures = {}
     if "engine" in parts:
         found |= engine_figures(args.folder, is_whole=args.whole)
+    if "router" in parts:
+        found |= router_figures()
     if "server" in parts:
         found |= server_figures(args.folder, is_whole=args.whole)
     if "scale" in parts:

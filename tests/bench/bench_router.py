@@ -77,7 +77,7 @@ def frames(request_ids: list[str], num_tokens: int) -> Iterator[Frame]:
 
 
 async def wait_until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
+    while not is_so():  # noqa: ASYNC110
         await asyncio.sleep(0)
 
 

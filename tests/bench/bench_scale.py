@@ -2,20 +2,22 @@
 
     python -m tests.bench.bench_scale --model scratch/bench/bench-tiny --plots scratch/plots
 
-Steps against rows, context, adapters in the bank, adapters in the batch, and vocabulary; the time and the memory that
-loading takes against the size of the weights. An exponent is of cost = fixed + slope * quantity ** exponent. What grows
-faster than in proportion is named.
+Steps against rows, context, adapters in the bank, adapters in the batch, and vocabulary; the router against streams;
+the time and the memory that loading takes against the size of the weights. An exponent is of
+cost = fixed + slope * quantity ** exponent. What grows faster than in proportion is named.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,17 @@ import torch
 
 from serve_app.core.request import SamplingParams
 from serve_app.engine.sampling.sampler import Sampler
-from tests.bench import figures
+from serve_app.http.app import build_app
+from serve_app.router.fleet import Fleet
+from serve_app.router.router import Router
+from tests.bench import bench_router, figures
 from tests.bench.bench_engine import HERE, STEPS, Worker, make_adapters, workers
+from tests.bench.bench_router import ROUTER
 from tests.bench.engine_cases import MANY, Case, decode
 from tests.bench.fits import Fit, fit
 from tests.bench.plots import curves
 from tests.engine.sampling_reference import row
+from tests.fakes import FakeBackend
 
 SWEEPS: dict[str, dict[int, Case]] = {
     "rows": {rows: decode(rows) for rows in (1, 2, 4, 8, 16, 32, 64)},
@@ -39,6 +46,9 @@ SWEEPS: dict[str, dict[int, Case]] = {
 }
 VOCABULARIES = (8192, 32768, 65536, 131072, 262144)
 SAMPLED_ROWS = 8
+STREAMS = (1, 4, 16, 64, 256)
+NUM_STREAMED = 32
+"""Tokens of each stream."""
 COLUMNS = ("quantity", "from", "to", "cost", "exponent", "fixed", "error", "bends")
 
 
@@ -80,6 +90,28 @@ def vocabulary_curve(*, rounds: int) -> Curve:
             spent = (time.process_time() - begun) * 1e3
             best[size] = min(spent, best.get(size, spent))
     return Curve(quantity="vocabulary", unit=f"CPU ms to sample {SAMPLED_ROWS} rows", points=sorted(best.items()))
+
+
+def router_curve(*, rounds: int) -> Curve:
+    """Of the router alone: what a step's frame of one token for each stream costs it, from frame to bytes."""
+    told = asyncio.run(router_figures(STREAMS, rounds=rounds))
+    points = [(float(count), told[count]["router_us_per_token"] * count / 1e3) for count in STREAMS]
+    return Curve(quantity="streams", unit="CPU ms of the router per step", points=points)
+
+
+async def router_figures(amounts: Items[int], *, rounds: int) -> dict[int, dict[str, float]]:
+    """By the number of streams, the best of the rounds; microseconds."""
+    backend = FakeBackend(is_stepped=True)
+    fleet = Fleet(ROUTER)
+    fleet.put(await backend.hello(ROUTER), backend)
+    app = build_app(Router(fleet))
+    best: dict[int, dict[str, float]] = {}
+    for _ in range(rounds + 1):  # the first warms up, and is no better than the others
+        for count in amounts:
+            told = await bench_router.measure(app, backend, count, NUM_STREAMED)
+            best[count] = {name: min(value, best.get(count, told)[name]) for name, value in told.items()}
+    await fleet.close()
+    return best
 
 
 def loading_curves(models: list[Path], *, threads: int) -> Iterator[Curve]:
@@ -125,7 +157,7 @@ def run(model: Path, sizes: list[Path], *, threads: int, rounds: int) -> list[Cu
             for curve in step_curves(worker, rounds=rounds):
                 print(figures.table([told_of(curve)], COLUMNS), file=sys.stderr, flush=True)
                 found.append(curve)
-    found.append(vocabulary_curve(rounds=rounds))
+    found += [vocabulary_curve(rounds=rounds), router_curve(rounds=rounds)]
     if len(sizes) >= 3:
         found += loading_curves(sizes, threads=threads)
     return found
