@@ -86,7 +86,9 @@ class Exchange:
             await self.respond(status, error_body(error, self.dialect), headers=headers_of(error))
 
     async def _begin_stream(self) -> None:
-        await self._start(200, [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")])
+        await self._start(
+            200, [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+        )
 
     async def _start(self, status: int, headers: RawHeaders) -> None:
         self.has_started = True

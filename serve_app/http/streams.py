@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
+from functools import partial
 from typing import Protocol
 
 from serve_app.api.sse import comment
@@ -43,8 +44,9 @@ async def stream(
     """
     pending = b""
     with Patience() as patience:
+        next_event = partial(_next_event, run, exchange, patience, keep_alive_s=keep_alive_s, max_stall_s=max_stall_s)
         try:
-            while event := await _next_event(run, exchange, patience, keep_alive_s=keep_alive_s, max_stall_s=max_stall_s):
+            while event := await next_event():
                 if event.delta.recording is None:
                     pending += renderer.chunks(event)
                 else:  # many numbers to write
