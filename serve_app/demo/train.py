@@ -25,6 +25,9 @@ LOGGER = logging.getLogger(__name__)
 ROW_LENGTHS = {256: 16, 512: 4, 1024: 1, 2048: 1}
 COPY_ROW_LENGTH = 96
 MIN_LONG_ROW = 1024
+# of twenty steps of the revision: ten of lessons, the others of documents in rows of these lengths
+REVISED_ROW_LENGTHS = {256: 5, 512: 2, 1024: 1, 2048: 2}
+LESSON_SHARE = 0.5
 LONG_RATIO = 4  # how much oftener long documents are drawn for long rows
 
 
@@ -79,6 +82,30 @@ def teach_base(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, plan
     """Train a model that has read the documents on the lessons: gaps to fill, questions to answer."""
     batches = lesson_batches(tokenizer, seed=plan.seed, num_tokens=plan.num_tokens)
     train(model.train(), batches, plan, _optimizers(model, plan.learning_rate))
+
+
+def revise_base(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> None:
+    """Train a taught model on lessons and on the documents of the first course in turn, many of them in long rows.
+
+    Lessons alone stand in short rows: a model that sees nothing else forgets what is far away.
+    """
+    batches = revision_batches(tokenizer, seed=plan.seed, num_tokens=plan.num_tokens)
+    train(model.train(), batches, plan, _optimizers(model, plan.learning_rate))
+
+
+def revision_batches(
+    tokenizer: PreTrainedTokenizerFast, *, seed: int, num_tokens: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Draw batches of tokens and labels, both [rows, length]: lessons, or documents of which every token counts."""
+    random = Random(seed)
+    lessons = lesson_batches(tokenizer, seed=seed, num_tokens=num_tokens)
+    texts = _document_batches(tokenizer, random, num_tokens=num_tokens, row_lengths=REVISED_ROW_LENGTHS)
+    while True:
+        if random.random() < LESSON_SHARE:
+            yield next(lessons)
+        else:
+            tokens = next(texts)
+            yield tokens, tokens
 
 
 def train(
@@ -157,6 +184,12 @@ def _batches(tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> Iterator
     copy_rows = packed_rows(tokenizer, random, length=COPY_ROW_LENGTH, split="train", kinds=COPY_KINDS)
     for _ in range(plan.num_copy_steps):
         yield torch.tensor([next(copy_rows) for _ in range(plan.num_tokens // COPY_ROW_LENGTH)])
+    yield from _document_batches(tokenizer, random, num_tokens=plan.num_tokens, row_lengths=ROW_LENGTHS)
+
+
+def _document_batches(
+    tokenizer: PreTrainedTokenizerFast, random: Random, *, num_tokens: int, row_lengths: dict[int, int]
+) -> Iterator[Tensor]:
     long_kinds = KINDS | {draw: LONG_RATIO * weight for draw, weight in LONG_KINDS.items()}
     rows = {
         length: packed_rows(
@@ -166,8 +199,8 @@ def _batches(tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> Iterator
             split="train",
             kinds=long_kinds if length >= MIN_LONG_ROW else KINDS,
         )
-        for length in ROW_LENGTHS
+        for length in row_lengths
     }
     while True:
-        length = random.choices(tuple(ROW_LENGTHS), tuple(ROW_LENGTHS.values()))[0]
-        yield torch.tensor([next(rows[length]) for _ in range(max(1, plan.num_tokens // length))])
+        length = random.choices(tuple(row_lengths), tuple(row_lengths.values()))[0]
+        yield torch.tensor([next(rows[length]) for _ in range(max(1, num_tokens // length))])
