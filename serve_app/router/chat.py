@@ -17,7 +17,7 @@ from serve_app.router.event import Event
 from serve_app.router.message import MessageReader, message_reader
 from serve_app.router.render import StreamRenderer, whole_body, whole_extras
 from serve_app.router.run import Run
-from serve_app.tools.forms import Form
+from serve_app.tools.forms import AnyForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class ChatComposer:
     forms:     of calls, of the model of each part
     """
 
-    def __init__(self, request: ChatRequest, templates: Sequence[str], forms: Sequence[Form]) -> None:
+    def __init__(self, request: ChatRequest, templates: Sequence[str], forms: Sequence[AnyForm]) -> None:
         self._request = request
         self._templates = templates
         self._forms = forms
@@ -105,7 +105,7 @@ class ChatComposer:
 
 
 def chat_renderer(
-    request: ChatRequest, head: ResponseHead, run: Run, *, templates: Sequence[str], forms: Sequence[Form]
+    request: ChatRequest, head: ResponseHead, run: Run, *, templates: Sequence[str], forms: Sequence[AnyForm]
 ) -> StreamRenderer[ChatChoice]:
     """Of the chunks of POST /v1/chat/completions."""
     writer = ChunkWriter(head, written_message, kind=CHAT_CHUNK_OBJECT)
@@ -114,7 +114,7 @@ def chat_renderer(
 
 
 async def collect_chat(
-    run: Run, request: ChatRequest, *, head: ResponseHead, templates: Sequence[str], forms: Sequence[Form]
+    run: Run, request: ChatRequest, *, head: ResponseHead, templates: Sequence[str], forms: Sequence[AnyForm]
 ) -> dict[str, object] | Fragment:
     """Read a run to its end and build the whole body."""
     composer = ChatComposer(request, templates, forms)
