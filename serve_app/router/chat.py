@@ -12,7 +12,7 @@ from serve_app.api.chunks import ChunkWriter, written_message
 from serve_app.api.fragments import Fragment
 from serve_app.api.responses import ResponseHead, completion_body
 from serve_app.core.delta import PromptReport
-from serve_app.router.compose import shown_recording
+from serve_app.router.compose import shown_recording, stop_reason_of
 from serve_app.router.event import Event
 from serve_app.router.message import MessageReader, message_reader
 from serve_app.router.render import StreamRenderer, whole_body, whole_extras
@@ -99,6 +99,8 @@ class ChatComposer:
             logprobs=None if self._request.logprobs is None else delta.logprobs,
             finish_reason=gain.finish_reason,
             matched_stop=None if delta.finish is None else delta.finish.matched_stop,
+            has_stop_reason=self._request.dialect.has_stop_reason,
+            stop_reason=stop_reason_of(delta, self._request),
             token_ids=delta.token_ids if self._request.return_token_ids else None,
             recording=shown_recording(delta, self._request),
         )
@@ -140,6 +142,8 @@ def _joined(parts: Sequence[ChatChoice]) -> ChatChoice:
         logprobs=None if last.logprobs is None else tuple(each for part in parts for each in part.logprobs or ()),
         finish_reason=last.finish_reason,
         matched_stop=last.matched_stop,
+        has_stop_reason=last.has_stop_reason,
+        stop_reason=last.stop_reason,
         token_ids=None if last.token_ids is None else tuple(token_id for ids in token_ids for token_id in ids),
         prompt_token_ids=parts[0].prompt_token_ids,
         recording=last.recording,
