@@ -48,7 +48,7 @@ class Conversed(BaseModel):
         str | None,
         Parameter(
             OneOf(*EFFORTS),
-            "A variable of that name for the chat template; and `enable_thinking`, false for `none`, unless it is given.",
+            "A variable of the chat template; and `enable_thinking`, false for `none`, where that is not given.",
         ),
     ] = None
     separate_reasoning: Annotated[
