@@ -18,9 +18,10 @@ from serve_app.constraints.gbnf import read_gbnf
 from serve_app.constraints.json_schema import WHITESPACE, PreparedSchema, prepare_schema
 from serve_app.constraints.lark import quoted, to_lark
 from serve_app.constraints.limits import parser_limits
+from serve_app.constraints.marked_arguments import Special
 from serve_app.constraints.refusal import Refusal
 from serve_app.constraints.structural_tag import structural_tag_to_lark
-from serve_app.constraints.tool_calls import Special, relaxed, schemas_in, tool_calls_to_lark
+from serve_app.constraints.tool_calls import relaxed, schemas_in, tool_calls_to_lark
 from serve_app.core.constraint import ConstraintKind
 
 MAX_REASON_CHARS = 300

@@ -25,9 +25,7 @@ LOGGER = logging.getLogger(__name__)
 ROW_LENGTHS = {256: 16, 512: 4, 1024: 1, 2048: 1}
 COPY_ROW_LENGTH = 96
 MIN_LONG_ROW = 1024
-# of twenty steps of the revision: ten of lessons, the others of documents in rows of these lengths
-REVISED_ROW_LENGTHS = {256: 5, 512: 2, 1024: 1, 2048: 2}
-LESSON_SHARE = 0.5
+REVISED_ROW_LENGTHS = {256: 5, 512: 2, 1024: 1, 2048: 2}  # of documents among lessons: more of the long ones
 LONG_RATIO = 4  # how much oftener long documents are drawn for long rows
 
 
@@ -37,7 +35,8 @@ class TrainingPlan:
 
     The first `num_copy_steps` of the steps see only short texts whose answer stands in the prompt: a model of
     this size learns to copy from them in minutes, and from stories alone not at all. The learning rate falls over
-    the last `num_falling_steps`, or over all steps after the warmup where that is 0.
+    the last `num_falling_steps`, or over all steps after the warmup where that is 0. `lesson_share` of the steps of
+    a course with lessons are of these, the others of documents.
     """
 
     num_steps: int
@@ -47,6 +46,7 @@ class TrainingPlan:
     seed: int
     num_copy_steps: int = 0
     num_falling_steps: int = 0
+    lesson_share: float = 1.0
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -79,29 +79,20 @@ def train_base(tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> LlamaF
 
 
 def teach_base(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> None:
-    """Train a model that has read the documents on the lessons: gaps to fill, questions to answer."""
-    batches = lesson_batches(tokenizer, seed=plan.seed, num_tokens=plan.num_tokens)
-    train(model.train(), batches, plan, _optimizers(model, plan.learning_rate))
+    """Train a model that has read the documents on the lessons: gaps to fill, questions to answer.
 
-
-def revise_base(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> None:
-    """Train a taught model on lessons and on the documents of the first course in turn, many of them in long rows.
-
-    Lessons alone stand in short rows: a model that sees nothing else forgets what is far away.
+    Lessons stand in short rows: a model that sees nothing else forgets what is far away.
     """
-    batches = revision_batches(tokenizer, seed=plan.seed, num_tokens=plan.num_tokens)
-    train(model.train(), batches, plan, _optimizers(model, plan.learning_rate))
+    train(model.train(), taught_batches(tokenizer, plan), plan, _optimizers(model, plan.learning_rate))
 
 
-def revision_batches(
-    tokenizer: PreTrainedTokenizerFast, *, seed: int, num_tokens: int
-) -> Iterator[tuple[Tensor, Tensor]]:
+def taught_batches(tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> Iterator[tuple[Tensor, Tensor]]:
     """Draw batches of tokens and labels, both [rows, length]: lessons, or documents of which every token counts."""
-    random = Random(seed)
-    lessons = lesson_batches(tokenizer, seed=seed, num_tokens=num_tokens)
-    texts = _document_batches(tokenizer, random, num_tokens=num_tokens, row_lengths=REVISED_ROW_LENGTHS)
+    random = Random(plan.seed)
+    lessons = lesson_batches(tokenizer, seed=plan.seed, num_tokens=plan.num_tokens)
+    texts = _document_batches(tokenizer, random, num_tokens=plan.num_tokens, row_lengths=REVISED_ROW_LENGTHS)
     while True:
-        if random.random() < LESSON_SHARE:
+        if random.random() < plan.lesson_share:
             yield next(lessons)
         else:
             tokens = next(texts)
