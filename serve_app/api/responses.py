@@ -63,6 +63,9 @@ class Choice:
     def without_recording(self) -> Choice:
         return self if self.recording is None else replace(self, recording=None)
 
+    def with_text(self, text: str) -> Choice:
+        return replace(self, text=text)
+
     def recording_alone(self) -> Choice:
         return Choice(index=self.index, text="", recording=self.recording, model=self.model)
 

@@ -115,6 +115,11 @@ class Delta:
     recording: Recording | None = None
     error: ServeError | None = None
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether it has text and tokens and nothing else, as most."""
+        return not (self.logprobs or self.prompt or self.finish or self.recording or self.error)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:

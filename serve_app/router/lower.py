@@ -21,7 +21,7 @@ from serve_app.router.calling import constraint_of
 from serve_app.router.recording import record_wanted
 from serve_app.router.sampling import lower_sampling, unencoded
 from serve_app.tools.demands import call_constraint
-from serve_app.tools.forms import Form, form_for
+from serve_app.tools.forms import AnyForm, form_for
 
 CardOf = Callable[[ModelRef], ModelCard]
 
@@ -204,14 +204,14 @@ def _logprobs(request: CompletionRequest) -> LogprobParams | None:
     )
 
 
-def _constraint(request: CompletionRequest, form: Form) -> Constraint | None:
+def _constraint(request: CompletionRequest, form: AnyForm) -> Constraint | None:
     """What each text has to be, calls of tools in the form that the model knows."""
     if not isinstance(request, ChatRequest):
         return constraint_of(request)
     return call_constraint(request.tool_use, form, request.constraint)
 
 
-def _has_special_marks(request: CompletionRequest, form: Form) -> bool:
+def _has_special_marks(request: CompletionRequest, form: AnyForm) -> bool:
     """Whether calls stand behind marks that a text without special tokens would not show."""
     is_chat = isinstance(request, ChatRequest)
     return is_chat and bool(request.tool_use.usable) and form.has_special_tokens

@@ -114,7 +114,7 @@ class Tally:
 
         The finish of a choice knows also tokens that no delta carried.
         """
-        prompt = self._prompts.setdefault(part, PromptTally())
+        prompt = self._prompts.get(part) or self._prompts.setdefault(part, PromptTally())
         prompt.last_at = self._clock()
         if prompt.first_at is None:
             prompt.first_at = prompt.last_at
