@@ -111,7 +111,7 @@ class Composer:
             finish_reason=None if delta.finish is None else delta.finish.reason,
             matched_stop=None if delta.finish is None else delta.finish.matched_stop,
             has_stop_reason=self._request.dialect.has_stop_reason,
-            stop_reason=None if delta.finish is None else self._stop_reason(delta.finish.matched_stop),
+            stop_reason=stop_reason_of(delta, self._request),
             token_ids=delta.token_ids if self._wants_ids else None,
             prompt_token_ids=self._reports[event.part].token_ids if self._wants_ids and is_first else None,
             prompt_logprobs=self._scores(event.part) if is_first else None,
@@ -134,9 +134,11 @@ class Composer:
         num_top = self._request.prompt_logprobs
         return None if num_top is None else ranked_body(self._reports[part].whole_logprobs or (), num_top)
 
-    def _stop_reason(self, matched: str | int | None) -> str | int | None:
-        """What vLLM calls so: not the model's own end."""
-        return matched if isinstance(matched, str) or matched in self._request.stop_token_ids else None
+
+def stop_reason_of(delta: Delta, request: CompletionRequest) -> str | int | None:
+    """What vLLM calls so: not the model's own end."""
+    matched = None if delta.finish is None else delta.finish.matched_stop
+    return matched if isinstance(matched, str) or matched in request.stop_token_ids else None
 
 
 def shown_recording(delta: Delta, request: CompletionRequest) -> ShownRecording | None:
