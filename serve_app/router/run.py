@@ -87,10 +87,8 @@ class Run:
     @property
     def num_finished(self) -> dict[str, int]:
         """Completions that have ended, by base."""
-        return {
-            base: self._tally_of(parts).num_finished
-            for base, parts in self._parts_by(lambda request: request.model.base).items()
-        }
+        by_base = self._parts_by(lambda request: request.model.base)
+        return {base: self._tally_of(parts).num_finished for base, parts in by_base.items()}
 
     @property
     def tallies(self) -> dict[ModelRef, Tally]:
