@@ -62,7 +62,14 @@ def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
         if span.samples:
             logit_rows.append(first + span.length - 1)
         readings.append(
-            Reading(first_token=first, place=holding.place, blocks=holding.blocks, start=span.start, length=span.length)
+            Reading(
+                first_token=first,
+                place=holding.place,
+                blocks=holding.blocks,
+                start=span.start,
+                length=span.length,
+                names=holding.names,
+            )
         )
     images = lay_images(batch, positions, device=device)
     written = torch.tensor(places, device=device)

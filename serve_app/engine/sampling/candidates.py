@@ -88,7 +88,7 @@ def choose_candidates(logits: Tensor, count: int) -> Candidates:
 
 
 def block_maxima(logits: Tensor) -> Tensor:
-    """The largest logit of each 64 columns, what is left over last; nan where one is; [rows, vocab] -> [rows, blocks]"""
+    """The largest of each 64 columns, what is left over last; nan where one is; [rows, vocab] -> [rows, blocks]"""
     num_whole = logits.shape[-1] // BLOCK
     maxima = logits[:, : num_whole * BLOCK].unflatten(-1, (num_whole, BLOCK)).amax(-1)
     tail = logits[:, num_whole * BLOCK :]

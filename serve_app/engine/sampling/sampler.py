@@ -104,9 +104,7 @@ class Sampler:
         restricted = restrict(_take_rows(edited, rows), bits)
         return list(self._choose(restricted, sequences, list(range(len(rows))), likeliest(restricted)))
 
-    def _choose(
-        self, edited: Tensor, sequences: Items[Sequence], rows: list[int], best: Tensor
-    ) -> list[Drawn | None]:
+    def _choose(self, edited: Tensor, sequences: Items[Sequence], rows: list[int], best: Tensor) -> list[Drawn | None]:
         """Draw for these rows of many; sequences: theirs; best: [all rows] the likeliest tokens"""
         is_finite = torch.isfinite(edited.gather(1, best[:, None])[:, 0]).tolist()
         places = best.tolist()
@@ -130,7 +128,7 @@ class Sampler:
     def _score_drawn(
         self, logits: Tensor, batch: Batch, first_rows: Items[int], drawn: dict[int, Drawn | Exhausted | None]
     ) -> dict[int, Scored]:
-        """Score the drawn tokens of which that was asked, by the sequence's identity; rows that want as many together."""
+        """Score drawn tokens where that was asked, by the sequence's identity; rows that want as much together."""
         wanted: dict[int, list[tuple[int, int, int]]] = {}
         for span, first in zip(batch.spans, first_rows, strict=True):
             asked, token = span.sequence.request.logprobs, drawn.get(id(span.sequence))

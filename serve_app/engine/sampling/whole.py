@@ -47,7 +47,7 @@ def log_total(logits: Tensor, divisor: Tensor, token_ids: Tensor, scratch: Scrat
 
 
 def light_weights(logits: Tensor, highest: Tensor, divisor: Tensor, scratch: Scratch) -> Tensor:
-    """exp((logits - highest) / divisor); [1, vocab] float32, [1], [1] float64 -> [1, vocab] float32: scratch's light one"""
+    """exp((logits - highest) / divisor); [1, vocab] float32, [1], [1] float64 -> [1, vocab] float32 in scratch"""
     weights = torch.sub(logits, highest[:, None], out=scratch.take("light", logits, torch.float32))
     return weights.exp_() if float(divisor) == 1.0 else weights.div_(float(divisor)).exp_()
 
