@@ -65,7 +65,7 @@ class TrunkPlan:
             return self._plan_apart().run(layer, query, key, value, scoring=scoring)
         if key is not None and value is not None:
             self._storage.write(layer, self._places, key, value)
-        output = torch.empty_like(query)
+        output = query.new_empty(query.shape)
         for group in self._others:
             keys, values = self._storage.read(layer, group)
             mask = group.mask(None, query.dtype, query.device)
@@ -108,7 +108,7 @@ def attend_together(query: Tensor, key: Tensor, value: Tensor, *, scale: float) 
     """
     rows, heads, dim = query.shape
     kv_heads = key.shape[1]
-    folded = query.view(rows, kv_heads, -1, dim).transpose(0, 1).reshape(1, kv_heads, -1, dim)
+    folded = query.reshape(rows, kv_heads, -1, dim).transpose(0, 1).reshape(1, kv_heads, -1, dim)
     attended, total = _flash(folded, key[None].transpose(1, 2), value[None].transpose(1, 2), None, scale)
     unfolded = attended.reshape(kv_heads, rows, -1, dim).transpose(0, 1)
     totals = total.reshape(kv_heads, rows, -1, 1).transpose(0, 1)
@@ -120,7 +120,7 @@ def attend_each(
 ) -> tuple[Tensor, Tensor]:
     """As `attend` for one query per row, and ln of the sums of exponentials, [rows, 1, heads, 1] float32."""
     rows, _, heads, dim = query.shape
-    folded = query.view(rows, key.shape[2], -1, dim)
+    folded = query.reshape(rows, key.shape[2], -1, dim)
     attended, total = _flash(folded, key.transpose(1, 2), value.transpose(1, 2), mask, scale)
     return attended.reshape(rows, 1, heads, dim), total.reshape(rows, 1, heads, 1)
 
