@@ -95,7 +95,7 @@ class BankedLinear(nn.Module):
         if stack is None:
             return picked.new_zeros(segment.end - segment.begin, out_features)
         rows = picked[segment.begin : segment.end]
-        if segment.num_places == 1:  # a product of two matrices takes a half of what a batch of one does
+        if segment.num_places == 1 and len(rows) > MOST_ROWS_ALONE:  # with many rows a batch of one takes longer
             return rows @ stack.down[segment.first_place].mT @ stack.up[segment.first_place]
         places = slice(segment.first_place, segment.first_place + segment.num_places)
         rows = rows.view(segment.num_places, -1, picked.shape[1])
