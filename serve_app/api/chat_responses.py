@@ -52,6 +52,9 @@ class ChatChoice:
     def without_recording(self) -> ChatChoice:
         return self if self.recording is None else replace(self, recording=None)
 
+    def with_text(self, text: str) -> ChatChoice:
+        return replace(self, content=text)
+
     def recording_alone(self) -> ChatChoice:
         return ChatChoice(index=self.index, recording=self.recording, model=self.model)
 

@@ -101,7 +101,10 @@ MESSAGE_DELTA = record(
 )
 USAGE = record(
     {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
-    optional={"prompt_tokens_details": record({"cached_tokens": COUNT}, optional={"truncated_tokens": COUNT})},
+    optional={
+        "prompt_tokens_details": record({"cached_tokens": COUNT}, optional={"truncated_tokens": COUNT}),
+        "completion_tokens_details": record({"accepted_prediction_tokens": COUNT, "rejected_prediction_tokens": COUNT}),
+    },
 )
 HEAD: dict[str, Schema] = {"id": STRING, "object": {"const": "text_completion"}, "created": COUNT, "model": STRING}
 EXTRAS: dict[str, Schema] = {

@@ -42,6 +42,7 @@ class ChatComposer:
         self._templates = templates
         self._forms = forms
         self._needs_report = request.return_token_ids or request.has_continuous_usage
+        self._shows_text_alone = not self._needs_report and request.logprobs is None
         self._reports: dict[int, PromptReport] = {}
         self._kept: dict[int, list[Event]] = {}
         self._readers: dict[int, MessageReader] = {}
@@ -55,6 +56,11 @@ class ChatComposer:
             self._kept.setdefault(event.part, []).append(event)
             return []
         return self._parts(event)
+
+    def is_text_alone(self, event: Event) -> bool:
+        """Whether all that the event adds to its choice is its text, and nothing has to be remembered of it."""
+        reader = self._readers.get(event.index)
+        return self._shows_text_alone and event.delta.is_bare and reader is not None and reader.is_text_alone
 
     def prompt_tokens(self, part: int) -> int:
         return self._reports[part].num_tokens

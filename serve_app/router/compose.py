@@ -47,6 +47,8 @@ class Composer:
         self._kept: dict[int, list[Event]] = {}
         self._has_begun: set[int] = set()
         self._calls = CallReader(request.tool_use)
+        wants_more = self._needs_report or self._wants_logprobs or bool(request.tool_use.names)
+        self._shows_text_alone = not wants_more
 
     def add(self, event: Event) -> list[Part]:
         """The parts that can be shown now, in the order of each choice."""
@@ -57,6 +59,10 @@ class Composer:
             self._kept.setdefault(event.part, []).append(event)
             return []
         return self._parts(event)
+
+    def is_text_alone(self, event: Event) -> bool:
+        """Whether all that the event adds to its choice is its text, and nothing has to be remembered of it."""
+        return self._shows_text_alone and event.delta.is_bare
 
     def prompt_tokens(self, part: int) -> int:
         return self._reports[part].num_tokens

@@ -109,6 +109,7 @@ def _lowered(
             context=context,
             unencoded=texts,
             infill=request.infill,
+            prediction=request.expected,
         )
 
     return tuple(one(part, target) for part, target in enumerate(targets))
@@ -239,6 +240,9 @@ def _check_ids(request: CompletionRequest, vocab_size: int) -> None:
         highest = max(getattr(request, name), default=-1)
         if highest >= vocab_size:
             raise InvalidRequest.refusing(name, must=_hold_ids(vocab_size), found=str(highest))
+    expected = request.expected
+    if not isinstance(expected, str) and max(expected, default=-1) >= vocab_size:
+        raise InvalidRequest.refusing("speculation", must=_hold_ids(vocab_size), found=str(max(expected)))
 
 
 def _hold_ids(vocab_size: int) -> str:

@@ -37,6 +37,11 @@ class MessageReader:
         self._parser = parser
         self._is_parallel = is_parallel
 
+    @property
+    def is_text_alone(self) -> bool:
+        """Whether what it reads is what is said, piece by piece."""
+        return self._splitter is None and self._parser is None
+
     def read(self, text: str, finish: Finish | None) -> Gain:
         """Take more of the text; with its finish, the last of it."""
         split = self._split(text, is_last=finish is not None)
