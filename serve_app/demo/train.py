@@ -1,4 +1,4 @@
-"""Trains the base model in courses, of documents, of lessons, and of both in turn, and writes its weights in bfloat16."""
+"""Trains the base model in courses, of documents and of lessons, and writes its weights in bfloat16."""
 
 import logging
 import time
