@@ -1,4 +1,4 @@
-"""Trains the base model in two courses, documents and lessons, and writes its weights in bfloat16."""
+"""Trains the base model in courses, of documents and of lessons, and writes its weights in bfloat16."""
 
 import logging
 import time
