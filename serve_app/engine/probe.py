@@ -14,6 +14,7 @@ from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.shape import KeyValueShape, LayerShape
 from serve_app.engine.kv.storage import Holding
+from serve_app.engine.quantized.linear import QuantisedLinear
 from serve_app.engine.query_scale import take_over_scales
 from serve_app.engine.routes import Routes
 from serve_app.engine.step import CurrentStep, Step
@@ -49,8 +50,7 @@ def probe(module: PreTrainedModel) -> KeyValueShape:
         raise ModelNotSupported(f"{module.config.model_type}: {error}") from error
     finally:
         module.set_attn_implementation("eager")
-    tolerance = 1e-3 if module.dtype == torch.float32 else 0.05
-    limit = tolerance * max(1.0, float(own.abs().max()))
+    limit = _tolerance(module) * max(1.0, float(own.abs().max()))
     difference = float((own - ours).abs().max())
     if not difference <= limit:
         raise ModelNotSupported(
@@ -58,6 +58,13 @@ def probe(module: PreTrainedModel) -> KeyValueShape:
             f" (allowed: {limit:.2g})"
         )
     return shape
+
+
+def _tolerance(module: PreTrainedModel) -> float:
+    """By how much logits may differ, relative to the largest. Where inputs are rounded, a sum of another order may be
+    rounded to the next number."""
+    rounds = any(isinstance(each, QuantisedLinear) for each in module.modules())
+    return 1e-3 if module.dtype == torch.float32 and not rounds else 0.05
 
 
 def _compute(module: PreTrainedModel, token_ids: Tensor, positions: Tensor, **chosen: Tensor) -> Tensor:
