@@ -53,7 +53,8 @@ class HalfLinear(nn.Linear):
     """In bfloat16 but for sums."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x.bfloat16().float(), self.weight).bfloat16().float()
+        y = nn.functional.linear(x.bfloat16().float(), self.weight).bfloat16().float()
+        return y if self.bias is None else y + self.bias
 
 
 def reference(folder: Path, bits: Bits) -> Any:
@@ -64,7 +65,7 @@ def reference(folder: Path, bits: Bits) -> Any:
         if isinstance(linear, QuantisedLinear):
             kind = RoundingLinear if isinstance(linear.stored, Int8Rows) else HalfLinear
             plain = kind(linear.in_features, linear.out_features, bias=linear.bias is not None)
-            plain.weight = nn.Parameter(linear.weight, requires_grad=False)
+            plain.weight, plain.bias = nn.Parameter(linear.weight, requires_grad=False), linear.bias
             parent, _, child = name.rpartition(".")
             setattr(own.get_submodule(parent), child, plain)
     RoundingLinear.levels = int8_kernel().keywords["levels"]  # type: ignore[attr-defined]
