@@ -74,9 +74,8 @@ def test_what_no_kernel_computes_with_is_not_kept(found: storing.Stored, keep: K
 def test_a_checkpoint_in_eight_bits_is_not_rounded_once_more(tmp_path: Path) -> None:
     of = family("llama")
     save_model(of.name, of.settings, tmp_path / "full")
-    folder = store(
-        tmp_path / "full", tmp_path / "stored", compressed("int-quantized"), storing.int8_rows_around_zero, "proj.weight"
-    )
+    stored = storing.int8_rows_around_zero
+    folder = store(tmp_path / "full", tmp_path / "stored", compressed("int-quantized"), stored, "proj.weight")
     tensors = load_file(folder / "model.safetensors")
     module = load_model(config(folder, weights="int8")).module
     kept = {name: each for name, each in module.named_modules() if isinstance(each, QuantisedLinear)}

@@ -47,8 +47,7 @@ def read_weights(adapter: Adapter, linears: Mapping[str, nn.Module], *, dtype: t
     except SafetensorError as error:
         raise AdapterRefused(f"{adapter.file.path.name}: {error}") from error
     weights = {
-        name: _low_rank(name, change, tensors, linears[name], dtype=dtype)
-        for name, change in adapter.changes.items()
+        name: _low_rank(name, change, tensors, linears[name], dtype=dtype) for name, change in adapter.changes.items()
     }
     if all(low_rank.is_inert for low_rank in weights.values()):
         raise AdapterRefused(
