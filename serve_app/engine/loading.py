@@ -13,13 +13,15 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from serve_app.engine.budget import check_weights_fit, context_within, kv_budget
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.building import Scorings
+from serve_app.engine.decoder.trial import settle
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.judgement import Judged, judge
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.precision import choose_dtype
-from serve_app.engine.probe import probe
+from serve_app.engine.probe import hear
 from serve_app.engine.quantized.checkpoint import kept_in, open_checkpoint
-from serve_app.engine.quantized.receiving import receiving, settle
+from serve_app.engine.quantized.receiving import receiving, settle_weights
 from serve_app.engine.quantized.rounding import Bits
 from serve_app.engine.rope import settle_longrope
 from serve_app.engine.vision.eyes import Eyes, open_eyes
@@ -35,6 +37,7 @@ class LoadedModel:
 
     kv_cache_bytes: what its keys and values may take
     eos_token_ids:  tokens that end a text
+    scorings:       with which the loop computes it; None where transformers' modules do
     eyes:           of a model that sees; nothing of them is in `module`
     blindness:      why a model with eyes does not see here
     """
@@ -47,6 +50,7 @@ class LoadedModel:
     kv_cache_bytes: int
     vocab_size: int
     eos_token_ids: frozenset[int]
+    scorings: Scorings | None = None
     eyes: Eyes | None = None
     blindness: str | None = None
 
@@ -63,9 +67,10 @@ def load_model(config: EngineConfig) -> LoadedModel:
     if judged.dtype is not None and config.dtype == "auto" and dtype != judged.dtype:
         logger.warning("%s: %s instead of %s, which this CPU computes slowly", config.name, dtype, judged.dtype)
     check_weights_fit(weight_bytes(judged, dtype, bits_of(config, device)), device=device)
-    module = _read_module(config, judged, dtype).to(device).eval().requires_grad_(False)
+    module = read_module(config, judged, dtype).to(device).eval().requires_grad_(False)
     eyes = open_eyes(module, judged.sight, config) if isinstance(judged.sight, Sight) else None
-    shape = probe(module)
+    witness = hear(module)
+    shape, scorings = witness.shape, settle(module, witness)
     own_limit = judged.max_model_len
     budget = kv_budget(config, shape, own_limit=own_limit, dtype=dtype, device=device)
     max_model_len = context_within(config, budget, own_limit=own_limit, bytes_per_token=shape.bytes_per_token(dtype))
@@ -82,12 +87,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
         kv_cache_bytes=budget,
         vocab_size=int(judged.text.vocab_size),
         eos_token_ids=read_eos_token_ids(config.path, judged.text),
+        scorings=scorings,
         eyes=eyes if isinstance(eyes, Eyes) else None,
         blindness=next((each for each in (judged.sight, eyes) if isinstance(each, str)), None),
     )
 
 
-def _read_module(config: EngineConfig, judged: Judged, dtype: torch.dtype) -> PreTrainedModel:
+def read_module(config: EngineConfig, judged: Judged, dtype: torch.dtype) -> PreTrainedModel:
     """The model with its weights, all of them found: quantised ones as the numbers that they mean, or in few bits."""
     weights = None if judged.formats is None else open_checkpoint(Path(config.path), judged.formats)
     kind = judged.kind
@@ -112,7 +118,7 @@ def _read_module(config: EngineConfig, judged: Judged, dtype: torch.dtype) -> Pr
             f"{judged.config.model_type}: {len(lacking)} weights are not in the checkpoint: {named}"
         )
     loaded: PreTrainedModel = module
-    settle(loaded)
+    settle_weights(loaded)
     return loaded
 
 

@@ -59,14 +59,13 @@ class Router:
         self._placement = placement or Placement()
 
     def open(self, request: CompletionRequest, ticket: Ticket | None = None) -> Run:
-        """A run of the request, not started; enter it to start.
+        """A run of a settled request, not started; enter it to start.
 
         ticket: of the request, where it had to pass admission; grows to what the request needs, and can end the run
 
         Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
         """
         response_id = new_response_id(request.id_prefix)
-        request = self.settled(request)
         requests = lower(request, response_id, resolve=self._resolver(request), card_of=self._card_of)
         run = Run(
             requests,

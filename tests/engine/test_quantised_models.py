@@ -20,10 +20,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.judgement import judge
-from serve_app.engine.loading import load_model
+from serve_app.engine.loading import load_model, read_module
 from serve_app.engine.quantized.int8_kernels import SEVEN_BITS, int8_kernel
 from serve_app.engine.quantized.linear import QuantisedLinear
-from serve_app.engine.quantized.receiving import receiving, settle
+from serve_app.engine.quantized.receiving import receiving, settle_weights
 from serve_app.engine.quantized.rounding import Bits, Int4Groups, Int8Rows
 from serve_app.engine.weights import held_bytes, weight_bytes
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
@@ -57,9 +57,14 @@ class HalfLinear(nn.Linear):
         return y if self.bias is None else y + self.bias
 
 
+def read(folder: Path, bits: Bits) -> Any:
+    """The model before the loop lays it out."""
+    return read_module(config(folder, weights=bits), judge(folder), torch.float32).requires_grad_(False)
+
+
 def reference(folder: Path, bits: Bits) -> Any:
     """transformers' model with the weights that ours computes with."""
-    ours = load_model(config(folder, weights=bits)).module
+    ours = read(folder, bits)
     own = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="float32").eval()
     for name, linear in ours.named_modules():
         if isinstance(linear, QuantisedLinear):
@@ -79,6 +84,7 @@ def prompts_of(engine: Any) -> list[list[int]]:
 @pytest.mark.parametrize("bits", ["int8", "int4"])
 def test_greedy_tokens_are_those_of_the_reference_in_company_chunks_and_hits(bits: Bits) -> None:
     engine = make_engine(config(DEMO, weights=bits))
+    assert engine.model.scorings is not None, "the loop does not compute it"
     own, prompts = reference(DEMO, bits), prompts_of(engine)
     expected = [reference_greedy(own, ids, MAX_TOKENS) for ids in prompts]
     for attempt in ("cold", "with hits"):
@@ -86,8 +92,9 @@ def test_greedy_tokens_are_those_of_the_reference_in_company_chunks_and_hits(bit
         outcomes = complete(engine, asked)
         assert [outcomes[f"{attempt}-{i}", 0].token_ids for i in range(len(prompts))] == expected
     for i, ids in enumerate(prompts):  # and alone
-        assert complete(engine, [(request(f"alone-{i}", max_tokens=MAX_TOKENS), ids)])[f"alone-{i}", 0].token_ids == (
-            expected[i]
+        assert (
+            complete(engine, [(request(f"alone-{i}", max_tokens=MAX_TOKENS), ids)])[f"alone-{i}", 0].token_ids
+            == (expected[i])
         )
 
 
@@ -111,7 +118,7 @@ def test_adapters_beside_each_other_equal_peft_on_the_dequantised_base() -> None
 def test_the_demo_loses_little(bits: Bits, most_divergence: float, most_perplexity: float) -> None:
     engine = make_engine(config(DEMO, weights=bits))
     own = AutoModelForCausalLM.from_pretrained(DEMO, local_files_only=True, dtype="float32").eval()
-    ours = load_model(config(DEMO, weights=bits)).module
+    ours = read(DEMO, bits)
     text = " ".join(TEXTS[:2]) + " to the river, and they were happy. They played all day. " * 4
     ids = torch.tensor([list(engine.tokenizer.encode_text(text))])  # type: ignore[attr-defined]
     with torch.inference_mode():
@@ -129,7 +136,7 @@ def test_all_linears_are_in_few_bits_and_counted_so(
 ) -> None:
     inner = {"n_inner": 64} if kind == "gpt2" else {"intermediate_size": 64}
     save_model(kind, {**inner, **settings}, tmp_path)
-    module = load_model(config(tmp_path, weights=bits)).module
+    module = read(tmp_path, bits)
     few = [each for each in module.modules() if isinstance(each, QuantisedLinear)]
     head: Any = module.get_output_embeddings()
     assert isinstance(head.stored, Int8Rows), "what the head loses is lost to every choice"
@@ -174,7 +181,7 @@ def test_never_more_than_one_weight_is_there_in_full() -> None:
     module = receiving(LlamaForCausalLM, "int8", lambda name: None).from_pretrained(
         None, state_dict=slices, config=AutoConfig.from_pretrained(DEMO, local_files_only=True), dtype=torch.float32
     )
-    settle(module)
+    settle_weights(module)
     assert len(alive) == 6 * 7
     assert most <= 1
 
@@ -188,7 +195,7 @@ def test_int4_is_refused_at_start_by_the_name_of_what_it_does_not_fit(tmp_path: 
 
 def test_a_router_of_experts_stays_in_full(tmp_path: Path) -> None:
     save_model("qwen2_moe", {}, tmp_path)
-    module = load_model(config(tmp_path, weights="int8")).module
+    module = read(tmp_path, "int8")
     linears = {name for name, each in module.named_modules() if isinstance(each, nn.Linear)}
     assert all(name.endswith("gate") for name in linears)
     assert any(isinstance(each, QuantisedLinear) for each in module.modules())

@@ -23,6 +23,7 @@ class QuantisedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = rounded.numbers.shape
         self.bias: Tensor | None = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.layout = layout_of(rounded)
         self._dtype = dtype
         self._kernel = _kernel_for(rounded)
 
@@ -52,6 +53,11 @@ class QuantisedLinear(nn.Module):
 def round_to(bits: Bits, weight: Tensor) -> Rounded:
     """weight: [out, in]"""
     return round_to_int8(weight) if bits == "int8" else round_to_int4(weight)
+
+
+def layout_of(rounded: Rounded) -> tuple[str, int]:
+    """What weights have to share to be joined: their kind, and into how many groups each output's inputs fall."""
+    return type(rounded).__name__, 1 if isinstance(rounded, Int8Rows) else rounded.scales.shape[1]
 
 
 def join_linears(linears: Sequence[QuantisedLinear]) -> QuantisedLinear:

@@ -81,7 +81,7 @@ class Awaiting(nn.Module):
 
 
 def receiving(kind: type[PreTrainedModel], bits: Bits, kept: Kept) -> type[PreTrainedModel]:
-    """The class, whose instances await their weights from their first moment on. `settle` ends that.
+    """The class, whose instances await their weights from their first moment on. `settle_weights` ends that.
 
     Raises ModelNotSupported, when one is made, where a shape has no kernel.
     """
@@ -114,7 +114,7 @@ def await_weights(model: PreTrainedModel, bits: Bits, kept: Kept = lambda name: 
     return list(made.values())
 
 
-def settle(model: PreTrainedModel) -> None:
+def settle_weights(model: PreTrainedModel) -> None:
     """Put what was made of each weight in its place."""
     for name, module in [*model.named_modules()]:
         if isinstance(module, Awaiting):
