@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from serve_app.engine.allocator import give_back_freed_memory
 from serve_app.engine.budget import check_weights_fit, context_within, kv_budget
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.building import Scorings
@@ -71,6 +72,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     eyes = open_eyes(module, judged.sight, config) if isinstance(judged.sight, Sight) else None
     witness = hear(module)
     shape, scorings = witness.shape, settle(module, witness)
+    give_back_freed_memory()
     own_limit = judged.max_model_len
     budget = kv_budget(config, shape, own_limit=own_limit, dtype=dtype, device=device)
     max_model_len = context_within(config, budget, own_limit=own_limit, bytes_per_token=shape.bytes_per_token(dtype))
