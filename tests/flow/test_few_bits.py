@@ -32,15 +32,20 @@ async def text_of(stack: Stack, body: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-async def test_answers_are_the_same_alone_in_company_and_streamed(weights: Literal["int8", "int4"]) -> None:
+async def test_a_stream_adds_up_to_the_answer(weights: Literal["int8", "int4"]) -> None:
     async with running_stack(num_replicas=1, weights=weights) as stack:
-        alone = [await text_of(stack, body) for body in BODIES]
-        assert all(alone)
-        together = await asyncio.gather(*(text_of(stack, body) for body in BODIES * 3))
-        assert together == alone * 3
-        for body, text in zip(BODIES, alone, strict=True):
+        for body in BODIES:
+            text = await text_of(stack, body)
             events = await stack.stream(**body)
+            assert text
             assert "".join(event["choices"][0]["text"] for event in events if event["choices"]) == text
+        await stack.settled()
+
+
+async def test_answers_in_eight_bits_are_the_same_alone_and_in_company() -> None:
+    async with running_stack(num_replicas=1, weights="int8") as stack:
+        alone = [await text_of(stack, body) for body in BODIES]
+        assert await asyncio.gather(*(text_of(stack, body) for body in BODIES * 3)) == alone * 3
         await stack.settled()
 
 
