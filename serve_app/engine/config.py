@@ -29,8 +29,7 @@ class EngineConfig:
     threads:           torch threads; None is one per CPU of the process
     max_step_stretch:  while some sequences decode, a step that computes prompts too should take at most so many times
                        one that does not; by up to four times as much more where more prompts wait than half of those
-                       that decode, as everybody is served sooner then. Guesses for some sequences stretch a step by
-                       no more than that first bound
+                       that decode, as everybody is served sooner then
     max_bypass_s:      a queued sequence that lacks blocks or an adapter's slot may be overtaken for so long
     lease_s:           a router not heard of for so many seconds is taken for dead
     prefix_cache:      whether prefixes that were computed are kept for later requests

@@ -64,7 +64,14 @@ def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
         if span.samples:
             logit_rows += range(first + span.length - 1, first + length)
         readings.append(
-            Reading(first_token=first, place=holding.place, blocks=holding.blocks, start=span.start, length=length)
+            Reading(
+                first_token=first,
+                place=holding.place,
+                blocks=holding.blocks,
+                start=span.start,
+                length=length,
+                names=holding.names,
+            )
         )
     images = lay_images(batch, positions, device=device)
     written = torch.tensor(places, device=device)

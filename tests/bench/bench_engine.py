@@ -112,7 +112,7 @@ def rows_of(cases: Items[Case], measured: dict[str, list[Figures]], floors: dict
     for case in cases:
         ours, *others = measured[case.name]
         wall = ours["wall_ms"] or 0.0
-        tokens = case.rows * (1 if case.kind == "decode" else case.context)
+        tokens = case.rows * case.num_computed
         row = {"case": case.name, **ours, "tokens_per_s": tokens * 1e3 / wall, "floor_ms": floors[case.name]}
         row["wall/floor"] = wall / floors[case.name]
         for other in others:

@@ -134,6 +134,7 @@ def send(server: Server, workload: Workload, words: Items[str], *, seed: int) ->
 def stopped(groups: Iterator[int]) -> Iterator[None]:
     """Process groups that stand still until the block ends."""
     chosen = list(groups)
+    signal.signal(signal.SIGTERM, _leave)  # so that what stands still goes on whoever ends this
     try:
         for group in chosen:
             os.killpg(group, signal.SIGSTOP)
@@ -185,6 +186,10 @@ def readable(servers: Items[Server], told: dict[str, Any]) -> str:
         for name, of_workload in told.items()
     ]
     return "\n".join([*lines, figures.table(ratio_rows, ("workload", "by", *(each.name for each in servers[1:])))])
+
+
+def _leave(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def arguments() -> argparse.Namespace:

@@ -43,6 +43,11 @@ class Case:
             parts.append("constrained")
         return ", ".join(parts)
 
+    @property
+    def num_computed(self) -> int:
+        """Tokens of each row, in a step or of a prompt."""
+        return {"decode": 1, "prefill": self.context, "hit": NEW_TOKENS}[self.kind]
+
     def told(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -117,7 +122,7 @@ def work(case: Case, shape: Shape) -> tuple[float, float]:
     if case.kind == "decode":
         tokens, scored, keys = case.rows, case.rows, case.rows * case.context
     else:
-        new = NEW_TOKENS if case.kind == "hit" else case.context
+        new = case.num_computed
         before = case.context if case.kind == "hit" else 0
         tokens, scored, keys = case.rows * new, case.rows, case.rows * (before + new)
     attended = keys if case.kind == "decode" else case.rows * _attended(case)

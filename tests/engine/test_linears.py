@@ -17,13 +17,12 @@ from serve_app.engine.decoder.linears import JointLinear, LinearPart, PackedLine
 from serve_app.engine.weights import held_bytes
 
 SMALL = {
-    "vocab_size": 131,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
+    "vocab_size": 1031,
+    "hidden_size": 768,
+    "intermediate_size": 768,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
 }
 
 
@@ -65,14 +64,15 @@ def test_what_onednn_does_not_lay_out_stays_plain() -> None:
     assert not packs(torch.zeros(4, 4, device="meta"))
 
 
+@pytest.mark.parametrize("size", [48, 8192])
 def test_parts_of_one_product_are_the_linears_that_they_were_and_it_is_computed_once(
-    random: Callable[..., Tensor],
+    size: int, random: Callable[..., Tensor]
 ) -> None:
-    linears = [nn.Linear(48, outputs) for outputs in (48, 16, 16)]
+    linears = [nn.Linear(size, outputs) for outputs in (48, 16, 16)]
     parts = join(linears)
     calls: list[int] = []
     parts[0].joint.whole.register_forward_hook(lambda *_: calls.append(1))
-    for x in (random(5, 48), random(2, 48)):
+    for x in (random(5, size), random(2, size)):
         for part, linear in zip(parts, linears, strict=True):
             torch.testing.assert_close(part(x), linear(x), rtol=1e-5, atol=1e-5)
     assert len(calls) == 2, "once for each input"
@@ -110,7 +110,7 @@ def test_linears_that_differ_in_bias_or_input_are_not_joined() -> None:
 @torch.inference_mode()
 def test_a_model_that_was_laid_out_gives_its_own_logits_and_holds_no_weight_twice(is_tied: bool) -> None:
     model = make_model(tie_word_embeddings=is_tied)
-    ids = torch.arange(40)[None] * 3
+    ids = torch.arange(40)[None] * 3 + 900
     expected, held = model(ids).logits, held_bytes(model)
     plain = [weakref.ref(each.weight) for each in model.modules() if type(each) is nn.Linear]
     join_linears(model.get_decoder())
@@ -130,7 +130,7 @@ def test_a_tied_embedding_is_read_from_the_head_bit_for_bit(
 ) -> None:
     class Scaled(nn.Embedding):
         def forward(self, ids: Tensor) -> Tensor:
-            return super().forward(ids) * factor
+            return super().forward(ids) * (factor or 1.0)
 
     embedding = nn.Embedding(131, 48) if factor is None else Scaled(131, 48)
     if factor is not None:
@@ -168,6 +168,12 @@ def test_a_head_stays_plain_where_a_tied_embedding_could_not_be_read_from_it() -
     assert model.get_input_embeddings() is strange
 
 
+def test_small_weights_stay_plain_and_large_ones_are_packed() -> None:
+    small, large = (JointLinear([nn.Linear(768, size), nn.Linear(768, size)]).whole for size in (64, 512))
+    assert type(small) is PlainLinear
+    assert type(large) is PackedLinear
+
+
 def test_a_joint_linear_of_a_type_that_is_not_packed_is_plain() -> None:
-    joint = JointLinear([nn.Linear(4, 2, dtype=torch.float64), nn.Linear(4, 3, dtype=torch.float64)])
+    joint = JointLinear([nn.Linear(1024, 512, dtype=torch.float64)] * 2)
     assert type(joint.whole) is PlainLinear

@@ -256,9 +256,9 @@ def test_nothing_is_guessed_where_a_guess_costs_as_much_as_a_sequence() -> None:
     assert engine.load.num_drafted_tokens == 0
 
 
-def test_nobody_waits_for_anothers_guesses_beyond_the_stretch() -> None:
-    engine = make_engine(config(DEMO, speculation="requested", max_step_stretch=1.25))
-    engine.speculator.costs = Priced(0.1)
+def test_nobody_waits_much_longer_for_anothers_guesses() -> None:
+    engine = make_engine(config(DEMO, speculation="requested"))
+    engine.speculator.costs = Priced(0.04)
     asked = [replace(REQUESTS["greedy"], prediction=tuple(plain("greedy")[0].token_ids)), REQUESTS["sampled"]]
     for one in asked:
         engine.add(sequences(engine, one, prompt_of(engine)))
@@ -292,3 +292,18 @@ def test_models_are_told_apart_by_nothing_that_was_guessed() -> None:
     expected = complete(engine_of("none"), [(asked, longer)])["after", 0].token_ids
     assert complete(engine, [(asked, longer)])["after", 0].token_ids == expected
     assert asked.model == ModelRef(base="toy", adapter=None, version="")
+
+
+class Quick(Priced):
+    """Steps that are over before anything could be looked for."""
+
+    def plain_s(self, num_sequences: int) -> float | None:
+        return 0.0001
+
+
+def test_nothing_is_looked_for_where_looking_takes_longer_than_a_few_hundredths_of_a_step() -> None:
+    engine = make_engine(config(DEMO, speculation="prompt_lookup"))
+    engine.speculator.costs = Quick(0.0)
+    assert_same(told(engine, REQUESTS["greedy"]), plain("greedy"))
+    assert engine.load.num_drafted_tokens == 0
+    assert not engine.speculator._guessers

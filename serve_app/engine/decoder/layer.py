@@ -35,15 +35,13 @@ class Rotation:
 
 
 class Product:
-    """Linears that read the same input, as one product, with what adapters change of each."""
+    """Linears that read the same input, as one product where they are joined, with what adapters change of each."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
-        """modules: as they are in the model, parts of one joint linear or a single one"""
+        """modules: as they are in the model; parts of a joint linear are all there, in their order"""
         bases = [each.base if isinstance(each, BankedLinear) else each for each in modules]
-        first = bases[0]
-        self._whole: Callable[[Tensor], Tensor] = first.joint.whole if isinstance(first, LinearPart) else first
-        if any((base.joint.whole if isinstance(base, LinearPart) else base) is not self._whole for base in bases):
-            raise ValueError("linears of one input are not joined")
+        wholes = [base.joint.whole if isinstance(base, LinearPart) else base for base in bases]
+        self._wholes = list(dict.fromkeys(wholes))
         self._changes: list[tuple[int, int, BankedLinear]] = []
         begin = 0
         for module, base in zip(modules, bases, strict=True):
@@ -54,7 +52,9 @@ class Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, inputs] to [tokens, outputs]"""
-        y = self._whole(x)
+        y: Tensor = self._wholes[0](x)
+        if len(self._wholes) > 1:
+            y = torch.cat([y, *(whole(x) for whole in self._wholes[1:])], dim=-1)
         for begin, end, banked in self._changes:
             banked.change(y[:, begin:end], x)
         return y

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from serve_app.engine.decoder.embedding import PackedEmbedding
-from serve_app.engine.decoder.linears import PackedLinear, can_join, join, packs
+from serve_app.engine.decoder.linears import PackedLinear, can_join, join, pays
 
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Modules of one parent that read the same input, in models that the loop computes."""
@@ -30,10 +30,10 @@ def pack_linears(module: PreTrainedModel) -> None:
     decoder: nn.Module = module.get_decoder()
     for parent in list(decoder.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and packs(child.weight):
+            if type(child) is nn.Linear and pays(child.weight):
                 setattr(parent, name, PackedLinear(child.weight, child.bias))
     head: Any = module.get_output_embeddings()
-    if type(head) is nn.Linear and packs(head.weight):
+    if type(head) is nn.Linear and pays(head.weight):
         _pack_head(module, head)
 
 

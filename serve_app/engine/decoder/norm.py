@@ -22,7 +22,7 @@ class RootMeanSquare:
     def __init__(self, weight: Tensor, eps: float) -> None:
         """weight: [size] float32"""
         size = weight.shape[0]
-        self._weight = weight * size**0.5  # of the sum of squares, where the mean is meant
+        self._weight: Tensor = weight * size**0.5  # of the sum of squares, where the mean is meant
         self._eps = eps * size
 
     def __call__(self, x: Tensor) -> Tensor:
