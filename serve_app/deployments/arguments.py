@@ -43,6 +43,7 @@ class ModelArgs(BaseModel):
     chat_template: str | None = None
     tool_parser: ToolParserName | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weights: Literal["int8", "int4"] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_model_len: PositiveInt | None = None
     max_num_sequences: PositiveInt = 64

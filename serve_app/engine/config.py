@@ -13,6 +13,8 @@ class EngineConfig:
     name:              the base model's name as clients write it
     path:              folder with config.json, safetensors weights and a tokenizer
     dtype:             "auto" is the checkpoint's own, or float32 on a CPU that has no instructions for that
+    weights:           "int8" or "int4" keeps those of linears in so many bits, whatever the checkpoint has; None keeps
+                       what it has, in `dtype`
     device:            "auto" is cuda where there is one, else cpu
     max_model_len:     context in tokens; None is the model's own
     max_num_sequences: sequences computed together
@@ -55,6 +57,7 @@ class EngineConfig:
     name: str
     path: str
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weights: Literal["int8", "int4"] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_model_len: int | None = None
     max_num_sequences: int = 64

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from serve_app.engine.allocator import give_back_freed_memory
 from serve_app.engine.budget import check_weights_fit, context_within, kv_budget
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.building import Scorings
@@ -20,7 +21,9 @@ from serve_app.engine.judgement import Judged, judge
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.precision import choose_dtype
 from serve_app.engine.probe import hear
-from serve_app.engine.quantized.checkpoint import open_checkpoint
+from serve_app.engine.quantized.checkpoint import kept_in, open_checkpoint
+from serve_app.engine.quantized.receiving import receiving, settle_weights
+from serve_app.engine.quantized.rounding import Bits
 from serve_app.engine.rope import settle_longrope
 from serve_app.engine.vision.eyes import Eyes, open_eyes
 from serve_app.engine.vision.judgement import Sight
@@ -64,11 +67,12 @@ def load_model(config: EngineConfig) -> LoadedModel:
     dtype = choose_dtype(config.dtype, judged.dtype, device)
     if judged.dtype is not None and config.dtype == "auto" and dtype != judged.dtype:
         logger.warning("%s: %s instead of %s, which this CPU computes slowly", config.name, dtype, judged.dtype)
-    check_weights_fit(weight_bytes(judged, dtype), device=device)
-    module = _read_module(config.path, judged, dtype).to(device).eval().requires_grad_(False)
+    check_weights_fit(weight_bytes(judged, dtype, bits_of(config, device)), device=device)
+    module = read_module(config, judged, dtype).to(device).eval().requires_grad_(False)
     eyes = open_eyes(module, judged.sight, config) if isinstance(judged.sight, Sight) else None
     witness = hear(module)
     shape, scorings = witness.shape, settle(module, witness)
+    give_back_freed_memory()
     own_limit = judged.max_model_len
     budget = kv_budget(config, shape, own_limit=own_limit, dtype=dtype, device=device)
     max_model_len = context_within(config, budget, own_limit=own_limit, bytes_per_token=shape.bytes_per_token(dtype))
@@ -91,11 +95,15 @@ def load_model(config: EngineConfig) -> LoadedModel:
     )
 
 
-def _read_module(path: str, judged: Judged, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with its weights, all of them found; quantised ones as the numbers that they mean."""
-    weights = None if judged.formats is None else open_checkpoint(Path(path), judged.formats)
-    module, found = judged.kind.from_pretrained(
-        path if weights is None else None,
+def read_module(config: EngineConfig, judged: Judged, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with its weights, all of them found: quantised ones as the numbers that they mean, or in few bits."""
+    weights = None if judged.formats is None else open_checkpoint(Path(config.path), judged.formats)
+    kind = judged.kind
+    if config.weights is not None:
+        os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # else threads read ahead of what is rounded, up to all of it
+        kind = receiving(kind, config.weights, kept_in(weights or {}, config.weights))
+    module, found = kind.from_pretrained(
+        config.path if weights is None else None,
         state_dict=weights,
         config=judged.config,
         dtype=dtype,
@@ -112,7 +120,15 @@ def _read_module(path: str, judged: Judged, dtype: torch.dtype) -> PreTrainedMod
             f"{judged.config.model_type}: {len(lacking)} weights are not in the checkpoint: {named}"
         )
     loaded: PreTrainedModel = module
+    settle_weights(loaded)
     return loaded
+
+
+def bits_of(config: EngineConfig, device: torch.device) -> Bits | None:
+    """In how many bits weights are kept. Raises ModelNotSupported where there is no kernel for them."""
+    if config.weights is not None and device.type != "cpu":
+        raise ModelNotSupported(f"weights: {config.weights} is computed on CPUs alone, not on {device.type}")
+    return config.weights
 
 
 def choose_device(name: str) -> torch.device:

@@ -18,6 +18,7 @@ from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.kv.shape import KeyValueShape, LayerShape
 from serve_app.engine.kv.storage import Holding
+from serve_app.engine.quantized.linear import QuantisedLinear
 from serve_app.engine.query_scale import take_over_scales
 from serve_app.engine.routes import Routes
 from serve_app.engine.step import CurrentStep, Step
@@ -36,6 +37,7 @@ class Witness:
     logits:    [tokens, vocab] float32
     shape:     of keys and values
     scorings:  how each layer weighs keys, by its number
+    rounds:    whether linears round their inputs, where a sum of another order may be rounded to the next number
     """
 
     token_ids: Tensor
@@ -43,6 +45,7 @@ class Witness:
     routes: Routes
     shape: KeyValueShape
     scorings: Mapping[int, Scoring]
+    rounds: bool
 
 
 def probe(module: PreTrainedModel) -> KeyValueShape:
@@ -72,7 +75,9 @@ def hear(module: PreTrainedModel) -> Witness:
         take_over_scales(module)
         recorder = _record(module, token_ids[:2])
         shape = recorder.shape()
-    return Witness(token_ids=token_ids, logits=own, routes=routes, shape=shape, scorings=recorder.scorings)
+    return Witness(
+        token_ids=token_ids, logits=own, routes=routes, shape=shape, scorings=recorder.scorings, rounds=_rounds(module)
+    )
 
 
 @torch.inference_mode()
@@ -102,7 +107,7 @@ def check(module: PreTrainedModel, witness: Witness) -> None:
 
 def distance(witness: Witness, logits: Tensor, dtype: torch.dtype) -> tuple[float, float]:
     """By how much logits differ from the model's own, and by how much they may in these numbers."""
-    tolerance = 1e-3 if dtype == torch.float32 else 0.05
+    tolerance = 1e-3 if dtype == torch.float32 and not witness.rounds else 0.05
     limit = tolerance * max(1.0, float(witness.logits.abs().max()))
     return float((witness.logits - logits).abs().max()), limit
 
@@ -148,6 +153,10 @@ def _refusing(module: PreTrainedModel) -> Iterator[None]:
         raise ModelNotSupported(f"{module.config.model_type}: {error}") from error
     finally:
         module.set_attn_implementation("eager")
+
+
+def _rounds(module: PreTrainedModel) -> bool:
+    return any(isinstance(each, QuantisedLinear) for each in module.modules())
 
 
 def _compute(module: PreTrainedModel, token_ids: Tensor, positions: Tensor, **chosen: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from serve_app.engine.precision import cpu_is_fast
+from serve_app.engine.quantized.linear import QuantisedLinear, join_linears
 
 NUM_ROWS = 8
 """For how many rows oneDNN is asked to lay weights out. What it makes for one row takes 0.87 of the time at one row,
@@ -73,17 +74,15 @@ class PlainLinear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-WholeLinear: TypeAlias = PackedLinear | PlainLinear
+WholeLinear: TypeAlias = PackedLinear | PlainLinear | QuantisedLinear
 
 
 class JointLinear:
     """Linears that read the same input, as one product: `whole`, whose outputs are theirs one behind the other."""
 
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        """linears: with the same inputs, and all with a bias or none"""
-        biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
-        weight = torch.cat([linear.weight.detach() for linear in linears])
-        self.whole = make_linear(weight, torch.cat(biases) if biases else None)
+    def __init__(self, linears: Sequence[Any]) -> None:
+        """linears: of one kind and with the same inputs, and all with a bias or none"""
+        self.whole = _whole(linears)
         self._asked: Tensor | None = None
         self._answer: Tensor | None = None
 
@@ -144,7 +143,7 @@ def make_linear(weight: Tensor, bias: Tensor | None) -> WholeLinear:
     return PackedLinear(weight, bias) if pays(weight) else PlainLinear(weight, bias)
 
 
-def join(linears: Sequence[nn.Linear]) -> list[LinearPart]:
+def join(linears: Sequence[Any]) -> list[LinearPart]:
     """Lay linears out as one, and give the part that each of them was."""
     joint = JointLinear(linears)
     parts, begin = [], 0
@@ -155,8 +154,21 @@ def join(linears: Sequence[nn.Linear]) -> list[LinearPart]:
 
 
 def can_join(linears: Sequence[Any]) -> bool:
-    """Whether these are plain linears of one input."""
-    if not all(type(linear) is nn.Linear for linear in linears):
+    """Whether these are linears of one input and of one kind, plain or in few bits."""
+    if not all(type(linear) in (nn.Linear, QuantisedLinear) for linear in linears):
         return False
-    kinds = {(linear.in_features, linear.weight.dtype, linear.bias is None) for linear in linears}
+    kinds = {(type(linear), linear.in_features, linear.bias is None, _numbers(linear)) for linear in linears}
     return len(kinds) == 1
+
+
+def _numbers(linear: Any) -> object:
+    """What linears have to share to be one."""
+    return linear.layout if isinstance(linear, QuantisedLinear) else linear.weight.dtype
+
+
+def _whole(linears: Sequence[Any]) -> WholeLinear:
+    if isinstance(linears[0], QuantisedLinear):
+        return join_linears(linears)
+    biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    return make_linear(weight, torch.cat(biases) if biases else None)

@@ -13,6 +13,9 @@ from serve_app.core.adapters import AdapterRecord, Change
 from serve_app.engine.decoder.linears import LinearPart, PackedLinear
 from serve_app.engine.lora.errors import AdapterRefused
 from serve_app.engine.lora.weights_file import WeightsFile
+from serve_app.engine.quantized.linear import QuantisedLinear
+
+LINEARS = (nn.Linear, Conv1D, PackedLinear, LinearPart, QuantisedLinear)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +64,7 @@ def linear_modules(model: nn.Module) -> dict[str, nn.Module]:
     get_head: Any = getattr(model, "get_output_embeddings", None)
     head = None if get_head is None else get_head()
     return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D | PackedLinear | LinearPart) and module is not head
+        name: module for name, module in model.named_modules() if isinstance(module, LINEARS) and module is not head
     }
 
 

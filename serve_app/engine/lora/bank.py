@@ -141,7 +141,7 @@ class AdapterBank:
         for name, wrapped in self.wrapped.items():
             gain = weights[name].gain if name in weights else None
             if gain is not None and wrapped.gains is None:
-                wrapped.gains = _ones(self.num_slots, wrapped.weight, gain.numel())
+                wrapped.gains = _ones(self.num_slots, frame_of(wrapped.base), gain.numel())
             if wrapped.gains is not None:
                 wrapped.gains[slot] = 1.0 if gain is None else gain.to(self._device)
         return has_gain
