@@ -6,7 +6,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from serve_app.engine.budget import check_weights_fit, context_within, kv_budget
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.gpu.availability import choose_kernels
 from serve_app.engine.judgement import Judged, judge
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.precision import choose_dtype
@@ -35,6 +36,7 @@ class LoadedModel:
     eos_token_ids:  tokens that end a text
     eyes:           of a model that sees; nothing of them is in `module`
     blindness:      why a model with eyes does not see here
+    attention_kernels: whose compute attention over pages, those that passed the probe
     """
 
     module: PreTrainedModel
@@ -47,6 +49,7 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     eyes: Eyes | None = None
     blindness: str | None = None
+    attention_kernels: Literal["triton", "torch"] = "torch"
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -63,7 +66,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     check_weights_fit(weight_bytes(judged, dtype), device=device)
     module = _read_module(config.path, judged, dtype).to(device).eval().requires_grad_(False)
     eyes = open_eyes(module, judged.sight, config) if isinstance(judged.sight, Sight) else None
-    shape = probe(module)
+    shape, kernels = _probe(module, config, device)
     own_limit = judged.max_model_len
     budget = kv_budget(config, shape, own_limit=own_limit, dtype=dtype, device=device)
     max_model_len = context_within(config, budget, own_limit=own_limit, bytes_per_token=shape.bytes_per_token(dtype))
@@ -82,6 +85,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         eos_token_ids=read_eos_token_ids(config.path, judged.text),
         eyes=eyes if isinstance(eyes, Eyes) else None,
         blindness=next((each for each in (judged.sight, eyes) if isinstance(each, str)), None),
+        attention_kernels=kernels,
     )
 
 
@@ -107,6 +111,20 @@ def _read_module(path: str, judged: Judged, dtype: torch.dtype) -> PreTrainedMod
         )
     loaded: PreTrainedModel = module
     return loaded
+
+
+def _probe(
+    module: PreTrainedModel, config: EngineConfig, device: torch.device
+) -> tuple[KeyValueShape, Literal["triton", "torch"]]:
+    """The shape of keys and values, and the kernels that the probe passed with; raises ModelNotSupported."""
+    kernels = choose_kernels(config.attention_kernels, device, is_paged=config.is_paged(device.type))
+    if kernels == "torch" or config.attention_kernels != "auto":
+        return probe(module, kernels=kernels), kernels
+    try:
+        return probe(module, kernels=kernels), kernels
+    except Exception as error:  # compilers of kernels fail in ways of their own
+        logger.warning("%s: attention is torch's, as Triton's kernels did not pass: %s", config.name, error)
+        return probe(module), "torch"
 
 
 def choose_device(name: str) -> torch.device:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,11 +26,13 @@ RECORDER = "serve_app_probe"
 
 
 @torch.inference_mode()
-def probe(module: PreTrainedModel) -> KeyValueShape:
+def probe(module: PreTrainedModel, *, kernels: Literal["triton", "torch"] = "torch") -> KeyValueShape:
     """Compute a few tokens in one piece by the model's own attention and in steps by the engine's; compare the logits.
 
     The steps take the experts that the one piece took: in 16 bits a router that is nearly undecided chooses otherwise
     than before, whoever computes what it reads. What attention gives reaches the logits beside the experts as well.
+
+    kernels: whose attention over pages is asked
 
     Returns the shape of keys and values, as seen. Leaves the model with its own attention, its queries to be scaled
     by the engine. Raises ModelNotSupported.
@@ -44,7 +46,7 @@ def probe(module: PreTrainedModel) -> KeyValueShape:
             own = _compute(module, token_ids, torch.arange(length, device=module.device)).float()
         take_over_scales(module)
         shape = _seen_shape(module, token_ids[:2])
-        ours = _compute_in_steps(module, token_ids, shape, routes).float()
+        ours = _compute_in_steps(module, token_ids, shape, routes, kernels).float()
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         raise ModelNotSupported(f"{module.config.model_type}: {error}") from error
     finally:
@@ -77,10 +79,24 @@ def _seen_shape(module: PreTrainedModel, token_ids: Tensor) -> KeyValueShape:
     return recorder.shape()
 
 
-def _compute_in_steps(module: PreTrainedModel, token_ids: Tensor, shape: KeyValueShape, routes: Routes) -> Tensor:
+def _compute_in_steps(
+    module: PreTrainedModel,
+    token_ids: Tensor,
+    shape: KeyValueShape,
+    routes: Routes,
+    kernels: Literal["triton", "torch"],
+) -> Tensor:
     """The logits of all tokens, computed chunk by chunk over a small storage."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
-    storage = PageStorage(shape, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=module.dtype, device=module.device)
+    storage = PageStorage(
+        shape,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        dtype=module.dtype,
+        device=module.device,
+        kernels=kernels,
+        max_model_len=len(token_ids),
+    )
     holding = Holding(0, blocks=list(range(num_blocks))[::-1])
     current = CurrentStep()
     attention = PackedAttention(current, shape)
