@@ -21,8 +21,8 @@ class EngineConfig:
     kv_cache_bytes:    budget for keys and values, live and cached together; "auto" is a quarter of the memory that is
                        free once the weights are there (of a GPU's, 85 %), and no more than all sequences could fill
     kv_storage:        "lanes" are contiguous, "pages" are shared; "auto" is pages on cuda, else lanes
-    attention_kernels: whose compute attention over pages; "torch" gathers the pages first, "auto" is triton on
-                       cuda where its kernels pass the model's probe, else torch
+    kernels:           who computes attention over pages and what adapters change; "torch" gathers pages first, "auto"
+                       is triton on cuda where its kernels pass a check at start, else torch
     block_size:        positions per block; the unit of accounting and of prefix hits
     max_adapters:      adapters resident at once
     max_waiting:       sequences queued beyond those running; more are refused
@@ -59,7 +59,7 @@ class EngineConfig:
     max_logit_rows: int = 64
     kv_cache_bytes: int | Literal["auto"] = "auto"
     kv_storage: Literal["auto", "lanes", "pages"] = "auto"
-    attention_kernels: Literal["auto", "triton", "torch"] = "auto"
+    kernels: Literal["auto", "triton", "torch"] = "auto"
     block_size: int = 16
     max_adapters: int = 16
     max_waiting: int = 1024

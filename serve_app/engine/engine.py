@@ -59,7 +59,9 @@ class Engine:
     ) -> None:
         self.config = config
         self.model = model
-        self._bank = AdapterBank(model.module, adapters, max_slots=config.max_adapters)
+        self._bank = AdapterBank(
+            model.module, adapters, max_slots=config.max_adapters, uses_kernels=model.kernels == "triton"
+        )
         self._store = make_store(config, model)
         self._loader = loader
         self.on_staged: Callable[[], None] = lambda: None
@@ -274,7 +276,7 @@ def _make_storage(config: EngineConfig, model: LoadedModel, num_blocks: int) -> 
             block_size=config.block_size,
             dtype=model.dtype,
             device=model.device,
-            kernels=model.attention_kernels,
+            kernels=model.kernels,
             max_model_len=model.max_model_len,
         )
     return LaneStorage(

@@ -36,7 +36,7 @@ class LoadedModel:
     eos_token_ids:  tokens that end a text
     eyes:           of a model that sees; nothing of them is in `module`
     blindness:      why a model with eyes does not see here
-    attention_kernels: whose compute attention over pages, those that passed the probe
+    kernels:        who computes attention over pages, as it passed the probe
     """
 
     module: PreTrainedModel
@@ -49,7 +49,7 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     eyes: Eyes | None = None
     blindness: str | None = None
-    attention_kernels: Literal["triton", "torch"] = "torch"
+    kernels: Literal["triton", "torch"] = "torch"
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -85,7 +85,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         eos_token_ids=read_eos_token_ids(config.path, judged.text),
         eyes=eyes if isinstance(eyes, Eyes) else None,
         blindness=next((each for each in (judged.sight, eyes) if isinstance(each, str)), None),
-        attention_kernels=kernels,
+        kernels=kernels,
     )
 
 
@@ -117,8 +117,8 @@ def _probe(
     module: PreTrainedModel, config: EngineConfig, device: torch.device
 ) -> tuple[KeyValueShape, Literal["triton", "torch"]]:
     """The shape of keys and values, and the kernels that the probe passed with; raises ModelNotSupported."""
-    kernels = choose_kernels(config.attention_kernels, device, is_paged=config.is_paged(device.type))
-    if kernels == "torch" or config.attention_kernels != "auto":
+    kernels = choose_kernels(config.kernels, device, is_paged=config.is_paged(device.type))
+    if kernels == "torch" or config.kernels != "auto":
         return probe(module, kernels=kernels), kernels
     try:
         return probe(module, kernels=kernels), kernels

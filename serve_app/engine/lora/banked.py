@@ -9,13 +9,19 @@ from torch import Tensor, nn
 
 from serve_app.engine.lora.plan import Gains, Pass, Plan, Rows, Segment
 from serve_app.engine.lora.shelf import Shelf
+from serve_app.engine.lora.tiles import ShelfTiles
 
 
 class Step:
-    """What all modules of a bank are told of the step that is computed; None is a step without adapters."""
+    """What all modules of a bank are told of the step that is computed.
+
+    plan:  None is a step without adapters
+    tiles: the same rows for kernels; None where torch computes the changes
+    """
 
     def __init__(self) -> None:
         self.plan: Plan | None = None
+        self.tiles: tuple[ShelfTiles, ...] | None = None
 
 
 class BankedLinear(nn.Module):
@@ -59,12 +65,21 @@ class BankedLinear(nn.Module):
             return
         if x.shape[0] != plan.num_tokens:
             raise RuntimeError(f"{self._name} was given {x.shape[0]} rows in a step of {plan.num_tokens}")
+        if self._step.tiles is not None:
+            self._change_by_kernels(y, x, self._step.tiles)
+            return
         changes = [self._change(each, y, x) for each in plan.passes]  # all of them, before the first is added
         for each, change in zip(plan.passes, changes, strict=True):
             if isinstance(each.rows, slice):
                 y[each.rows].add_(change)
             else:
                 y.index_add_(0, each.rows, change)
+
+    def _change_by_kernels(self, y: Tensor, x: Tensor, tiles: tuple[ShelfTiles, ...]) -> None:
+        from serve_app.engine.gpu.lora import add_changes
+
+        stacks = {rank: shelf.stacks[self._name] for rank, shelf in self._shelves.items() if self._name in shelf.stacks}
+        add_changes(y, x, tiles, stacks)
 
     def _change(self, each: Pass, y: Tensor, x: Tensor) -> Tensor:
         """What one adapter of each row adds to it, [rows of the pass, out]; y is still the base's."""

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.slow
 
 
 def test_greedy_equals_generate(device: torch.device) -> None:
-    settings = config(DEMO, device=device.type, kv_storage="pages", attention_kernels="triton", block_size=8)
+    settings = config(DEMO, device=device.type, kv_storage="pages", kernels="triton", block_size=8)
     engine = make_engine(settings)
-    assert engine.model.attention_kernels == "triton"
+    assert engine.model.kernels == "triton"
     own = AutoModelForCausalLM.from_pretrained(DEMO, local_files_only=True, dtype="float32").eval()
     prompts = [[40 + i] * (3 + 17 * i) for i in range(3)]
     outcomes = complete(engine, [(request(f"{i}", max_tokens=4), prompt) for i, prompt in enumerate(prompts)])

@@ -17,8 +17,7 @@ from serve_app.engine.kv.storage import Holding
 
 pytest.importorskip("triton", reason="its kernels can be neither compiled nor interpreted")
 
-from serve_app.engine.gpu import paged_plan
-from serve_app.engine.gpu.paged_plan import PagedPlan, Tiles, lay_tiles, write
+from serve_app.engine.gpu.paged_plan import PagedPlan, Tiles, lay_tiles, plan_paged, write
 
 pytestmark = pytest.mark.slow
 
@@ -90,17 +89,15 @@ STEP = [(0, 1), (16, 1), (62, 7), (39, 1), (3, 30), (69, 1)]
     ],
     ids=lambda beyond: ",".join(beyond) or "plain",
 )
-def test_kernels_give_what_gathered_pages_give(
-    beyond: dict[str, float | bool], device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(paged_plan, "SPLIT", SPLIT)  # so that short contexts are split, too
+def test_kernels_give_what_gathered_pages_give(beyond: dict[str, float | bool], device: torch.device) -> None:
     case = Case(device=device, spans=STEP)
     query, key, value = case.new(6, 20), case.new(2, 20), case.new(2, 12)
-    sinks = torch.randn(6, generator=case.generator).to(device) if beyond.pop("sinks", False) else None
-    scoring = Scoring(scale=0.3, sinks=sinks, **beyond)  # type: ignore[arg-type]
+    sinks = torch.randn(6, generator=case.generator).to(device) if "sinks" in beyond else None
+    scoring = Scoring(scale=0.3, sinks=sinks, **{name: beyond[name] for name in beyond if name != "sinks"})  # type: ignore[arg-type]
     gathered, followed = case.storage("torch"), case.storage("triton")
     expected = gathered.plan(case.readings, case.places).run(0, query, key, value, scoring=scoring)
-    found = followed.plan(case.readings, case.places).run(0, query, key, value, scoring=scoring)
+    plan = plan_paged(followed._keys, followed._values, case.readings, case.places, split=SPLIT)
+    found = plan.run(0, query, key, value, scoring=scoring)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert torch.equal(followed._keys[0], gathered._keys[0])
     assert torch.equal(followed._values[0], gathered._values[0])
@@ -130,9 +127,7 @@ def test_a_row_has_every_bit_that_it_has_alone(device: torch.device) -> None:
 
 def _attend(storage: PageStorage, readings: list[Reading], places: Tensor, query: Tensor) -> Tensor:
     """Attend to what is there already, in splits of SPLIT."""
-    tiles = lay_tiles(readings, places=places, block_size=BLOCK_SIZE)
-    max_keys = max(reading.num_keys for reading in readings)
-    plan = PagedPlan(storage._keys, storage._values, tiles, max_keys=max_keys, split=SPLIT)
+    plan = plan_paged(storage._keys, storage._values, readings, places, split=SPLIT)
     return plan.run(0, query, None, None, scoring=Scoring(scale=0.3))
 
 
