@@ -60,6 +60,8 @@ class ModelArgs(BaseModel):
     lease_s: Annotated[float, Field(ge=2)] = 10.0
     prefix_cache: bool = True
     max_forced_tokens: Annotated[int, Field(ge=0)] = 32
+    speculation: Literal["none", "requested", "prompt_lookup"] = "requested"
+    max_draft_tokens: PositiveInt = 8
     max_tokenized_chars: PositiveInt | None = None
     max_outbox_deltas: PositiveInt = 4096
     max_outbox_bytes: PositiveInt = 64 << 20

@@ -28,11 +28,17 @@ class EngineConfig:
     max_waiting:       sequences queued beyond those running; more are refused
     threads:           torch threads; None is one per CPU of the process
     max_step_stretch:  while some sequences decode, a step that computes prompts too should take at most so many times
-                       one that does not
+                       one that does not; by up to four times as much more where more prompts wait than half of those
+                       that decode, as everybody is served sooner then. Guesses for some sequences stretch a step by
+                       no more than that first bound
     max_bypass_s:      a queued sequence that lacks blocks or an adapter's slot may be overtaken for so long
     lease_s:           a router not heard of for so many seconds is taken for dead
     prefix_cache:      whether prefixes that were computed are kept for later requests
     max_forced_tokens: that a constraint leaves no choice about, appended at once; 0 draws each of them
+    speculation:       which tokens are guessed and computed along with the next one, where that pays; the text is the
+                       same. "prompt_lookup": what followed the last few tokens where they occurred before; "requested":
+                       only for requests that ask for it, as by a prediction; "none": nothing
+    max_draft_tokens:  guesses of one sequence in one step
     max_tokenized_chars: characters of a text that is cut into tokens although nothing says that it fits: one to be
                        truncated, one for /tokenize, one of a tokenizer that deletes text. None: 32 for each token of
                        the context, a million at least
@@ -69,6 +75,8 @@ class EngineConfig:
     lease_s: float = 10.0
     prefix_cache: bool = True
     max_forced_tokens: int = 32
+    speculation: Literal["none", "requested", "prompt_lookup"] = "requested"
+    max_draft_tokens: int = 8
     max_tokenized_chars: int | None = None
     max_outbox_deltas: int = 4096
     max_outbox_bytes: int = 64 << 20

@@ -13,12 +13,14 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from serve_app.engine.budget import check_weights_fit, context_within, kv_budget
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.building import Scorings
+from serve_app.engine.decoder.trial import settle
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.gpu.availability import choose_kernels
 from serve_app.engine.judgement import Judged, judge
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.precision import choose_dtype
-from serve_app.engine.probe import probe
+from serve_app.engine.probe import Witness, check, hear
 from serve_app.engine.quantized.checkpoint import open_checkpoint
 from serve_app.engine.rope import settle_longrope
 from serve_app.engine.vision.eyes import Eyes, open_eyes
@@ -34,6 +36,7 @@ class LoadedModel:
 
     kv_cache_bytes: what its keys and values may take
     eos_token_ids:  tokens that end a text
+    scorings:       with which the loop computes it; None where transformers' modules do
     eyes:           of a model that sees; nothing of them is in `module`
     blindness:      why a model with eyes does not see here
     kernels:        who computes attention over pages, as it passed the probe
@@ -47,6 +50,7 @@ class LoadedModel:
     kv_cache_bytes: int
     vocab_size: int
     eos_token_ids: frozenset[int]
+    scorings: Scorings | None = None
     eyes: Eyes | None = None
     blindness: str | None = None
     kernels: Literal["triton", "torch"] = "torch"
@@ -66,7 +70,9 @@ def load_model(config: EngineConfig) -> LoadedModel:
     check_weights_fit(weight_bytes(judged, dtype), device=device)
     module = _read_module(config.path, judged, dtype).to(device).eval().requires_grad_(False)
     eyes = open_eyes(module, judged.sight, config) if isinstance(judged.sight, Sight) else None
-    shape, kernels = _probe(module, config, device)
+    witness = hear(module)
+    shape, scorings = witness.shape, settle(module, witness)
+    kernels = _settle_kernels(module, witness, config)
     own_limit = judged.max_model_len
     budget = kv_budget(config, shape, own_limit=own_limit, dtype=dtype, device=device)
     max_model_len = context_within(config, budget, own_limit=own_limit, bytes_per_token=shape.bytes_per_token(dtype))
@@ -83,6 +89,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         kv_cache_bytes=budget,
         vocab_size=int(judged.text.vocab_size),
         eos_token_ids=read_eos_token_ids(config.path, judged.text),
+        scorings=scorings,
         eyes=eyes if isinstance(eyes, Eyes) else None,
         blindness=next((each for each in (judged.sight, eyes) if isinstance(each, str)), None),
         kernels=kernels,
@@ -113,18 +120,20 @@ def _read_module(path: str, judged: Judged, dtype: torch.dtype) -> PreTrainedMod
     return loaded
 
 
-def _probe(
-    module: PreTrainedModel, config: EngineConfig, device: torch.device
-) -> tuple[KeyValueShape, Literal["triton", "torch"]]:
-    """The shape of keys and values, and the kernels that the probe passed with; raises ModelNotSupported."""
+def _settle_kernels(module: PreTrainedModel, witness: Witness, config: EngineConfig) -> Literal["triton", "torch"]:
+    """Whose kernels serve: Triton's only where the model computes the same with them. Raises ModelNotSupported."""
+    device = module.device
     kernels = choose_kernels(config.kernels, device, is_paged=config.is_paged(device.type))
-    if kernels == "torch" or config.kernels != "auto":
-        return probe(module, kernels=kernels), kernels
+    if kernels == "torch":
+        return kernels
     try:
-        return probe(module, kernels=kernels), kernels
+        check(module, witness, kernels=kernels)
     except Exception as error:  # compilers of kernels fail in ways of their own
+        if config.kernels != "auto":
+            raise ModelNotSupported(f"kernels: triton was asked for: {error}") from error
         logger.warning("%s: attention is torch's, as Triton's kernels did not pass: %s", config.name, error)
-        return probe(module), "torch"
+        return "torch"
+    return kernels
 
 
 def choose_device(name: str) -> torch.device:

@@ -46,7 +46,7 @@ class OpenRequests:
         num_missing = num_wanted + self.num_sequences - self._num_places
         if num_missing > 0:
             raise Overloaded(
-                f"{num_wanted} more completions do not fit the queue of {self._num_places}",
+                f"{num_wanted} more completions do not fit the queue of {self._num_places}.",
                 None,
                 {"retry_after_s": self._departures.wait_s(num_missing)},
             )

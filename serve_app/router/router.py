@@ -22,7 +22,7 @@ from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_resp
 from serve_app.router.placement import Placement
 from serve_app.router.run import Run, RunSettings
 from serve_app.router.suffixes import with_suffix_mode
-from serve_app.tools.forms import JSON, Form, form_for
+from serve_app.tools.forms import JSON, AnyForm, form_for
 
 MAX_ASKED = 64
 """Of a list of models that was not checked yet, so many are asked for their dialect."""
@@ -59,14 +59,13 @@ class Router:
         self._placement = placement or Placement()
 
     def open(self, request: CompletionRequest, ticket: Ticket | None = None) -> Run:
-        """A run of the request, not started; enter it to start.
+        """A run of a settled request, not started; enter it to start.
 
         ticket: of the request, where it had to pass admission; grows to what the request needs, and can end the run
 
         Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
         """
         response_id = new_response_id(request.id_prefix)
-        request = self.settled(request)
         requests = lower(request, response_id, resolve=self._resolver(request), card_of=self._card_of)
         run = Run(
             requests,
@@ -89,7 +88,7 @@ class Router:
         cards = [self.fleet.cards.get(request.model.base) for request in run.requests]
         return tuple("" if card is None else card.chat_template for card in cards)
 
-    def call_forms_of(self, run: Run) -> tuple[Form, ...]:
+    def call_forms_of(self, run: Run) -> tuple[AnyForm, ...]:
         """The form of calls of the model of each part of a run."""
         cards = [self.fleet.cards.get(request.model.base) for request in run.requests]
         return tuple(JSON if card is None else form_for(card.chat_template, card.tool_parser) for card in cards)

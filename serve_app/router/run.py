@@ -119,8 +119,15 @@ class Run:
         return self
 
     async def __anext__(self) -> Event:
-        if not self._num_unended:
+        event = await self.next_event()
+        if event is None:
             raise StopAsyncIteration
+        return event
+
+    async def next_event(self) -> Event | None:
+        """None at the end. Raises the first error that comes."""
+        if not self._num_unended:
+            return None
         arrival = await self._inbox.take()
         if isinstance(arrival, ServeError):
             raise arrival

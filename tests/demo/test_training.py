@@ -23,7 +23,7 @@ from serve_app.demo.muon import Muon, orthogonal
 from serve_app.demo.report import BASE_CHECKS
 from serve_app.demo.samples import split_of
 from serve_app.demo.tokens import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
-from serve_app.demo.train import TrainingPlan, speed_at
+from serve_app.demo.train import REVISED_ROW_LENGTHS, TrainingPlan, speed_at, taught_batches
 
 MODEL = Path(__file__).parents[2] / "serve_app" / "demo" / "model"
 
@@ -112,6 +112,20 @@ def test_of_lessons_only_what_follows_the_prompt_counts() -> None:
                 assert labels[place + 1] == tokens[place + 1]
                 assert labels[max(0, place - 2) : place] == [IGNORED] * min(2, place)
     assert seen > 50
+
+
+def test_documents_among_lessons_stand_in_long_rows_too_and_count_in_whole() -> None:
+    tokenizer = load_tokenizer(MODEL)
+    plan = TrainingPlan(num_steps=1, num_tokens=2048, learning_rate=1, num_warmup_steps=1, seed=9, lesson_share=0.5)
+    batches = list(islice(taught_batches(tokenizer, plan), 60))
+    lessons = [tokens for tokens, labels in batches if (labels == IGNORED).any()]
+    documents = [tokens for tokens, labels in batches if not (labels == IGNORED).any()]
+    assert 20 <= len(lessons) <= 40
+    assert {tokens.shape[1] for tokens in lessons} == {ROW_LENGTH}
+    assert {tokens.shape[1] for tokens in documents} == set(REVISED_ROW_LENGTHS)
+    assert all(tokens.numel() == plan.num_tokens for tokens in documents)
+    again = next(taught_batches(tokenizer, plan))
+    assert torch.equal(again[0], batches[0][0])
 
 
 def test_lessons_are_the_same_under_the_same_seed() -> None:

@@ -17,7 +17,7 @@ from serve_app.engine.batch import Batch
 from serve_app.engine.engine import Engine
 from serve_app.engine.runner import Runner
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
-from tests.engine.harness import Outcome, collect, complete, config, drain, make_engine, request, sequences
+from tests.engine.harness import FreeGuesses, Outcome, collect, complete, config, drain, make_engine, request, sequences
 
 pytestmark = pytest.mark.slow
 
@@ -29,13 +29,14 @@ def adapter_names() -> tuple[str | None, ...]:
 
 
 @cache
-def engine_of(max_batch_tokens: int, num_blocks: int, max_adapters: int) -> Engine:
+def engine_of(max_batch_tokens: int, num_blocks: int, max_adapters: int, *, guesses: bool = False) -> Engine:
     """Engines are reused between examples: that they come back clean is part of the law."""
     folders = {name: DEMO_ADAPTERS / name for name in adapter_names() if name is not None}
     bytes_per_block = 6 * 2 * (32 + 32) * 4 * 16
-    return make_engine(
+    engine = make_engine(
         config(
             DEMO,
+            speculation="prompt_lookup" if guesses else "none",
             max_batch_tokens=max_batch_tokens,
             kv_cache_bytes=bytes_per_block * num_blocks,
             max_adapters=max_adapters,
@@ -43,6 +44,8 @@ def engine_of(max_batch_tokens: int, num_blocks: int, max_adapters: int) -> Engi
         ),
         folders,
     )
+    engine.speculator.costs = FreeGuesses()
+    return engine
 
 
 def random_request(generator: random.Random, name: str) -> tuple[GenerationRequest, list[int]]:
@@ -72,9 +75,12 @@ def random_request(generator: random.Random, name: str) -> tuple[GenerationReque
     max_batch_tokens=st.sampled_from([3, 17, 64]),
     num_blocks=st.sampled_from([8, 12, 60]),
     max_adapters=st.sampled_from([1, 2]),
+    guesses=st.booleans(),
 )
-def test_random_schedules_keep_the_laws(seed: int, max_batch_tokens: int, num_blocks: int, max_adapters: int) -> None:
-    engine = engine_of(max_batch_tokens, num_blocks, max_adapters)
+def test_random_schedules_keep_the_laws(
+    seed: int, max_batch_tokens: int, num_blocks: int, max_adapters: int, guesses: bool
+) -> None:
+    engine = engine_of(max_batch_tokens, num_blocks, max_adapters, guesses=guesses)
     reference = engine_of(64, 60, 2)
     generator = random.Random(seed)
     asked = dict[str, tuple[GenerationRequest, list[int]]]()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from serve_app.engine.lora.adapter import Adapter, linear_modules, weight_of
+from serve_app.engine.lora.adapter import Adapter, frame_of, linear_modules
 from serve_app.engine.lora.banked import BankedLinear, Step
 from serve_app.engine.lora.plan import Mix, Plan, Resident, make_plan
 from serve_app.engine.lora.shelf import Shelf, shelf_rank
@@ -43,7 +43,7 @@ class AdapterBank:
         linears = linear_modules(model)
         names = sorted({name for adapter in self._adapters.values() for name in adapter.changes})
         self._linears = {name: linears[name] for name in names}
-        weights = {name: weight_of(linear) for name, linear in self._linears.items()}
+        weights = {name: frame_of(linear) for name, linear in self._linears.items()}
         ranks = {shelf_rank(adapter.rank) for adapter in self._adapters.values()}
         self._shelves = {rank: Shelf(rank, weights) for rank in sorted(ranks)}
         self._step = Step()

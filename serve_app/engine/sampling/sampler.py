@@ -52,10 +52,10 @@ class Sampler:
     def sample(self, logits: Tensor, batch: Batch, masks: StepMasks | None = None) -> list[SampledSpan]:
         """Draw for every span that samples.
 
-        logits: [rows, vocab] float32, rows as `Runner.forward` gives them
+        logits: [rows, vocab] float32, rows as `Runner.forward` gives them; those of guesses are left alone
         masks:  of those that are constrained; waited for
         """
-        first_rows = _first_rows(batch)
+        first_rows = batch.first_rows
         drawn = self._draw(logits, batch, first_rows, masks)
         results = []
         for span, first in zip(batch.spans, first_rows, strict=True):
@@ -186,11 +186,3 @@ def _take_rows(logits: Tensor, rows: list[int]) -> Tensor:
     if rows == list(range(logits.shape[0])):
         return logits
     return logits[torch.tensor(rows, device=logits.device)]
-
-
-def _first_rows(batch: Batch) -> list[int]:
-    first_rows, row = [], 0
-    for span in batch.spans:
-        first_rows.append(row)
-        row += span.scores + int(span.samples)
-    return first_rows
