@@ -62,7 +62,7 @@ class Engine:
     ) -> None:
         self.config = config
         self.model = model
-        self._bank = _make_bank(config, model, adapters)
+        self._bank = AdapterBank(model.module, adapters, max_slots=config.max_adapters, uses_kernels=model.uses_triton)
         self._store = make_store(config, model)
         self._loader = loader
         self.on_staged: Callable[[], None] = lambda: None
@@ -261,11 +261,6 @@ class Engine:
                     deltas.append(Delta(request_id=lost.request.request_id, sample=lost.sample, error=error))
             sequence.siblings = []
         return deltas
-
-
-def _make_bank(config: EngineConfig, model: LoadedModel, adapters: Items[Adapter]) -> AdapterBank:
-    by_kernels = model.kernels == "triton"
-    return AdapterBank(model.module, adapters, max_slots=config.max_adapters, uses_kernels=by_kernels)
 
 
 def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:

@@ -55,6 +55,10 @@ class LoadedModel:
     blindness: str | None = None
     kernels: Literal["triton", "torch"] = "torch"
 
+    @property
+    def uses_triton(self) -> bool:
+        return self.kernels == "triton"
+
 
 def load_model(config: EngineConfig) -> LoadedModel:
     """Read the weights and check by a probe that attention through our seam gives the model's own logits.
