@@ -23,6 +23,8 @@ class EngineConfig:
     kv_cache_bytes:    budget for keys and values, live and cached together; "auto" is a quarter of the memory that is
                        free once the weights are there (of a GPU's, 85 %), and no more than all sequences could fill
     kv_storage:        "lanes" are contiguous, "pages" are shared; "auto" is pages on cuda, else lanes
+    kernels:           who computes attention over pages and what adapters change; "torch" gathers pages first, "auto"
+                       is triton on cuda where its kernels pass a check at start, else torch
     block_size:        positions per block; the unit of accounting and of prefix hits
     max_adapters:      adapters resident at once
     max_waiting:       sequences queued beyond those running; more are refused
@@ -65,6 +67,7 @@ class EngineConfig:
     max_logit_rows: int = 64
     kv_cache_bytes: int | Literal["auto"] = "auto"
     kv_storage: Literal["auto", "lanes", "pages"] = "auto"
+    kernels: Literal["auto", "triton", "torch"] = "auto"
     block_size: int = 16
     max_adapters: int = 16
     max_waiting: int = 1024
@@ -87,3 +90,7 @@ class EngineConfig:
     return_routed_experts: bool = False
     max_recorded_bytes: int = 4 << 20
     pooling: Literal["mean", "last"] | None = "mean"
+
+    def is_paged(self, device_type: str) -> bool:
+        """Whether keys and values are kept in pages on such a device."""
+        return device_type != "cpu" if self.kv_storage == "auto" else self.kv_storage == "pages"

@@ -62,7 +62,7 @@ class Engine:
     ) -> None:
         self.config = config
         self.model = model
-        self._bank = AdapterBank(model.module, adapters, max_slots=config.max_adapters)
+        self._bank = AdapterBank(model.module, adapters, max_slots=config.max_adapters, uses_kernels=model.uses_triton)
         self._store = make_store(config, model)
         self._loader = loader
         self.on_staged: Callable[[], None] = lambda: None
@@ -277,14 +277,15 @@ def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:
 
 
 def _make_storage(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Storage:
-    is_paged = model.device.type != "cpu" if config.kv_storage == "auto" else config.kv_storage == "pages"
-    if is_paged:
+    if config.is_paged(model.device.type):
         return PageStorage(
             model.shape,
             num_blocks=num_blocks,
             block_size=config.block_size,
             dtype=model.dtype,
             device=model.device,
+            kernels=model.kernels,
+            max_model_len=model.max_model_len,
         )
     return LaneStorage(
         model.shape,

@@ -6,7 +6,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -17,10 +17,11 @@ from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.building import Scorings
 from serve_app.engine.decoder.trial import settle
 from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.gpu.availability import choose_kernels
 from serve_app.engine.judgement import Judged, judge
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.precision import choose_dtype
-from serve_app.engine.probe import hear
+from serve_app.engine.probe import Witness, check, hear
 from serve_app.engine.quantized.checkpoint import kept_in, open_checkpoint
 from serve_app.engine.quantized.receiving import receiving, settle_weights
 from serve_app.engine.quantized.rounding import Bits
@@ -41,6 +42,7 @@ class LoadedModel:
     scorings:       with which the loop computes it; None where transformers' modules do
     eyes:           of a model that sees; nothing of them is in `module`
     blindness:      why a model with eyes does not see here
+    kernels:        who computes attention over pages, as it passed the probe
     """
 
     module: PreTrainedModel
@@ -54,6 +56,11 @@ class LoadedModel:
     scorings: Scorings | None = None
     eyes: Eyes | None = None
     blindness: str | None = None
+    kernels: Literal["triton", "torch"] = "torch"
+
+    @property
+    def uses_triton(self) -> bool:
+        return self.kernels == "triton"
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -72,6 +79,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     eyes = open_eyes(module, judged.sight, config) if isinstance(judged.sight, Sight) else None
     witness = hear(module)
     shape, scorings = witness.shape, settle(module, witness)
+    kernels = _settle_kernels(module, witness, config)
     give_back_freed_memory()
     own_limit = judged.max_model_len
     budget = kv_budget(config, shape, own_limit=own_limit, dtype=dtype, device=device)
@@ -92,6 +100,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         scorings=scorings,
         eyes=eyes if isinstance(eyes, Eyes) else None,
         blindness=next((each for each in (judged.sight, eyes) if isinstance(each, str)), None),
+        kernels=kernels,
     )
 
 
@@ -129,6 +138,22 @@ def bits_of(config: EngineConfig, device: torch.device) -> Bits | None:
     if config.weights is not None and device.type != "cpu":
         raise ModelNotSupported(f"weights: {config.weights} is computed on CPUs alone, not on {device.type}")
     return config.weights
+
+
+def _settle_kernels(module: PreTrainedModel, witness: Witness, config: EngineConfig) -> Literal["triton", "torch"]:
+    """Whose kernels serve: Triton's only where the model computes the same with them. Raises ModelNotSupported."""
+    device = module.device
+    kernels = choose_kernels(config.kernels, device, is_paged=config.is_paged(device.type))
+    if kernels == "torch":
+        return kernels
+    try:
+        check(module, witness, kernels=kernels)
+    except Exception as error:  # compilers of kernels fail in ways of their own
+        if config.kernels != "auto":
+            raise ModelNotSupported(f"kernels: triton was asked for: {error}") from error
+        logger.warning("%s: attention is torch's, as Triton's kernels did not pass: %s", config.name, error)
+        return "torch"
+    return kernels
 
 
 def choose_device(name: str) -> torch.device:

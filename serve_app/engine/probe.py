@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -81,11 +81,14 @@ def hear(module: PreTrainedModel) -> Witness:
 
 
 @torch.inference_mode()
-def check(module: PreTrainedModel, witness: Witness) -> None:
-    """The second half: whether it computes the same in steps. Raises ModelNotSupported."""
+def check(module: PreTrainedModel, witness: Witness, *, kernels: Literal["triton", "torch"] = "torch") -> None:
+    """The second half: whether it computes the same in steps. Raises ModelNotSupported.
+
+    kernels: who computes attention over pages
+    """
     with _refusing(module):
         current = CurrentStep()
-        storage = storage_for(module, witness)
+        storage = storage_for(module, witness, kernels=kernels)
         attention = PackedAttention(current, witness.shape)
 
         def compute(step: Step, start: int) -> Tensor:
@@ -112,11 +115,19 @@ def distance(witness: Witness, logits: Tensor, dtype: torch.dtype) -> tuple[floa
     return float((witness.logits - logits).abs().max()), limit
 
 
-def storage_for(module: PreTrainedModel, witness: Witness) -> PageStorage:
+def storage_for(
+    module: PreTrainedModel, witness: Witness, *, kernels: Literal["triton", "torch"] = "torch"
+) -> PageStorage:
     """Room for the tokens of a witness."""
     num_blocks = -(-len(witness.token_ids) // BLOCK_SIZE)
     return PageStorage(
-        witness.shape, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=module.dtype, device=module.device
+        witness.shape,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        dtype=module.dtype,
+        device=module.device,
+        kernels=kernels,
+        max_model_len=len(witness.token_ids),
     )
 
 

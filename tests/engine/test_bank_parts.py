@@ -33,9 +33,9 @@ class Calls(TorchDispatchMode):
 class Watched(BankedLinear):
     """Writes down how many threads it may use."""
 
-    def add(self, y: Tensor, picked: Sequence[Tensor], plan: Plan) -> None:
+    def add_products(self, y: Tensor, picked: Sequence[Tensor], plan: Plan) -> None:
         self.num_threads = torch.get_num_threads()
-        super().add(y, picked, plan)
+        super().add_products(y, picked, plan)
 
 
 @pytest.fixture

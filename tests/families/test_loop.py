@@ -30,8 +30,14 @@ IN_TABLE = [
     for each in SERVED
     if each.name in FAMILIES
 ]
-TEXTS = {"gemma3": "gemma3_text", "llava": "llama", "mistral3": "mistral", "internvl": "qwen2", "qwen2_vl": None}
-"""Models that see, with the family of their part for text that the loop computes, or none."""
+TEXTS = {
+    "gemma3": "gemma3_text",
+    "llava": "llama",
+    "mistral3": "mistral",
+    "internvl": "qwen2",
+    "qwen2_vl": "qwen2_vl_text",
+}
+"""Models that see, with the family of their part for text, which the loop computes or does not."""
 MANY_TOKENS = 60
 """Several times the families' windows of 16."""
 

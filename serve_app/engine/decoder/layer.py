@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from serve_app.engine.decoder.linears import LinearPart
 from serve_app.engine.decoder.norm import Norm
 from serve_app.engine.kv.plan import Scoring
-from serve_app.engine.lora.banked import BankedLinear
+from serve_app.engine.lora.banked import BankedLinear, change_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,7 @@ class Product:
         y: Tensor = self._wholes[0](x)
         if len(self._wholes) > 1:
             y = torch.cat([y, *(whole(x) for whole in self._wholes[1:])], dim=-1)
-        for begin, end, banked in self._changes:
-            banked.change(y[:, begin:end], x)
+        change_parts(y, x, self._changes)
         return y
 
 

@@ -20,7 +20,7 @@ def join_linears(decoder: nn.Module) -> None:
         for names in JOINED:
             linears = [getattr(parent, name, None) for name in names]
             if can_join(linears):
-                for name, part in zip(names, join(linears), strict=True):  # type: ignore[arg-type]
+                for name, part in zip(names, join(linears), strict=True):
                     setattr(parent, name, part)
                 del linears
 

@@ -22,7 +22,7 @@ def shelf_rank(rank: int) -> int:
 class Stack:
     """What a shelf's places do to one module.
 
-    down: [places, rank, in];  up: [places, rank, out], so that products of few rows read it in its order
+    down: [places, rank, in];  up: [places, out, rank]
     """
 
     down: Tensor
@@ -45,10 +45,10 @@ class Stack:
         """Fill a place; None leaves the module as it is."""
         rank = 0 if low_rank is None else low_rank.down.shape[0]
         self.down[place, rank:].zero_()
-        self.up[place, rank:].zero_()
+        self.up[place, :, rank:].zero_()
         if low_rank is not None:
             self.down[place, :rank].copy_(low_rank.down)
-            self.up[place, :rank].copy_(low_rank.up.mT)
+            self.up[place, :, :rank].copy_(low_rank.up)
 
 
 class Shelf:
@@ -105,5 +105,5 @@ class Shelf:
         out_features, in_features = weight.shape
         return Stack(
             down=torch.zeros(self._capacity, self.rank, in_features, dtype=weight.dtype, device=weight.device),
-            up=torch.zeros(self._capacity, self.rank, out_features, dtype=weight.dtype, device=weight.device),
+            up=torch.zeros(self._capacity, out_features, self.rank, dtype=weight.dtype, device=weight.device),
         )
