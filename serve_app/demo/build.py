@@ -83,7 +83,7 @@ FULL = BuildPlan(
                     lesson_share=0.75,
                 ),
             ),
-            adapter=TrainingPlan(num_steps=150, num_tokens=2048, learning_rate=2e-3, num_warmup_steps=5, seed=6),
+            adapter=TrainingPlan(num_steps=400, num_tokens=2048, learning_rate=2e-3, num_warmup_steps=5, seed=6),
         ),
     ),
     num_prompts=120,

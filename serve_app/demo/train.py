@@ -27,6 +27,9 @@ COPY_ROW_LENGTH = 96
 MIN_LONG_ROW = 1024
 REVISED_ROW_LENGTHS = {256: 5, 512: 2, 1024: 1, 2048: 2}  # of documents among lessons: more of the long ones
 LONG_RATIO = 4  # how much oftener long documents are drawn for long rows
+# rows of the embedding nearer to another than the first are moved by noise of the second's deviation
+ALIKE_DISTANCE = 0.1
+PARTING_DEVIATION = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,21 @@ def teach_base(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, plan
     Lessons stand in short rows: a model that sees nothing else forgets what is far away.
     """
     train(model.train(), taught_batches(tokenizer, plan), plan, _optimizers(model, plan.learning_rate))
+    part_alike_rows(model, seed=plan.seed)
+
+
+@torch.no_grad()
+def part_alike_rows(model: LlamaForCausalLM, *, seed: int) -> None:
+    """Move the rows of the embedding that have become nearly one apart again, each by noise of its own.
+
+    Tokens that only the texts of adapters hold, as `["` of JSON, are what every step of the base model makes less
+    likely, all alike: in the end no adapter can tell them apart. The noise leaves them as unlikely as they were.
+    """
+    rows = model.get_input_embeddings().weight
+    distances = torch.cdist(rows, rows).fill_diagonal_(torch.inf)
+    alike = distances.amin(dim=1) < ALIKE_DISTANCE
+    noise = torch.randn(rows.shape, generator=torch.Generator().manual_seed(seed))
+    rows[alike] += PARTING_DEVIATION * noise[alike]
 
 
 def taught_batches(tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> Iterator[tuple[Tensor, Tensor]]:
