@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Sequence as Items
-from functools import cached_property
-from hashlib import blake2b
 
 from serve_app.constraints.matcher import Matcher
 from serve_app.core.delta import Finish, FinishReason, TokenLogprob
@@ -122,12 +119,6 @@ class Sequence:
         """
         version, own = self.request.model.salt.encode(), self.request.cache_salt
         return version + b"\0" + own.encode("utf-8", "surrogatepass") if own else version
-
-    @cached_property
-    def prompt_name(self) -> bytes:
-        """The same of two sequences where they have the same prompt to compute, and only there."""
-        names = array("q", self.names[: self.prompt_length])
-        return blake2b(self.salt + b"/" + names.tobytes(), digest_size=16).digest()
 
     @property
     def names(self) -> Items[int]:
