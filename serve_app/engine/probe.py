@@ -1,4 +1,4 @@
-"""Asks a model whether it can be computed in packed batches, by computing a few tokens so and comparing."""
+"""Asks a model whether it can be computed in packed batches: hears how it computes, checks that steps give the same."""
 
 from __future__ import annotations
 
@@ -48,23 +48,12 @@ class Witness:
     rounds: bool
 
 
-def probe(module: PreTrainedModel) -> KeyValueShape:
-    """Compute a few tokens in one piece by the model's own attention and in steps by the engine's; compare the logits.
-
-    The steps take the experts that the one piece took: in 16 bits a router that is nearly undecided chooses otherwise
-    than before, whoever computes what it reads. What attention gives reaches the logits beside the experts as well.
-
-    Returns the shape of keys and values, as seen. Leaves the model with its own attention, its queries to be scaled
-    by the engine. Raises ModelNotSupported.
-    """
-    witness = hear(module)
-    check(module, witness)
-    return witness.shape
-
-
 @torch.inference_mode()
 def hear(module: PreTrainedModel) -> Witness:
-    """The first half of `probe`: how the model computes. Raises ModelNotSupported."""
+    """How the model computes a few tokens: in one piece, by its own attention.
+
+    Leaves the model with that, its queries to be scaled by the engine. Raises ModelNotSupported.
+    """
     config = text_config(module.config)
     length = min(sum(CHUNKS), int(config.max_position_embeddings))
     token_ids = (torch.arange(length, device=module.device) * 7919 + 11) % int(config.vocab_size)
@@ -82,7 +71,10 @@ def hear(module: PreTrainedModel) -> Witness:
 
 @torch.inference_mode()
 def check(module: PreTrainedModel, witness: Witness, *, kernels: Literal["triton", "torch"] = "torch") -> None:
-    """The second half: whether it computes the same in steps. Raises ModelNotSupported.
+    """Compute the same tokens in steps by the engine's attention, and compare the logits. Raises ModelNotSupported.
+
+    The steps take the experts that the one piece took: in 16 bits a router that is nearly undecided chooses otherwise
+    than before, whoever computes what it reads. What attention gives reaches the logits beside the experts as well.
 
     kernels: who computes attention over pages
     """
