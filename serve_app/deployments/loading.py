@@ -21,8 +21,8 @@ ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",  # idle threads of torch sleep, they do not spin
     "HF_HUB_OFFLINE": "1",
 }
-"""Read once, when torch and transformers are imported. In the cluster file it would cost a process of its own: Ray starts
-one anew for every other `runtime_env`, where it has idle ones at hand."""
+"""Read once, when torch and transformers are imported. In the cluster file it would cost a process of its own: Ray has
+idle ones at hand, but starts one anew where a `runtime_env` asks for it."""
 
 
 def load_service(args: ModelArgs, replica_id: str) -> ModelService:
