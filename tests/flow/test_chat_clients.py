@@ -108,6 +108,23 @@ async def test_a_tool_is_called_and_its_result_answered(client: AsyncOpenAI) -> 
     assert answer.choices[0].message.content
 
 
+class Place(BaseModel):
+    """A city alone: its call is so short that its name and the beginning of its arguments come in one step."""
+
+    city: Literal["Paris", "Rome"]
+
+
+async def test_the_arguments_of_a_streamed_call_are_parsed_as_they_come(client: AsyncOpenAI) -> None:
+    tool = openai.pydantic_function_tool(Place)
+    async with client.chat.completions.stream(
+        model="demo", messages=[QUESTION], tools=[tool], tool_choice="required", temperature=0
+    ) as stream:
+        calls = (await stream.get_final_completion()).choices[0].message.tool_calls
+    assert calls is not None
+    (call,) = calls
+    assert isinstance(call.function.parsed_arguments, Place)
+
+
 async def test_a_refusal_is_the_clients_own_error(client: AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await client.chat.completions.create(model="demo", messages=[])
