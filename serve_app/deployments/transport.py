@@ -20,6 +20,9 @@ from serve_app.deployments.packing import unpack
 
 CALL_TIMEOUT_S = 30.0
 """A replica that has not answered a call for so long counts as lost."""
+SEEING_TIMEOUT_S = 600.0
+"""The same of requests with images, which it takes in when it has seen all of them, beside everything else it computes.
+One that is lost meanwhile is known by its frames, which end."""
 
 
 class RayBackend:
@@ -59,7 +62,8 @@ class RayBackend:
             frames.cancel()
 
     async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> None:
-        await self._call(self._submit, self._replica_id, router_id, tuple(requests))
+        timeout_s = SEEING_TIMEOUT_S if any(map(_has_images, requests)) else self._timeout_s
+        await self._call(self._submit, self._replica_id, router_id, tuple(requests), timeout_s=timeout_s)
 
     async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
         await self._call(self._abort, self._replica_id, router_id, tuple(request_ids))
@@ -78,19 +82,25 @@ class RayBackend:
         text: str = await self._call(self._detokenize, self._replica_id, tuple(token_ids))
         return text
 
-    async def _call(self, method: DeploymentHandle[Any], *arguments: object) -> Any:
+    async def _call(self, method: DeploymentHandle[Any], *arguments: object, timeout_s: float | None = None) -> Any:
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
         response = Context().run(method.remote, *arguments)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(limit_s):
                 answer = await response
         except TimeoutError as error:
             response.cancel()
-            raise ReplicaLost(f"Replica {self._replica_id} did not answer for {self._timeout_s:g} s.") from error
+            raise ReplicaLost(f"Replica {self._replica_id} did not answer for {limit_s:g} s.") from error
         except (RayError, RayServeException) as error:
             raise as_serve_error(error, self._replica_id) from error
         if isinstance(answer, ServeError):
             raise answer
         return answer
+
+
+def _has_images(request: GenerationRequest) -> bool:
+    conversation = request.conversation
+    return bool(request.prompt.images) or (conversation is not None and bool(conversation.images))
 
 
 def by_value(handle: DeploymentHandle[Any]) -> DeploymentHandle[Any]:
