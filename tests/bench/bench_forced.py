@@ -9,7 +9,6 @@ those that were forced, steps, and the median of the ratio of the times.
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import time
 from typing import Any
