@@ -11,6 +11,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from serve_app.core.backend import has_images
 from serve_app.core.cards import ReplicaCard
 from serve_app.core.delta import Frame
 from serve_app.core.errors import EngineFailed, Overloaded, ReplicaLost, ServeError
@@ -62,7 +63,7 @@ class RayBackend:
             frames.cancel()
 
     async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> None:
-        timeout_s = SEEING_TIMEOUT_S if any(map(_has_images, requests)) else self._timeout_s
+        timeout_s = SEEING_TIMEOUT_S if any(map(has_images, requests)) else self._timeout_s
         await self._call(self._submit, self._replica_id, router_id, tuple(requests), timeout_s=timeout_s)
 
     async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
@@ -96,11 +97,6 @@ class RayBackend:
         if isinstance(answer, ServeError):
             raise answer
         return answer
-
-
-def _has_images(request: GenerationRequest) -> bool:
-    conversation = request.conversation
-    return bool(request.prompt.images) or (conversation is not None and bool(conversation.images))
 
 
 def by_value(handle: DeploymentHandle[Any]) -> DeploymentHandle[Any]:

@@ -31,6 +31,7 @@ NAME = "bench"
 NUM_STREAMS = 8
 NUM_TOKENS = 600
 PAUSE_S = 0.6
+TIMEOUT_S = 240.0
 BEHIND_S = 0.05
 COLUMNS = ("kind", "animal", "status", "seconds", "gaps: median ms", "worst ms", "worst / median alone")
 
@@ -83,7 +84,7 @@ def send(port: int, animal: Animal) -> tuple[int, str, float, float]:
     )
     began = time.monotonic()
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
             status, said = response.status, response.read()
     except urllib.error.HTTPError as error:
         status, said = error.code, error.read()
@@ -107,11 +108,14 @@ async def watch(service: Service, options: argparse.Namespace) -> tuple[dict[tup
                 status, said, began, ended = await loop.run_in_executor(pool, send, service.port, animal)
                 await asyncio.sleep(BEHIND_S)
                 found = gaps.within(began, ended + BEHIND_S)
-                seen[animal.kind, animal.name].append(
-                    Seen(status=status, seconds=ended - began, gaps_ms=found, said=said)
+                each = Seen(status=status, seconds=ended - began, gaps_ms=found, said=said)
+                seen[animal.kind, animal.name].append(each)
+                print(
+                    f"{animal.kind}, {animal.name}: {status}, {each.seconds:.2f} s, {max(found, default=0.0):.1f} ms",
+                    flush=True,
                 )
-    for each in streams:
-        each.cancel()
+    for task in streams:
+        task.cancel()
     await asyncio.gather(*streams, return_exceptions=True)
     return seen, alone
 
