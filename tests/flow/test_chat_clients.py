@@ -129,7 +129,8 @@ async def test_the_arguments_of_a_streamed_call_are_parsed_as_they_come(client: 
 
 async def test_json_mode_is_json_and_ends_where_the_model_or_the_client_says_so(client: AsyncOpenAI) -> None:
     """It promises no end: who never closes an object is cut by `max_tokens`, or by the context."""
-    create = partial(client.chat.completions.create, messages=[QUESTION], temperature=0, max_tokens=60)
+    wish: ChatCompletionMessageParam = {"role": "user", "content": "city, as JSON"}
+    create = partial(client.chat.completions.create, messages=[wish], temperature=0, max_tokens=60)
     trained, untrained = [
         (await create(model=model, response_format={"type": "json_object"})).choices[0]
         for model in ("demo:json", "demo")
