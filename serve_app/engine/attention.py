@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from serve_app.engine.kv.groups import Group
+from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.query_scale import query_scale, scales_queries
@@ -39,15 +41,13 @@ class Rules:
 
 
 class PackedAttention:
-    """The attention function of one engine, over one storage. A model's attention modules find it by `name`.
+    """The attention function of one engine. A model's attention modules find it by `name`.
 
-    At each layer the step's new keys and values are written at their places, then every group of queries attends
-    to what its rows hold. Nothing is masked by the model itself.
+    Each layer is handed on to the step's plan. Nothing is masked by the model itself.
     """
 
-    def __init__(self, storage: Storage, current: CurrentStep, shape: KeyValueShape) -> None:
+    def __init__(self, current: CurrentStep, shape: KeyValueShape) -> None:
         self.name = f"serve_app_packed_{next(_numbers)}"
-        self._storage = storage
         self._shape = shape
         self._current = current
         self._rules: dict[int, Rules] = {}
@@ -74,24 +74,51 @@ class PackedAttention:
         """
         step, layer = self._current.step, int(module.layer_idx)
         rules = self._rules.get(layer) or self._rules.setdefault(layer, Rules.of(module))
-        place = self._shape.places.get(layer, layer)
-        if layer not in self._shape.readers:
-            self._storage.write(place, step.places, key[0].transpose(0, 1), value[0].transpose(0, 1))
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         tokens = query[0].transpose(0, 1)  # [tokens, heads, key_dim]
         if rules.scales_queries:
             tokens = (tokens * query_scale(module, step.positions)[:, None, None]).to(tokens.dtype)
-        output = query.new_empty(*tokens.shape[:2], value.shape[-1])
-        for group in step.groups:
-            keys, values = self._storage.read(place, group)
-            mask = group.mask(sliding_window, query.dtype, query.device, chunk=rules.chunk)
-            attended = attend(group.queries(tokens), keys, values, mask=mask, scale=scale, softcap=softcap, sinks=s_aux)
-            group.put(output, attended)
+        is_reader = layer in self._shape.readers
+        output = step.attention.run(
+            self._shape.places.get(layer, layer),
+            tokens,
+            None if is_reader else key[0].transpose(0, 1),
+            None if is_reader else value[0].transpose(0, 1),
+            scoring=Scoring(
+                scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+                window=sliding_window,
+                chunk=rules.chunk,
+                softcap=softcap,
+                sinks=s_aux,
+            ),
+        )
         return output[None], None
 
     def close(self) -> None:
         """Forget the function; the model it was given to has none then."""
         unregister(self.name)
+
+
+class GroupedPlan:
+    """A plan that reads each group's keys and values from its storage, and attends in torch's own operations."""
+
+    def __init__(self, storage: Storage, groups: Sequence[Group], places: Tensor) -> None:
+        self._storage = storage
+        self._groups = groups
+        self._places = places
+
+    def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
+        if key is not None and value is not None:
+            self._storage.write(layer, self._places, key, value)
+        output: Tensor | None = None
+        for group in self._groups:
+            keys, values = self._storage.read(layer, group)
+            mask = group.mask(scoring.window, query.dtype, query.device, chunk=scoring.chunk)
+            queries, softcap, sinks = group.queries(query), scoring.softcap, scoring.sinks
+            attended = attend(queries, keys, values, mask=mask, scale=scoring.scale, softcap=softcap, sinks=sinks)
+            output = query.new_empty(*query.shape[:2], attended.shape[-1]) if output is None else output
+            group.put(output, attended)
+        assert output is not None, "a step has tokens"
+        return output
 
 
 def register(name: str, function: Callable[..., tuple[Tensor, None]]) -> None:

@@ -12,6 +12,9 @@ MEMORY = 0.8
 MOST_GROWTH = 1.25
 MOST_FALL = 2.0
 """Between two steps; what was allowed too much is somebody's gap, what was allowed too little is made up for."""
+FAIR_SHARE = 0.5
+"""So many prompts behind the first, per sequence that decodes, are no reason to hurry."""
+MOST_HURRY = 4.0
 
 
 def work_clock(device_type: str) -> Callable[[], float]:
@@ -26,10 +29,14 @@ def work_clock(device_type: str) -> Callable[[], float]:
 class Pace:
     """Learns from the steps that were made what a step takes, and steers the prompt work of those to come.
 
-    max_stretch: a step with prompt work should take at most so many times a step without
+    max_stretch: a step with prompt work should take at most so many times a step without, unless many prompts wait
 
     The prompt tokens allowed follow what they were seen to cost: no model of the machine, the context or the model is
     needed, and none has to be right. What is computed does not depend on it, only when.
+
+    Where more than half as many prompts wait behind the first as sequences decode, a step may be stretched by more, in
+    their proportion and up to four times as much: a step's weights are read for few rows until the others are there,
+    so all are served sooner, those that decode included. A few long prompts beside many sequences hurry nobody.
     """
 
     def __init__(self, max_stretch: float) -> None:
@@ -37,9 +44,16 @@ class Pace:
         self._decode_s: dict[int, float] = {}  # by the size of the number of rows
         self._allowance = FIRST_ALLOWANCE
 
-    def allowance(self, num_decoding: int, budget: int) -> int:
-        """Prompt tokens for the next step, at most `budget`; all of it where nobody would have to wait."""
-        return budget if num_decoding == 0 else max(1, min(budget, int(self._allowance)))
+    def allowance(self, num_decoding: int, budget: int, *, num_prompts: int = 1) -> int:
+        """Prompt tokens for the next step, at most `budget`; all of it where nobody would have to wait.
+
+        0 where it is not known yet what a step without takes: the next one shows it.
+        """
+        if num_decoding == 0:
+            return budget
+        if not self._decode_s:
+            return 0
+        return max(1, min(budget, int(self._allowance * _hurry(num_prompts, num_decoding))))
 
     def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
         """Learn from a step; seconds as `work_clock` counts them."""
@@ -64,3 +78,8 @@ class Pace:
             return None
         size = num_decoding.bit_length()
         return self._decode_s[min(self._decode_s, key=lambda seen: (abs(seen - size), seen))]
+
+
+def _hurry(num_prompts: int, num_decoding: int) -> float:
+    """How many times as far a step may be stretched."""
+    return min(max((num_prompts - 1) / (FAIR_SHARE * num_decoding), 1.0), MOST_HURRY)

@@ -83,7 +83,7 @@ def _compute_in_steps(module: PreTrainedModel, token_ids: Tensor, shape: KeyValu
     storage = PageStorage(shape, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=module.dtype, device=module.device)
     holding = Holding(0, blocks=list(range(num_blocks))[::-1])
     current = CurrentStep()
-    attention = PackedAttention(storage, current, shape)
+    attention = PackedAttention(current, shape)
     logits: list[Tensor] = []
     start = 0
     try:
@@ -103,14 +103,15 @@ def _compute_in_steps(module: PreTrainedModel, token_ids: Tensor, shape: KeyValu
 
 def _step_of(storage: PageStorage, holding: Holding, token_ids: Tensor, start: int, length: int) -> Step:
     end, device = start + length, token_ids.device
+    places = torch.tensor(storage.places(holding, start, end), device=device)
     reading = Reading(first_token=0, place=0, blocks=holding.blocks, start=start, length=length)
     return Step(
         token_ids=token_ids[start:end],
         positions=torch.arange(start, end, device=device),
-        places=torch.tensor(storage.places(holding, start, end), device=device),
+        places=places,
         logit_rows=torch.arange(length, device=device).flip(0),
         mixes=((),) * length,
-        groups=tuple(storage.groups([reading])),
+        attention=storage.plan([reading], places),
     )
 
 

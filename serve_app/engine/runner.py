@@ -23,7 +23,7 @@ class Runner:
         self._storage = storage
         self._bank = bank
         self._current = CurrentStep()
-        self._attention = PackedAttention(storage, self._current, model.shape)
+        self._attention = PackedAttention(self._current, model.shape)
         model.module.set_attn_implementation(self._attention.name)
 
     @torch.inference_mode()

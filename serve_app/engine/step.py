@@ -11,7 +11,8 @@ from torch import Tensor
 
 from serve_app.engine.batch import Batch
 from serve_app.engine.illustrated import lay_images
-from serve_app.engine.kv.groups import Group, Reading
+from serve_app.engine.kv.groups import Reading
+from serve_app.engine.kv.plan import AttentionPlan
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.lora.plan import Mix
 
@@ -24,7 +25,7 @@ class Step:
     places:     [tokens] int64, where keys and values are written, as the storage counts them
     logit_rows: [rows] int64, the tokens whose logits are wanted: of each span its scored positions, then its last
     mixes:      [tokens], the adapters' slots of each with their factors, () for the base
-    groups:     calls of attention
+    attention:  what every layer asks to write its keys and values, and to attend
     embeddings: [illustrated, hidden], in the place of the ids of the tokens `illustrated`, [illustrated] int64; None
                 where no token is part of an image
     rope_positions: [3, tokens] int64, by which tokens are rotated in the place of `positions`; None where these say all
@@ -35,7 +36,7 @@ class Step:
     places: Tensor
     logit_rows: Tensor
     mixes: tuple[Mix, ...]
-    groups: tuple[Group, ...]
+    attention: AttentionPlan
     embeddings: Tensor | None = None
     illustrated: Tensor | None = None
     rope_positions: Tensor | None = None
@@ -64,13 +65,14 @@ def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
             Reading(first_token=first, place=holding.place, blocks=holding.blocks, start=span.start, length=span.length)
         )
     images = lay_images(batch, positions, device=device)
+    written = torch.tensor(places, device=device)
     return Step(
         token_ids=torch.tensor(token_ids, device=device),
         positions=torch.tensor(positions, device=device),
-        places=torch.tensor(places, device=device),
+        places=written,
         logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
         mixes=tuple(mixes),
-        groups=tuple(storage.groups(readings)),
+        attention=storage.plan(readings, written),
         embeddings=images.embeddings,
         illustrated=images.illustrated,
         rope_positions=images.rope_positions,

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from serve_app.engine.pace import LEAST_ALLOWANCE, MOST_GROWTH, Pace, work_clock
+from serve_app.engine.pace import LEAST_ALLOWANCE, MOST_GROWTH, MOST_HURRY, Pace, work_clock
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, make_engine, request, sequences
 
@@ -66,6 +66,58 @@ def test_the_allowance_grows_so_slowly_that_no_step_takes_much_more_than_its_str
         longest = max(longest, 0.010 + 0.0001 * allowed)
         pace.note(8, allowed, 0.010 + 0.0001 * allowed)
     assert longest <= 0.010 * (1 + 0.75 * MOST_GROWTH)
+
+
+def test_many_prompts_beside_few_sequences_hurry_and_few_beside_many_do_not() -> None:
+    pace = Pace(1.75)
+    alone = settle(pace, decode_s=0.2, token_s=0.001)
+    allowed = {(prompts, rows): pace.allowance(rows, 100_000, num_prompts=prompts)
+               for prompts, rows in ((1, 1), (4, 8), (5, 4), (7, 4), (7, 1), (500, 1))}  # fmt: skip
+    assert allowed[1, 1] == allowed[4, 8] == alone
+    assert allowed[5, 4] == pytest.approx(2 * alone, abs=2)
+    assert allowed[7, 4] == pytest.approx(3 * alone, abs=3)
+    assert allowed[7, 1] == allowed[500, 1] == pytest.approx(MOST_HURRY * alone, abs=4)
+
+
+def test_steps_in_a_hurry_change_nothing_for_those_after_them() -> None:
+    pace = Pace(1.75)
+    alone = settle(pace, decode_s=0.2, token_s=0.001)
+    for _ in range(30):
+        allowed = pace.allowance(1, 100_000, num_prompts=7)
+        pace.note(1, allowed, 0.2 + 0.001 * allowed)
+    assert pace.allowance(8, 100_000) == pytest.approx(alone, rel=0.05)
+
+
+def test_before_a_step_without_prompts_was_seen_one_is_made() -> None:
+    pace = Pace(1.75)
+    assert pace.allowance(1, 512, num_prompts=7) == 0
+    pace.note(1, 0, 0.2)
+    assert pace.allowance(1, 512, num_prompts=7) >= LEAST_ALLOWANCE
+
+
+def test_prompts_that_come_with_the_first_are_paced_by_what_a_step_costs() -> None:
+    """Nobody decodes alone between them, so nothing would be known of a step without prompts until all are in."""
+    engine = make_engine(config(DEMO, max_batch_tokens=512, max_step_stretch=1.75))
+    now = [0.0]
+    engine._work_clock = lambda: now[0]
+    forward = engine._runner.forward
+
+    def counted(batch):  # type: ignore[no-untyped-def]
+        now[0] += 0.2 + 0.001 * batch.num_prompt_tokens
+        return forward(batch)
+
+    engine._runner.forward = counted  # type: ignore[method-assign]
+    engine.add(sequences(engine, request("first", max_tokens=60), list(range(20, 30))))
+    engine.step()
+    for number in range(7):
+        engine.add(sequences(engine, request(f"p{number}", max_tokens=60), list(range(20 + number, 140 + number))))
+    num_steps = 0
+    while any(each.num_computed < each.prompt_length for each in engine._scheduler.running) or not num_steps:
+        engine.step()
+        num_steps += 1
+    assert num_steps <= 20  # 840 tokens at 16 a step are 53
+    engine.abort(frozenset(["first", *(f"p{number}" for number in range(7))]))
+    engine.close()
 
 
 def test_on_a_cpu_time_in_which_a_thread_does_not_compute_is_no_work_of_its_step() -> None:

@@ -15,6 +15,7 @@ from math import gcd, lcm
 import torch
 from torch import Tensor
 
+from serve_app.engine.attention import GroupedPlan
 from serve_app.engine.kv.groups import Group, Reading, runs, tiles
 from serve_app.engine.kv.memory import PAGE, Reservation
 from serve_app.engine.kv.shape import KeyValueShape
@@ -112,6 +113,9 @@ class LaneStorage:
     def places(self, holding: Holding, begin: int, end: int) -> Sequence[int]:
         base = holding.place * self._lane_length
         return range(base + begin, base + end)
+
+    def plan(self, readings: Sequence[Reading], places: Tensor) -> GroupedPlan:
+        return GroupedPlan(self, self.groups(readings), places)
 
     def groups(self, readings: Sequence[Reading]) -> list[Group]:
         found: list[Group] = []

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from serve_app.engine.attention import GroupedPlan
 from serve_app.engine.kv.groups import Group, Reading, runs, tiles
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.kv.storage import Holding
@@ -66,6 +67,9 @@ class PageStorage:
     def places(self, holding: Holding, begin: int, end: int) -> Sequence[int]:
         size, blocks = self._block_size, holding.blocks
         return [blocks[position // size] * size + position % size for position in range(begin, end)]
+
+    def plan(self, readings: Sequence[Reading], places: Tensor) -> GroupedPlan:
+        return GroupedPlan(self, self.groups(readings), places)
 
     def groups(self, readings: Sequence[Reading]) -> list[Group]:
         found: list[Group] = []

@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from serve_app.engine.kv.groups import Group, Reading
+from serve_app.engine.kv.plan import AttentionPlan
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +63,13 @@ class Storage(Protocol):
 
     def places(self, holding: Holding, begin: int, end: int) -> Sequence[int]:
         """Where positions begin … end-1 are written, one number per position, the same in all layers."""
+        ...
+
+    def plan(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
+        """Prepare one step's attention.
+
+        readings: in the order of their tokens in the packed row;  places: [tokens], where those are written
+        """
         ...
 
     def groups(self, readings: Sequence[Reading]) -> list[Group]:
