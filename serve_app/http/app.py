@@ -47,7 +47,7 @@ def build_app(router: Router, settings: HttpSettings | None = None, *, metrics: 
 
 
 def _routes(router: Router, settings: HttpSettings, metrics: Metrics) -> list[Route]:
-    inquiries = Inquiries(router.fleet)
+    inquiries = Inquiries(router.view)
     native = Completions(router, settings, NativeStyle(inquiries))
     return [
         route(Path.COMPLETIONS, Completions(router, settings, OpenAiStyle(router))),
