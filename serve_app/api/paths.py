@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from serve_app.core.tenants import Scope
+
 
 class Path(StrEnum):
     """One route; what is in braces is the client's."""
@@ -33,6 +35,13 @@ class Path(StrEnum):
     def method(self) -> str:
         return "POST" if self in POSTED else "GET"
 
+    @property
+    def scope(self) -> Scope | None:
+        """What a key has to be for; None where any key will do."""
+        if self is Path.METRICS:
+            return Scope.METRICS
+        return None if self in DESCRIBING else Scope.INFER
+
 
 POSTED = frozenset(
     {
@@ -47,3 +56,6 @@ POSTED = frozenset(
         Path.APPLY_TEMPLATE,
     }
 )
+DESCRIBING = frozenset({Path.DESCRIPTION, Path.DOCS, Path.DIALECTS, Path.V1_HEALTH})
+OPEN = frozenset({Path.HEALTH})
+"""Answered to whoever asks, key or none."""

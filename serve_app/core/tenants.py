@@ -20,14 +20,6 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
 
-class Priority(StrEnum):
-    """Whose requests go first where not all can."""
-
-    INTERACTIVE = "interactive"
-    STANDARD = "standard"
-    BATCH = "batch"
-
-
 @dataclass(frozen=True)
 class Rights:
     """Which models may be used, by patterns over addresses: `base`, `base:adapter`, `*` for any run of characters.
@@ -64,16 +56,15 @@ class Rights:
 class Tenant:
     """A team that uses the service.
 
-    weight:   of its share where tenants compete
-    max_n, max_tokens: of one request; None is the service's own bound
+    rights:      to models
+    max_n:       `n` and `best_of` of one request; None is the service's own bound
+    cache_group: tenants of the same group find the prefixes that one of them had computed; None is the tenant's own
     """
 
     name: str
-    weight: float = 1.0
-    priority: Priority = Priority.STANDARD
     rights: Rights = field(default_factory=Rights)
     max_n: int | None = None
-    max_tokens: int | None = None
+    cache_group: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +81,8 @@ class Identity:
 
 LOCAL = Identity(tenant=Tenant(name="local"))
 """Everybody, where no keys are asked for."""
+NOBODY = Identity(tenant=Tenant(name="nobody", rights=Rights(())), scopes=frozenset())
+"""Who asks for what needs no key, where keys are asked for."""
 
 
 def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:

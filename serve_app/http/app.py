@@ -6,8 +6,11 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
+from starlette.routing import Router as Routes
+from starlette.types import ASGIApp
 
 from serve_app.api.paths import Path
+from serve_app.core.tenants import Tenant
 from serve_app.http.completions import Completions
 from serve_app.http.cors import cors
 from serve_app.http.docs import docs_routes
@@ -15,6 +18,7 @@ from serve_app.http.encodings import ContentEncodings
 from serve_app.http.exchange import ClientGone
 from serve_app.http.failures import FailuresAsJson
 from serve_app.http.framing import WholeForHttp10
+from serve_app.http.guard import Guard, Identify, anybody
 from serve_app.http.headers import HeaderGate
 from serve_app.http.metrics import CountedRequests, Metrics
 from serve_app.http.model_routes import answer_nobody, model_routes
@@ -30,23 +34,35 @@ from serve_app.router.inquiries import Inquiries
 from serve_app.router.router import Router
 
 
-def build_app(router: Router, settings: HttpSettings | None = None, *, metrics: Metrics | None = None) -> Starlette:
+def build_app(
+    router: Router,
+    settings: HttpSettings | None = None,
+    *,
+    metrics: Metrics | None = None,
+    identify: Identify = anybody,
+) -> Starlette:
     """The whole service over HTTP, for any ASGI server.
 
-    metrics: what to count in; one that outlives the application keeps counting when that is exchanged
+    metrics:  what to count in; one that outlives the application keeps counting when that is exchanged
+    identify: whose key a request came with
     """
     settings = settings or HttpSettings()
     metrics = metrics or Metrics(router.fleet, admission=router.admission)
+
+    def routes_for(tenant: Tenant) -> ASGIApp:
+        return Routes(routes(router.seen_by(tenant), settings.for_tenant(tenant), metrics), redirect_slashes=False)
+
     app = Starlette(
-        routes=_routes(router, settings, metrics),
         middleware=_middleware(router, settings, metrics),
         exception_handlers={HTTPException: raise_as_ours, ClientGone: answer_nobody},
     )
     app.router.redirect_slashes = False
+    app.router.default = Guard(identify, routes_for)
     return app
 
 
-def _routes(router: Router, settings: HttpSettings, metrics: Metrics) -> list[Route]:
+def routes(router: Router, settings: HttpSettings, metrics: Metrics) -> list[Route]:
+    """Every route, as it answers who sees this router."""
     inquiries = Inquiries(router.view)
     native = Completions(router, settings, NativeStyle(inquiries))
     return [

@@ -30,6 +30,8 @@ class Inquiries:
         if model is not None:
             return model
         names = sorted({*self._view.bases, *self._view.loading})
+        if not names and self._view.cards:
+            raise InvalidRequest.refusing("model", must="name an adapter, as no base may be used", found="nothing")
         if not names:
             raise ModelLoading("No model is ready yet.", "model", {"retry_after_s": 5})
         if len(names) > 1:

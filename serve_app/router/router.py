@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from serve_app.api.completion import CompletionRequest
@@ -16,7 +16,8 @@ from serve_app.api.model_list import ModelEntry, list_models, mix_entry
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ServeError
 from serve_app.core.names import ModelRef
-from serve_app.core.tenants import Rights
+from serve_app.core.request import GenerationRequest
+from serve_app.core.tenants import LOCAL, Tenant
 from serve_app.router.admission import Admission, Ticket
 from serve_app.router.fleet import Fleet
 from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_response_id
@@ -44,7 +45,7 @@ class Router:
     """One request after another onto a fleet.
 
     admission: what lets them in; one that outlives the router goes on counting when that is exchanged
-    rights:    of those who ask; None is to everything
+    tenant:    who asks, and so what there is to be asked for
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class Router:
         *,
         placement: Placement | None = None,
         admission: Admission | None = None,
-        rights: Rights | None = None,
+        tenant: Tenant = LOCAL.tenant,
     ) -> None:
         self.fleet = fleet
-        self.view = fleet.seen_with(rights or Rights())
+        self.view = fleet.seen_with(tenant.rights)
+        self._tenant = tenant
         self.admission = admission or Admission(lambda: fleet.rooms)
         self._config = config or RouterConfig()
         self._placement = placement or Placement()
@@ -70,7 +72,8 @@ class Router:
         Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
         """
         response_id = new_response_id(request.id_prefix)
-        requests = lower(request, response_id, resolve=self._resolver(request), card_of=self._card_of)
+        lowered = lower(request, response_id, resolve=self._resolver(request), card_of=self._card_of)
+        requests = tuple(map(self._salted, lowered))
         run = Run(
             requests,
             response_id,
@@ -86,6 +89,12 @@ class Router:
             ticket.grow(sizes)
             ticket.ends_by(run.fail)
         return run
+
+    def seen_by(self, tenant: Tenant) -> Router:
+        """The same as it is for this tenant."""
+        return Router(
+            self.fleet, self._config, placement=self._placement, admission=self.admission, tenant=tenant
+        )
 
     def templates_of(self, run: Run) -> tuple[str, ...]:
         """The chat template of the model of each part of a run; "" where the model is gone."""
@@ -150,6 +159,13 @@ class Router:
             with suppress(ServeError):
                 targets[alias] = self.view.resolve(alias)
         return targets
+
+    def _salted(self, request: GenerationRequest) -> GenerationRequest:
+        """One that finds no prefix which another tenant had computed, unless the two share them."""
+        if self._tenant is LOCAL.tenant:
+            return request
+        own = f"group {self._tenant.cache_group}" if self._tenant.cache_group else f"tenant {self._tenant.name}"
+        return replace(request, cache_salt=f"{own}\n{request.cache_salt}")
 
     def _resolver(self, request: CompletionRequest) -> Resolve:
         takes_any = self._config.accepts_any_model and request.dialect.takes_any_model

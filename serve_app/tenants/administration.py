@@ -15,7 +15,6 @@ from serve_app.tenants.store import TenantStore
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 PATTERN = re.compile(r"\*|[A-Za-z0-9._*-]{1,96}(:[A-Za-z0-9._*-]{1,96})?")
 MAX_PATTERNS = 256
-MAX_WEIGHT = 1000.0
 DEFAULT_SCOPES = frozenset({Scope.INFER})
 
 
@@ -78,14 +77,13 @@ def check_tenant(tenant: Tenant) -> Tenant:
     """The tenant, if it is one. Raises TenancyError with the name of what is wrong."""
     if not NAME.fullmatch(tenant.name):
         raise TenancyError(f"name must be {NAME.pattern}; found {tenant.name[:96]!r}.")
-    if not 0 < tenant.weight <= MAX_WEIGHT:
-        raise TenancyError(f"weight must be more than 0 and at most {MAX_WEIGHT:g}; found {tenant.weight:g}.")
     if len(tenant.rights.patterns) > MAX_PATTERNS:
         raise TenancyError(f"models must be at most {MAX_PATTERNS} patterns; found {len(tenant.rights.patterns)}.")
     for pattern in tenant.rights.patterns:
         if not PATTERN.fullmatch(pattern):
             raise TenancyError(f"models must be patterns like base, base:adapter, base:*, *; found {pattern[:96]!r}.")
-    for name, bound in (("max_n", tenant.max_n), ("max_tokens", tenant.max_tokens)):
-        if bound is not None and bound < 1:
-            raise TenancyError(f"{name} must be at least 1; found {bound}.")
+    if tenant.max_n is not None and tenant.max_n < 1:
+        raise TenancyError(f"max_n must be at least 1; found {tenant.max_n}.")
+    if tenant.cache_group is not None and not NAME.fullmatch(tenant.cache_group):
+        raise TenancyError(f"cache_group must be {NAME.pattern}; found {tenant.cache_group[:96]!r}.")
     return tenant

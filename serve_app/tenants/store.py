@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, create_engine, delete, event, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from serve_app.core.tenants import Priority, Rights, Scope, Tenant
+from serve_app.core.tenants import Rights, Scope, Tenant
 from serve_app.tenants import tables
 from serve_app.tenants.directory import Directory
 from serve_app.tenants.errors import TenancyError
@@ -138,22 +138,18 @@ def _fact(connection: Connection, name: str) -> int:
 def _columns(tenant: Tenant) -> dict[str, object]:
     return {
         "name": tenant.name,
-        "weight": tenant.weight,
-        "priority": tenant.priority.value,
         "models": list(tenant.rights.patterns),
         "max_n": tenant.max_n,
-        "max_tokens": tenant.max_tokens,
+        "cache_group": tenant.cache_group,
     }
 
 
 def _tenant(row: Row[Any]) -> Tenant:
     return Tenant(
         name=row.name,
-        weight=row.weight,
-        priority=Priority(row.priority),
         rights=Rights(tuple(row.models)),
         max_n=row.max_n,
-        max_tokens=row.max_tokens,
+        cache_group=row.cache_group,
     )
 
 

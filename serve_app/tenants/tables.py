@@ -23,11 +23,9 @@ tenants = Table(
     "tenants",
     metadata,
     Column("name", String(MAX_NAME_CHARS), primary_key=True),
-    Column("weight", Float, nullable=False),
-    Column("priority", String(16), nullable=False),
     Column("models", JSON, nullable=False),
     Column("max_n", Integer),
-    Column("max_tokens", Integer),
+    Column("cache_group", String(MAX_NAME_CHARS)),
 )
 
 keys = Table(

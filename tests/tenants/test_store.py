@@ -10,16 +10,14 @@ from pathlib import Path
 import pytest
 
 from serve_app.core.errors import Unauthenticated
-from serve_app.core.tenants import Priority, Rights, Scope, Tenant
+from serve_app.core.tenants import Rights, Scope, Tenant
 from serve_app.tenants.administration import Administration, check_tenant
 from serve_app.tenants.errors import TenancyError
 from serve_app.tenants.pepper import make_pepper, read_pepper
 from serve_app.tenants.store import TenantStore
 
 PEPPER = b"p" * 32
-ACME = Tenant(
-    name="acme", weight=3.0, priority=Priority.BATCH, rights=Rights(("demo", "demo:*")), max_n=4, max_tokens=100
-)
+ACME = Tenant(name="acme", rights=Rights(("demo", "demo:*")), max_n=4, cache_group="research")
 
 
 @pytest.fixture
@@ -58,7 +56,7 @@ def test_every_change_makes_the_version_grow_and_a_refused_one_does_not(
         lambda: administration.create_key("acme", 0.0),
         lambda: administration.rotate_key(store.keys()[0].id, 1.0, overlap_s=5.0),
         lambda: administration.revoke_key(store.keys()[0].id, 2.0),
-        lambda: store.set_tenant(Tenant(name="acme", weight=2.0)),
+        lambda: store.set_tenant(Tenant(name="acme", max_n=2)),
         lambda: store.remove_tenant("acme"),
     ]
     for change in changes:
@@ -142,13 +140,11 @@ def test_a_store_that_cannot_be_opened_is_told_without_its_password(url: str) ->
     [
         (Tenant(name="a b"), "name"),
         (Tenant(name=""), "name"),
-        (Tenant(name="a", weight=0.0), "weight"),
-        (Tenant(name="a", weight=float("nan")), "weight"),
         (Tenant(name="a", rights=Rights(("a:b:c",))), "models"),
         (Tenant(name="a", rights=Rights(("",))), "models"),
         (Tenant(name="a", rights=Rights(("a",) * 257)), "models"),
         (Tenant(name="a", max_n=0), "max_n"),
-        (Tenant(name="a", max_tokens=-1), "max_tokens"),
+        (Tenant(name="a", cache_group="a b"), "cache_group"),
     ],
 )
 def test_what_is_no_tenant_is_refused_by_name(tenant: Tenant, named: str) -> None:
