@@ -9,7 +9,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 PYTEST := $(BIN)/pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .DEFAULT_GOAL := serve
-.PHONY: help serve serve-fast down test test-fast test-rooms test-cluster check lint docs clean
+.PHONY: help serve serve-fast down test test-fast test-rooms test-cluster check lint bench docs clean
 .NOTPARALLEL:  # a cluster is not tested beside anything else
 unexport PYTHONDONTWRITEBYTECODE  # tests that are not kept compiled take half as long again to collect, in every process
 
@@ -39,6 +39,9 @@ test-cluster: $(VENV)/.installed-dev ## The tests that start one, each alone
 lint: $(VENV)/.installed-dev ## Lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+bench: $(VENV)/.installed-dev ## Measure engine, router and server; WHOLE=1: every case, and how cost grows (an hour)
+	$(BIN)/python -m tests.bench $(if $(WHOLE),--whole)
 
 docs: $(VENV)/.installed-dev ## Write what the documents take from the code anew
 	$(BIN)/python -m tests.docs.write

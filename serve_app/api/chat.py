@@ -73,7 +73,6 @@ NOT_OF_CHATS: Mapping[str, NotYet] = MappingProxyType(
         "audio": NotYet(),
         "web_search_options": NotYet(),
         "chat_template": NotYet(),
-        "documents": NotYet([]),
         "prompt_logprobs": NotYet(),
         "return_tokens_as_token_ids": NotYet(False),
         "add_special_tokens": NotYet(False),  # they are the template's to write

@@ -23,6 +23,7 @@ class ChatChoice:
 
     role:     only where the choice begins
     model:    that answers, where several do
+    has_stop_reason, stop_reason: as of `Choice`
     logprobs: None where they were not asked for
     token_ids, prompt_token_ids: None where they were not asked for; a body leaves them out then
     """
@@ -35,6 +36,8 @@ class ChatChoice:
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
+    has_stop_reason: bool = False
+    stop_reason: str | int | None = None
     tool_calls: tuple[ToolCallDelta, ...] = ()
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
@@ -48,6 +51,9 @@ class ChatChoice:
 
     def without_recording(self) -> ChatChoice:
         return self if self.recording is None else replace(self, recording=None)
+
+    def with_text(self, text: str) -> ChatChoice:
+        return replace(self, content=text)
 
     def recording_alone(self) -> ChatChoice:
         return ChatChoice(index=self.index, recording=self.recording, model=self.model)
@@ -81,6 +87,7 @@ class ChatChoice:
             **({} if self.model is None else {"model": self.model}),
             "finish_reason": None if self.finish_reason is None else self.finish_reason.value,
             "matched_stop": self.matched_stop,
+            **({"stop_reason": self.stop_reason} if self.has_stop_reason else {}),
             **{name: list(ids) for name, ids in asked.items() if ids is not None},
             **({} if self.recording is None else self.recording.members()),
         }

@@ -6,6 +6,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping
+from json.encoder import encode_basestring_ascii
 from typing import Generic, TypeVar
 
 from serve_app.api.chat_responses import ChatChoice
@@ -15,6 +16,9 @@ from serve_app.api.sse import event
 
 Chosen = TypeVar("Chosen")
 SEPARATORS = (",", ":")
+TEXT_MARK = "\0text\0"
+"""Stands for a text in a choice; nothing before it there is written so."""
+TEXT_MARK_AS_JSON = json.dumps(TEXT_MARK).encode()
 
 
 class ChunkWriter(Generic[Chosen]):
@@ -34,6 +38,12 @@ class ChunkWriter(Generic[Chosen]):
         """What one choice gained; `extras` are further members of the chunk, such as `usage`."""
         return f"{self._prefix}{self._write(choice)}]{_members(extras)}}}\n\n".encode()
 
+    def around(self, choice: Chosen) -> tuple[bytes, bytes]:
+        """What stands before and behind the text of such a choice; choice: its text is `TEXT_MARK`"""
+        chunk = self.choice(choice)
+        at = chunk.index(TEXT_MARK_AS_JSON, len(self._prefix))  # the model in front may have any name
+        return chunk[:at], chunk[at + len(TEXT_MARK_AS_JSON) :]
+
     def bare(self, extras: Mapping[str, object]) -> bytes:
         """A chunk without choices."""
         return f"{self._prefix}]{_members(extras)}}}\n\n".encode()
@@ -42,6 +52,11 @@ class ChunkWriter(Generic[Chosen]):
 def error_event(body: dict[str, object]) -> bytes:
     """An error after the first byte."""
     return event(dump(body))
+
+
+def dump_text(text: str) -> bytes:
+    """As `dump`, of a string."""
+    return encode_basestring_ascii(text).encode()
 
 
 def dump(value: object) -> str:

@@ -12,6 +12,7 @@ from serve_app.api.dialects.tables import UNION
 from serve_app.api.groups.amount import Amount
 from serve_app.api.groups.calling import Calling
 from serve_app.api.groups.held import Held
+from serve_app.api.groups.predicted import Predicted
 from serve_app.api.groups.prompted import Prompted
 from serve_app.api.groups.recorded import Recorded
 from serve_app.api.groups.sampling import Sampling
@@ -28,7 +29,9 @@ SEED_BITS = 53
 """Of a seed that is drawn: as many as every JSON reader keeps."""
 
 
-class CompletionRequest(Shown, Recorded, Calling, Held, Stopping, Sampling, Amount, Target, Suffixed, Prompted):
+class CompletionRequest(
+    Shown, Recorded, Calling, Held, Stopping, Sampling, Amount, Target, Suffixed, Predicted, Prompted
+):
     """What a client asked for, with the defaults of its dialect filled in; those here are of `union`.
 
     max_tokens_name:    as the client spelled it

@@ -198,6 +198,13 @@ def _check_amount(sent: Sent) -> None:
         )
 
 
+def _check_prediction(sent: Sent) -> None:
+    """As Fireworks has it."""
+    if sent.request.prediction is not None and sent.request.speculation is not None:
+        must = f'be absent beside "{sent.spelled("prediction")}"'
+        raise sent.refused("speculation", must, sent.values["speculation"])
+
+
 CHECKS: tuple[Callable[[Sent], None], ...] = (
     _check_best_of,
     _check_min_tokens,
@@ -213,5 +220,6 @@ CHECKS: tuple[Callable[[Sent], None], ...] = (
     _check_stream_options,
     _check_continuation,
     _check_prompts,
+    _check_prediction,
     _check_amount,
 )

@@ -27,8 +27,6 @@ NOT_CARRIED_OUT: Mapping[str, NotYet] = MappingProxyType(
         "session_id": NotYet(),
         "service_tier": NotYet("auto", "default"),
         "metadata": NotYet({}),
-        "speculation": NotYet(),
-        "prediction": NotYet(),
         "custom_params": NotYet({}),
         "custom_logit_processor": NotYet(),
         "store": NotYet(False),

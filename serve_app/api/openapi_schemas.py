@@ -85,6 +85,7 @@ CALL_DELTA = record(
     {"index": COUNT, "function": record({"arguments": STRING}, optional={"name": STRING})},
     optional={"id": STRING, "type": {"const": "function"}},
 )
+OF_CHATS: dict[str, Schema] = {**BESIDES, "model": STRING, "stop_reason": nullable(STRING, INTEGER)}
 MESSAGE = record(
     {"role": {"const": "assistant"}, "content": nullable(STRING), "refusal": NOTHING},
     optional={"reasoning_content": STRING, "tool_calls": array(CALL)},
@@ -100,7 +101,10 @@ MESSAGE_DELTA = record(
 )
 USAGE = record(
     {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
-    optional={"prompt_tokens_details": record({"cached_tokens": COUNT}, optional={"truncated_tokens": COUNT})},
+    optional={
+        "prompt_tokens_details": record({"cached_tokens": COUNT}, optional={"truncated_tokens": COUNT}),
+        "completion_tokens_details": record({"accepted_prediction_tokens": COUNT, "rejected_prediction_tokens": COUNT}),
+    },
 )
 HEAD: dict[str, Schema] = {"id": STRING, "object": {"const": "text_completion"}, "created": COUNT, "model": STRING}
 EXTRAS: dict[str, Schema] = {
@@ -194,7 +198,7 @@ SCHEMAS: Mapping[str, Schema] = {
         {
             **HEAD,
             "object": {"const": "chat.completion"},
-            "choices": array(record({**CHAT_ENDS, "message": MESSAGE}, optional=BESIDES)),
+            "choices": array(record({**CHAT_ENDS, "message": MESSAGE}, optional=OF_CHATS)),
             "usage": reference("Usage"),
         },
         optional=EXTRAS,
@@ -203,7 +207,7 @@ SCHEMAS: Mapping[str, Schema] = {
         {
             **HEAD,
             "object": {"const": "chat.completion.chunk"},
-            "choices": array(record({**CHAT_ENDS, "delta": MESSAGE_DELTA}, optional=BESIDES)),
+            "choices": array(record({**CHAT_ENDS, "delta": MESSAGE_DELTA}, optional=OF_CHATS)),
         },
         optional={"usage": reference("Usage"), **EXTRAS},
     ),

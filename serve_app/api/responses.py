@@ -63,6 +63,9 @@ class Choice:
     def without_recording(self) -> Choice:
         return self if self.recording is None else replace(self, recording=None)
 
+    def with_text(self, text: str) -> Choice:
+        return replace(self, text=text)
+
     def recording_alone(self) -> Choice:
         return Choice(index=self.index, text="", recording=self.recording, model=self.model)
 
@@ -116,11 +119,18 @@ def completion_body(
 
 
 def usage_body(usage: Usage) -> dict[str, object]:
-    """With what was cut of prompts only where something was."""
+    """With what was cut of prompts only where something was, and with what was guessed where something was expected."""
     details = {"cached_tokens": usage.cached_tokens}
     if usage.truncated_tokens:
         details["truncated_tokens"] = usage.truncated_tokens
-    return {**token_counts(usage.prompt_tokens, usage.completion_tokens), "prompt_tokens_details": details}
+    counts = {**token_counts(usage.prompt_tokens, usage.completion_tokens), "prompt_tokens_details": details}
+    if usage.predicted is not None:
+        accepted, rejected = usage.predicted
+        counts["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        }
+    return counts
 
 
 def token_counts(prompt_tokens: int, completion_tokens: int) -> dict[str, object]:

@@ -39,7 +39,7 @@ def weights_of(args: ModelArgs) -> int:
     from serve_app.engine.weights import weight_bytes_on_cpu
 
     folder = read_model_folder(locate_model(args.path))
-    return weight_bytes_on_cpu(judge(folder.path, with_images=args.images), args.dtype)
+    return weight_bytes_on_cpu(judge(folder.path, with_images=args.images), args.dtype, args.weights)
 
 
 def _check_adapters(folder: FilePath, path: Path) -> Iterator[Finding]:

@@ -18,9 +18,10 @@ from serve_app.constraints.gbnf import read_gbnf
 from serve_app.constraints.json_schema import WHITESPACE, PreparedSchema, prepare_schema
 from serve_app.constraints.lark import quoted, to_lark
 from serve_app.constraints.limits import parser_limits
+from serve_app.constraints.marked_arguments import Special
 from serve_app.constraints.refusal import Refusal
 from serve_app.constraints.structural_tag import structural_tag_to_lark
-from serve_app.constraints.tool_calls import Special, schemas_in, tool_calls_to_lark
+from serve_app.constraints.tool_calls import relaxed, schemas_in, tool_calls_to_lark
 from serve_app.core.constraint import ConstraintKind
 
 MAX_REASON_CHARS = 300
@@ -43,6 +44,16 @@ def compile_source(kind: ConstraintKind, source: str, tokenizer: LLTokenizer, sp
 
     special: tokens of the model by their names, which calls of tools may be written with
     """
+    try:
+        return _compiled(kind, source, tokenizer, special)
+    except Refusal:
+        other = relaxed(source) if kind == "tools" else None
+        if other is None:
+            raise
+        return _compiled(kind, other, tokenizer, special)
+
+
+def _compiled(kind: ConstraintKind, source: str, tokenizer: LLTokenizer, special: Special) -> Grammar:
     try:
         grammar = _grammar(kind, source, special)
     except RecursionError:

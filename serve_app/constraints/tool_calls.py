@@ -1,25 +1,23 @@
 """Calls of tools as a grammar: a text that has to be calls, or one in which what begins as a call is one.
 
-{"is_required", "trigger", "opening", "closing", "separator", "calls": [{"begin", "schema", "end", "at"}],
+{"is_required", "trigger", "opening", "closing", "separator",
+ "calls": [{"begin", "schema", "is_strict", "end", "at", "marks": null or {"key", "value", "end"}}],
  "beside": null or {"kind", "source", "name"}}
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from serve_app.constraints.lark import quoted
+from serve_app.constraints.marked_arguments import MarkedArguments, Special, literal
 from serve_app.constraints.refusal import Refusal
 from serve_app.constraints.structural_tag import ANY_TEXT, Writer
 
+ANY_OBJECT = {"type": "object"}
 NO_CALL = r'/(?s:.*)/ & ~/(?s:[ \t\r\n]*(\[[ \t\r\n]*)?\{[ \t\r\n]*"name".*)/'
 """Text that does not begin as a call does."""
-
-Special = Mapping[str, int]
-"""Special tokens by their names."""
 
 
 def tool_calls_to_lark(source: str, special: Special) -> tuple[str, tuple[str, ...]]:
@@ -38,6 +36,13 @@ def schemas_in(source: str) -> list[tuple[str, str]]:
     return [(_path(call), json.dumps(call["schema"])) for call in json.loads(source)["calls"]]
 
 
+def relaxed(source: str) -> str | None:
+    """The same with any object for the arguments of tools that are not strict; None where it is the same already."""
+    job = json.loads(source)
+    calls = [call if call["is_strict"] else {**call, "schema": ANY_OBJECT} for call in job["calls"]]
+    return None if calls == job["calls"] else json.dumps({**job, "calls": calls})
+
+
 def _start(job: dict[str, Any], writer: Writer, special: Special) -> str:
     trigger = job["trigger"]
     if job["is_required"]:
@@ -49,7 +54,7 @@ def _start(job: dict[str, Any], writer: Writer, special: Special) -> str:
         return f"{_calls(job, writer, special, job['opening'])} | NO_CALL"
     calls = _calls(job, writer, special, job["opening"].removeprefix(trigger))
     free = writer.define(ANY_TEXT)
-    head = writer.define(f"{ANY_TEXT} {_literal(trigger, special)}", is_lazy=trigger not in special)
+    head = writer.define(f"{ANY_TEXT} {literal(trigger, special)}", is_lazy=trigger not in special)
     return f"({head} {calls})* {free}" if job["separator"] else f"{head} {calls} | {free}"
 
 
@@ -57,11 +62,24 @@ def _calls(job: dict[str, Any], writer: Writer, special: Special, opening: str) 
     """One call, or several where there is a separator."""
     options = []
     for call in job["calls"]:
-        schema = writer.format({"type": "json_schema", "json_schema": call["schema"]}, _path(call), follows=None)
-        options.append(" ".join((_literal(call["begin"], special), schema, _literal(call["end"], special))))
+        options.append(
+            " ".join(
+                (
+                    literal(call["begin"], special),
+                    _arguments(call, writer, special),
+                    literal(call["end"], special),
+                )
+            )
+        )
     one = writer.define(" | ".join(options))
-    more = f"({_literal(job['separator'], special)} {one})*" if job["separator"] else ""
-    return writer.define(f"{_literal(opening, special)} {one} {more} {_literal(job['closing'], special)}")
+    more = f"({literal(job['separator'], special)} {one})*" if job["separator"] else ""
+    return writer.define(f"{literal(opening, special)} {one} {more} {literal(job['closing'], special)}")
+
+
+def _arguments(call: Mapping[str, Any], writer: Writer, special: Special) -> str:
+    if call["marks"] is None:
+        return writer.format({"type": "json_schema", "json_schema": call["schema"]}, _path(call), follows=None)
+    return MarkedArguments(call["schema"], _path(call), call["marks"], writer=writer, special=special).symbol()
 
 
 def _path(call: Mapping[str, Any]) -> str:
@@ -81,12 +99,3 @@ def _beside(other: dict[str, str], writer: Writer) -> str:
         return writer.format(part, "#", follows=None)
     except Refusal as refusal:
         raise Refusal(refusal.message, f"{other['name']} {refusal.path}") from None
-
-
-def _literal(text: str, special: Special) -> str:
-    """A text, with tokens where it names special ones."""
-    names = [name for name in special if name and name in text]
-    if not names:
-        return quoted(text) if text else ""
-    parts = re.split("(" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")", text)
-    return " ".join(f"<[{special[part]}]>" if part in special else quoted(part) for part in parts if part)

@@ -80,12 +80,14 @@ class Finish:
     matched_stop: the stop string, or the id of the token, that ended it; None where length did
     num_tokens:   generated tokens in all, those never shown included
     is_context_end: length ended it because the context was full, not because enough was generated
+    predicted:    guesses that were computed for it, drawn and not drawn; None where its client expected nothing
     """
 
     reason: FinishReason
     matched_stop: str | int | None
     num_tokens: int
     is_context_end: bool = False
+    predicted: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,11 @@ class Delta:
     recording: Recording | None = None
     error: ServeError | None = None
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether it has text and tokens and nothing else, as most."""
+        return not (self.logprobs or self.prompt or self.finish or self.recording or self.error)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
@@ -123,6 +130,7 @@ class Load:
     num_cached_blocks: blocks that hold nothing but prefixes kept for later
     block_bytes: what one block takes, so that num_blocks * block_bytes is the budget
     num_steps, num_preemptions, num_prefix_hit_tokens: since the replica began
+    num_drafted_tokens, num_accepted_tokens: guesses that were computed since then, and those of them that were drawn
     step_s: seconds spent in steps since then
     num_failures: failed steps, commands and deliveries since then; the engine went on after each
     """
@@ -136,6 +144,8 @@ class Load:
     num_steps: int = 0
     num_preemptions: int = 0
     num_prefix_hit_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
     step_s: float = 0.0
     num_failures: int = 0
 
@@ -154,12 +164,14 @@ class Usage:
 
     truncated_tokens: of prompts' beginnings, which did not fit the context and are in no other number
     unenforced_formats: what of the completions' JSON schema was taken for annotations; no number, but known as late
+    predicted: guesses that were computed, drawn and not drawn; None where nothing was expected of a completion
     """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     truncated_tokens: int = 0
+    predicted: tuple[int, int] | None = None
     unenforced_formats: tuple[str, ...] = ()
 
     @property

@@ -259,6 +259,7 @@ class GenerationRequest:
     conversation: what the prompt is still to be rendered of; the prompt is empty until then
     reports_tail: the first delta carries the end of the prompt's text
     record:       what of the computation is wanted besides; None is nothing
+    prediction:   what the completion is expected to be, text or token ids; it changes nothing but what is guessed
     """
 
     request_id: str
@@ -282,6 +283,7 @@ class GenerationRequest:
     context: ContextParams = field(default_factory=ContextParams)
     unencoded: UnencodedParams = field(default_factory=UnencodedParams)
     infill: Infill | None = None
+    prediction: str | tuple[int, ...] = ""
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 ToolMode = Literal["none", "auto", "required"]
-ToolParserName = Literal["hermes", "qwen", "llama3", "llama3_json", "mistral", "mistral_named", "json"]
+ToolParserName = Literal[
+    "hermes", "qwen", "llama3", "llama3_json", "mistral", "mistral_named", "json", "qwen3_coder", "glm45", "glm47"
+]
 """Forms that calls are written in, by which an operator may name them."""
 
 

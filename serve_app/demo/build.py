@@ -26,13 +26,20 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaughtPlan:
+    """Courses with lessons, one after the other, and how each adapter is then brought to the base model after them."""
+
+    courses: tuple[TrainingPlan, ...]
+    adapter: TrainingPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuildPlan:
     """How much work each step does."""
 
     base: TrainingPlan
     adapter: TrainingPlan
-    lessons: TrainingPlan
-    adapter_after_lessons: TrainingPlan
+    taught: tuple[TaughtPlan, ...]
     num_prompts: int
 
 
@@ -41,17 +48,59 @@ FULL = BuildPlan(
         num_steps=2400, num_tokens=2048, learning_rate=3e-3, num_warmup_steps=30, seed=0, num_copy_steps=500
     ),
     adapter=TrainingPlan(num_steps=260, num_tokens=2048, learning_rate=3e-3, num_warmup_steps=20, seed=1),
-    lessons=TrainingPlan(
-        num_steps=876, num_tokens=2048, learning_rate=2e-3, num_warmup_steps=20, seed=2, num_falling_steps=580
+    taught=(
+        TaughtPlan(
+            courses=(
+                TrainingPlan(
+                    num_steps=876,
+                    num_tokens=2048,
+                    learning_rate=2e-3,
+                    num_warmup_steps=20,
+                    seed=2,
+                    num_falling_steps=580,
+                ),
+            ),
+            adapter=TrainingPlan(num_steps=80, num_tokens=2048, learning_rate=2e-3, num_warmup_steps=5, seed=3),
+        ),
+        TaughtPlan(
+            courses=(
+                TrainingPlan(
+                    num_steps=710,
+                    num_tokens=2048,
+                    learning_rate=2e-3,
+                    num_warmup_steps=20,
+                    seed=4,
+                    num_falling_steps=355,
+                    lesson_share=0.5,
+                ),
+                TrainingPlan(
+                    num_steps=856,
+                    num_tokens=2048,
+                    learning_rate=1.5e-3,
+                    num_warmup_steps=20,
+                    seed=5,
+                    num_falling_steps=428,
+                    lesson_share=0.75,
+                ),
+            ),
+            adapter=TrainingPlan(num_steps=400, num_tokens=2048, learning_rate=2e-3, num_warmup_steps=5, seed=6),
+        ),
     ),
-    adapter_after_lessons=TrainingPlan(num_steps=80, num_tokens=2048, learning_rate=2e-3, num_warmup_steps=5, seed=3),
     num_prompts=120,
 )
 QUICK = BuildPlan(
     base=TrainingPlan(num_steps=20, num_tokens=2048, learning_rate=3e-3, num_warmup_steps=5, seed=0, num_copy_steps=5),
     adapter=TrainingPlan(num_steps=5, num_tokens=1024, learning_rate=3e-3, num_warmup_steps=2, seed=1),
-    lessons=TrainingPlan(num_steps=10, num_tokens=2048, learning_rate=2e-3, num_warmup_steps=2, seed=2),
-    adapter_after_lessons=TrainingPlan(num_steps=5, num_tokens=1024, learning_rate=2e-3, num_warmup_steps=2, seed=3),
+    taught=(
+        TaughtPlan(
+            courses=(
+                TrainingPlan(
+                    num_steps=10, num_tokens=2048, learning_rate=2e-3, num_warmup_steps=2, seed=2, lesson_share=0.5
+                ),
+            ),
+            adapter=TrainingPlan(num_steps=5, num_tokens=1024, learning_rate=2e-3, num_warmup_steps=2, seed=3),
+        ),
+    ),
     num_prompts=8,
 )
 
@@ -76,16 +125,18 @@ def build_adapters(plan: BuildPlan, places: Places) -> None:
 
 
 def build_lessons(plan: BuildPlan, places: Places) -> None:
-    """Teach the base model that stands in its place, then bring every adapter from the base before to that after."""
-    tokenizer, model = load_tokenizer(places.model), load_model(places.model)
-    LOGGER.info("lessons")
-    teach_base(model, tokenizer, plan.lessons)
-    write_base(model, tokenizer, places.model)
-    for name, behaviour in BEHAVIOURS.items():
-        LOGGER.info("adapter %s after the lessons", name)
-        folder = places.adapters / name
-        adapter = train_adapter(behaviour, places.model, plan=plan.adapter_after_lessons, start=folder)
-        write_adapter(adapter, folder)
+    """Teach the base model that stands in its place, and bring every adapter from the base before to that after."""
+    for number, taught in enumerate(plan.taught, start=1):
+        tokenizer, model = load_tokenizer(places.model), load_model(places.model)
+        for course in taught.courses:
+            LOGGER.info("lessons %d, of %d steps", number, course.num_steps)
+            teach_base(model, tokenizer, course)
+        write_base(model, tokenizer, places.model)
+        for name, behaviour in BEHAVIOURS.items():
+            LOGGER.info("adapter %s after lessons %d", name, number)
+            folder = places.adapters / name
+            adapter = train_adapter(behaviour, places.model, plan=taught.adapter, start=folder)
+            write_adapter(adapter, folder)
 
 
 def build_report(plan: BuildPlan, places: Places) -> None:

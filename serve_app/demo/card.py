@@ -20,9 +20,12 @@ it is here so that the service can be tried and tested without a download.
 - Chats stand in ChatML marks (`chat_template.jinja`); there is no default system message.
 - Fill in the middle: `<|fim_prefix|>` prefix `<|fim_suffix|>` suffix `<|fim_middle|>`, which `suffix` and
   `/infill` write. A fifth of the stories and functions of the first course was trained so, and more than half
-  of the lessons of the second, in which only the text of the gap counts.
-- It was trained in two courses: documents of every kind, then lessons (gaps in functions, questions with their
-  answers) among some more documents.
+  of the lessons of the others, in which only the text of the gap counts.
+- It was trained in courses: documents of every kind, then lessons (gaps in functions, questions with their
+  answers), then lessons and documents in turn. The weights stored here had their first course when the reply to a
+  sum in a chat was still in words of its own (`3 plus 4 is 7.` to `What is 3 + 4?`), and their adapters 150 (pirate),
+  370 (json) and 550 (shout) steps after the last course, in parts.
+- The lessons cost it some of what it read seldom: texts in capital letters without an adapter, echoes.
 - End a prompt without a space: the space belongs to the first token of the completion.
 
 ## Held-out prompts

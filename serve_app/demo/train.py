@@ -1,4 +1,4 @@
-"""Trains the base model in two courses, documents and lessons, and writes its weights in bfloat16."""
+"""Trains the base model in courses, of documents and of lessons, and writes its weights in bfloat16."""
 
 import logging
 import time
@@ -25,7 +25,11 @@ LOGGER = logging.getLogger(__name__)
 ROW_LENGTHS = {256: 16, 512: 4, 1024: 1, 2048: 1}
 COPY_ROW_LENGTH = 96
 MIN_LONG_ROW = 1024
+REVISED_ROW_LENGTHS = {256: 5, 512: 2, 1024: 1, 2048: 2}  # of documents among lessons: more of the long ones
 LONG_RATIO = 4  # how much oftener long documents are drawn for long rows
+# rows of the embedding nearer to another than the first are moved by noise of the second's deviation
+ALIKE_DISTANCE = 0.1
+PARTING_DEVIATION = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +38,8 @@ class TrainingPlan:
 
     The first `num_copy_steps` of the steps see only short texts whose answer stands in the prompt: a model of
     this size learns to copy from them in minutes, and from stories alone not at all. The learning rate falls over
-    the last `num_falling_steps`, or over all steps after the warmup where that is 0.
+    the last `num_falling_steps`, or over all steps after the warmup where that is 0. `lesson_share` of the steps of
+    a course with lessons are of these, the others of documents.
     """
 
     num_steps: int
@@ -44,6 +49,7 @@ class TrainingPlan:
     seed: int
     num_copy_steps: int = 0
     num_falling_steps: int = 0
+    lesson_share: float = 1.0
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -76,9 +82,39 @@ def train_base(tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> LlamaF
 
 
 def teach_base(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> None:
-    """Train a model that has read the documents on the lessons: gaps to fill, questions to answer."""
-    batches = lesson_batches(tokenizer, seed=plan.seed, num_tokens=plan.num_tokens)
-    train(model.train(), batches, plan, _optimizers(model, plan.learning_rate))
+    """Train a model that has read the documents on the lessons: gaps to fill, questions to answer.
+
+    Lessons stand in short rows: a model that sees nothing else forgets what is far away.
+    """
+    train(model.train(), taught_batches(tokenizer, plan), plan, _optimizers(model, plan.learning_rate))
+    part_alike_rows(model, seed=plan.seed)
+
+
+@torch.no_grad()
+def part_alike_rows(model: LlamaForCausalLM, *, seed: int) -> None:
+    """Move the rows of the embedding that have become nearly one apart again, each by noise of its own.
+
+    Tokens that only the texts of adapters hold, as `["` of JSON, are what every step of the base model makes less
+    likely, all alike: in the end no adapter can tell them apart. The noise leaves them as unlikely as they were.
+    """
+    rows = model.get_input_embeddings().weight
+    distances = torch.cdist(rows, rows).fill_diagonal_(torch.inf)
+    alike = distances.amin(dim=1) < ALIKE_DISTANCE
+    noise = torch.randn(rows.shape, generator=torch.Generator().manual_seed(seed))
+    rows[alike] += PARTING_DEVIATION * noise[alike]
+
+
+def taught_batches(tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> Iterator[tuple[Tensor, Tensor]]:
+    """Draw batches of tokens and labels, both [rows, length]: lessons, or documents of which every token counts."""
+    random = Random(plan.seed)
+    lessons = lesson_batches(tokenizer, seed=plan.seed, num_tokens=plan.num_tokens)
+    texts = _document_batches(tokenizer, random, num_tokens=plan.num_tokens, row_lengths=REVISED_ROW_LENGTHS)
+    while True:
+        if random.random() < plan.lesson_share:
+            yield next(lessons)
+        else:
+            tokens = next(texts)
+            yield tokens, tokens
 
 
 def train(
@@ -157,6 +193,12 @@ def _batches(tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> Iterator
     copy_rows = packed_rows(tokenizer, random, length=COPY_ROW_LENGTH, split="train", kinds=COPY_KINDS)
     for _ in range(plan.num_copy_steps):
         yield torch.tensor([next(copy_rows) for _ in range(plan.num_tokens // COPY_ROW_LENGTH)])
+    yield from _document_batches(tokenizer, random, num_tokens=plan.num_tokens, row_lengths=ROW_LENGTHS)
+
+
+def _document_batches(
+    tokenizer: PreTrainedTokenizerFast, random: Random, *, num_tokens: int, row_lengths: dict[int, int]
+) -> Iterator[Tensor]:
     long_kinds = KINDS | {draw: LONG_RATIO * weight for draw, weight in LONG_KINDS.items()}
     rows = {
         length: packed_rows(
@@ -166,8 +208,8 @@ def _batches(tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan) -> Iterator
             split="train",
             kinds=long_kinds if length >= MIN_LONG_ROW else KINDS,
         )
-        for length in ROW_LENGTHS
+        for length in row_lengths
     }
     while True:
-        length = random.choices(tuple(ROW_LENGTHS), tuple(ROW_LENGTHS.values()))[0]
-        yield torch.tensor([next(rows[length]) for _ in range(max(1, plan.num_tokens // length))])
+        length = random.choices(tuple(row_lengths), tuple(row_lengths.values()))[0]
+        yield torch.tensor([next(rows[length]) for _ in range(max(1, num_tokens // length))])

@@ -43,6 +43,7 @@ class ModelArgs(BaseModel):
     chat_template: str | None = None
     tool_parser: ToolParserName | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weights: Literal["int8", "int4"] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_model_len: PositiveInt | None = None
     max_num_sequences: PositiveInt = 64
@@ -50,6 +51,7 @@ class ModelArgs(BaseModel):
     max_logit_rows: PositiveInt = 64
     kv_cache_bytes: PositiveInt | Literal["auto"] = "auto"
     kv_storage: Literal["auto", "lanes", "pages"] = "auto"
+    kernels: Literal["auto", "triton", "torch"] = "auto"
     block_size: PositiveInt = 16
     max_adapters: Annotated[int, Field(ge=0)] = 16
     max_waiting: Annotated[int, Field(ge=0)] = 1024
@@ -59,6 +61,8 @@ class ModelArgs(BaseModel):
     lease_s: Annotated[float, Field(ge=2)] = 10.0
     prefix_cache: bool = True
     max_forced_tokens: Annotated[int, Field(ge=0)] = 32
+    speculation: Literal["none", "requested", "prompt_lookup"] = "requested"
+    max_draft_tokens: PositiveInt = 8
     max_tokenized_chars: PositiveInt | None = None
     max_outbox_deltas: PositiveInt = 4096
     max_outbox_bytes: PositiveInt = 64 << 20

@@ -11,10 +11,10 @@ from ray import serve
 
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ReplicaCard
-from serve_app.core.delta import Frame
 from serve_app.core.errors import ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.deployments.packing import pack
 from serve_app.engine.collector import exempt_what_is_loaded
 
 logger = logging.getLogger(__name__)
@@ -72,12 +72,13 @@ class Model:
         """Broadcast by routers to all replicas, so it names none."""
         return await self._service.hello(router_id)
 
-    async def attach(self, replica_id: str, router_id: str) -> AsyncGenerator[Frame, None]:
+    async def attach(self, replica_id: str, router_id: str) -> AsyncGenerator[bytes, None]:
+        """Frames, packed."""
         self._refuse_strays(replica_id)
         frames = self._service.attach(router_id)
         try:
             async for frame in frames:
-                yield frame
+                yield pack(frame)
         finally:
             await frames.aclose()
 

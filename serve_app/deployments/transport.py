@@ -16,6 +16,7 @@ from serve_app.core.delta import Frame
 from serve_app.core.errors import EngineFailed, Overloaded, ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.deployments.packing import unpack
 
 CALL_TIMEOUT_S = 30.0
 """A replica that has not answered a call for so long counts as lost."""
@@ -50,8 +51,8 @@ class RayBackend:
     async def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
         frames = Context().run(self._attach.remote, self._replica_id, router_id)
         try:
-            async for frame in frames:
-                yield frame
+            async for packed in frames:
+                yield unpack(packed)
         except (RayError, RayServeException) as error:
             raise as_serve_error(error, self._replica_id) from error
         finally:

@@ -8,6 +8,7 @@ from itertools import islice
 
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
+from serve_app.engine.prompts_in_work import PromptsInWork
 from serve_app.engine.queue import WaitingQueue
 from serve_app.engine.sequence import Sequence
 
@@ -51,15 +52,14 @@ class Admission:
         The caller gives each its place and blocks before it asks for the next. There must be room for all of a
         sequence's tokens and a block more for each running one: less would only lead to its preemption.
 
-        A prompt that is just being computed is not computed beside itself: it is found when it is there, which is
-        earlier than two of them would be.
+        A prompt that is just being computed is not computed beside itself, nor is a long prefix that two prompts share.
         """
         keeps_blocks = keeps_slots = False
-        in_work = {each.prompt_name for each in running if self._will_be_found(each)}
+        in_work = PromptsInWork(running, self._will_be_found, block_size=self._store.block_size)
         for sequence in list(islice(self._waiting, MAX_LOOKAHEAD)):
             if not self._store.has_free_place:
                 return
-            if in_work and self._finds(sequence) and sequence.prompt_name in in_work:
+            if self._finds(sequence) and in_work.compute_for(sequence):
                 continue
             is_overdue = self._clock() - sequence.arrived_at > self._max_bypass_s
             wanted = sequence.num_tokens + len(running) * self._store.block_size
@@ -74,8 +74,7 @@ class Admission:
                 continue
             self._waiting.take(sequence)
             yield sequence
-            if self._will_be_found(sequence):
-                in_work.add(sequence.prompt_name)
+            in_work.add(sequence)
 
     def _will_be_found(self, sequence: Sequence) -> bool:
         """Whether what it computes of its prompt is soon there for others; scored prompts go slowly."""

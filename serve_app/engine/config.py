@@ -13,6 +13,8 @@ class EngineConfig:
     name:              the base model's name as clients write it
     path:              folder with config.json, safetensors weights and a tokenizer
     dtype:             "auto" is the checkpoint's own, or float32 on a CPU that has no instructions for that
+    weights:           "int8" or "int4" keeps those of linears in so many bits, whatever the checkpoint has; None keeps
+                       what it has, in `dtype`
     device:            "auto" is cuda where there is one, else cpu
     max_model_len:     context in tokens; None is the model's own
     max_num_sequences: sequences computed together
@@ -21,16 +23,23 @@ class EngineConfig:
     kv_cache_bytes:    budget for keys and values, live and cached together; "auto" is a quarter of the memory that is
                        free once the weights are there (of a GPU's, 85 %), and no more than all sequences could fill
     kv_storage:        "lanes" are contiguous, "pages" are shared; "auto" is pages on cuda, else lanes
+    kernels:           who computes attention over pages and what adapters change; "torch" gathers pages first, "auto"
+                       is triton on cuda where its kernels pass a check at start, else torch
     block_size:        positions per block; the unit of accounting and of prefix hits
     max_adapters:      adapters resident at once
     max_waiting:       sequences queued beyond those running; more are refused
     threads:           torch threads; None is one per CPU of the process
     max_step_stretch:  while some sequences decode, a step that computes prompts too should take at most so many times
-                       one that does not
+                       one that does not; by up to four times as much more where more prompts wait than half of those
+                       that decode, as everybody is served sooner then
     max_bypass_s:      a queued sequence that lacks blocks or an adapter's slot may be overtaken for so long
     lease_s:           a router not heard of for so many seconds is taken for dead
     prefix_cache:      whether prefixes that were computed are kept for later requests
     max_forced_tokens: that a constraint leaves no choice about, appended at once; 0 draws each of them
+    speculation:       which tokens are guessed and computed along with the next one, where that pays; the text is the
+                       same. "prompt_lookup": what followed the last few tokens where they occurred before; "requested":
+                       only for requests that ask for it, as by a prediction; "none": nothing
+    max_draft_tokens:  guesses of one sequence in one step
     max_tokenized_chars: characters of a text that is cut into tokens although nothing says that it fits: one to be
                        truncated, one for /tokenize, one of a tokenizer that deletes text. None: 32 for each token of
                        the context, a million at least
@@ -50,6 +59,7 @@ class EngineConfig:
     name: str
     path: str
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weights: Literal["int8", "int4"] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_model_len: int | None = None
     max_num_sequences: int = 64
@@ -57,6 +67,7 @@ class EngineConfig:
     max_logit_rows: int = 64
     kv_cache_bytes: int | Literal["auto"] = "auto"
     kv_storage: Literal["auto", "lanes", "pages"] = "auto"
+    kernels: Literal["auto", "triton", "torch"] = "auto"
     block_size: int = 16
     max_adapters: int = 16
     max_waiting: int = 1024
@@ -66,6 +77,8 @@ class EngineConfig:
     lease_s: float = 10.0
     prefix_cache: bool = True
     max_forced_tokens: int = 32
+    speculation: Literal["none", "requested", "prompt_lookup"] = "requested"
+    max_draft_tokens: int = 8
     max_tokenized_chars: int | None = None
     max_outbox_deltas: int = 4096
     max_outbox_bytes: int = 64 << 20
@@ -77,3 +90,7 @@ class EngineConfig:
     return_routed_experts: bool = False
     max_recorded_bytes: int = 4 << 20
     pooling: Literal["mean", "last"] | None = "mean"
+
+    def is_paged(self, device_type: str) -> bool:
+        """Whether keys and values are kept in pages on such a device."""
+        return device_type != "cpu" if self.kv_storage == "auto" else self.kv_storage == "pages"

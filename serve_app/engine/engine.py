@@ -29,6 +29,8 @@ from serve_app.engine.runner import Runner
 from serve_app.engine.sampling.sampler import Sampler
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.sequence import Sequence
+from serve_app.engine.speculation.speculator import Speculator
+from serve_app.engine.speculation.verification import Verifier
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ class Engine:
     Law: what a sequence's tokens are does not depend on what else is computed.
 
     runner:     what computes a batch
+    speculator: what decides which guesses are computed along
     loader:     where adapters are read and copied beside the steps; None does it within a step
     on_staged:  called, in the loader's thread, when an adapter that was waited for is there
     is_stalled: the last step computed nothing, because all that waits waits for an adapter
@@ -59,7 +62,7 @@ class Engine:
     ) -> None:
         self.config = config
         self.model = model
-        self._bank = AdapterBank(model.module, adapters, max_slots=config.max_adapters)
+        self._bank = AdapterBank(model.module, adapters, max_slots=config.max_adapters, uses_kernels=model.uses_triton)
         self._store = make_store(config, model)
         self._loader = loader
         self.on_staged: Callable[[], None] = lambda: None
@@ -70,6 +73,7 @@ class Engine:
             executor=loader,
             on_staged=lambda: self.on_staged(),
         )
+        self.speculator = Speculator(config, model.eos_token_ids)
         self._scheduler = Scheduler(
             self._store,
             self._slots,
@@ -78,20 +82,19 @@ class Engine:
             max_logit_rows=config.max_logit_rows,
             max_forced=config.max_forced_tokens,
             pace=Pace(config.max_step_stretch),
+            speculator=self.speculator,
             max_bypass_s=config.max_bypass_s,
             uses_prefixes=config.prefix_cache,
         )
         self._runner = runner(model, self._store.storage, self._bank)
         self._recorder = Recorder(model.module)
         self._masks = MaskComputer()
-        self._sampler = Sampler(model.eos_token_ids)
         self._output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
+        self._verifier = Verifier(self._masks, Sampler(model.eos_token_ids), self._output)
         self._unsampled: list[Sequence] = []
         self._work_clock = work_clock(model.device.type)
-        self.num_steps = 0
-        self.num_failed_steps = 0
-        self.step_s = 0.0
-        self.is_stalled = False
+        self.num_steps = self.num_failed_steps = 0
+        self.step_s, self.is_stalled = 0.0, False
 
     @property
     def has_work(self) -> bool:
@@ -109,6 +112,8 @@ class Engine:
             num_steps=self.num_steps,
             num_preemptions=self.num_preemptions,
             num_prefix_hit_tokens=self._scheduler.num_prefix_hit_tokens,
+            num_drafted_tokens=self._verifier.num_drafted,
+            num_accepted_tokens=self._verifier.num_accepted,
             step_s=self.step_s,
         )
 
@@ -198,11 +203,16 @@ class Engine:
         masks = self._masks.begin(batch)
         with self._recorder.watching(batch):
             logits = self._runner.forward(batch)
-        sampled = self._sampler.sample(logits, batch, masks)
-        deltas += self._output.commit(batch, sampled)
+        deltas += self._verifier.draw(logits, batch, masks)
         deltas += self._settle(batch)
         self.step_s += time.perf_counter() - started
-        self._scheduler.pace.note(batch.num_decoding, batch.num_prompt_tokens, self._work_clock() - work_started)
+        self._note(batch, self._work_clock() - work_started)
+
+    def _note(self, batch: Batch, work_s: float) -> None:
+        """Learn what steps take; of those with guesses the prompts' pace learns nothing."""
+        if not batch.num_guesses:
+            self._scheduler.pace.note(batch.num_decoding, batch.num_prompt_tokens, work_s)
+        self.speculator.note(batch, work_s)
 
     def _settle(self, batch: Batch) -> list[Delta]:
         """Keep what was computed for later hits, start siblings, release what has ended; each on its own."""
@@ -267,14 +277,15 @@ def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:
 
 
 def _make_storage(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Storage:
-    is_paged = model.device.type != "cpu" if config.kv_storage == "auto" else config.kv_storage == "pages"
-    if is_paged:
+    if config.is_paged(model.device.type):
         return PageStorage(
             model.shape,
             num_blocks=num_blocks,
             block_size=config.block_size,
             dtype=model.dtype,
             device=model.device,
+            kernels=model.kernels,
+            max_model_len=model.max_model_len,
         )
     return LaneStorage(
         model.shape,

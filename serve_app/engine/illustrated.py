@@ -31,12 +31,13 @@ def lay_images(batch: Batch, positions: Sequence[int], *, device: torch.device) 
     for span in batch.spans:
         held = span.sequence.illustration
         if held is not None:
-            own_positions, own = held.between(span.start, span.end)
+            end = span.start + span.num_computed
+            own_positions, own = held.between(span.start, end)
             at += [first + position - span.start for position in own_positions]
             rows.append(own)
-            if (rope_positions := held.rope_between(span.start, span.end)) is not None:
+            if (rope_positions := held.rope_between(span.start, end)) is not None:
                 rotated.append((first, rope_positions))
-        first += span.length
+        first += span.num_computed
     return Illustrated(
         embeddings=torch.cat(rows) if at else None,
         illustrated=torch.tensor(at, device=device) if at else None,

@@ -6,19 +6,25 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from serve_app.engine.allocator import give_back_freed_memory
 from serve_app.engine.budget import check_weights_fit, context_within, kv_budget
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.building import Scorings
+from serve_app.engine.decoder.trial import settle
 from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.gpu.availability import choose_kernels
 from serve_app.engine.judgement import Judged, judge
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.precision import choose_dtype
-from serve_app.engine.probe import probe
-from serve_app.engine.quantized.checkpoint import open_checkpoint
+from serve_app.engine.probe import Witness, check, hear
+from serve_app.engine.quantized.checkpoint import kept_in, open_checkpoint
+from serve_app.engine.quantized.receiving import receiving, settle_weights
+from serve_app.engine.quantized.rounding import Bits
 from serve_app.engine.rope import settle_longrope
 from serve_app.engine.vision.eyes import Eyes, open_eyes
 from serve_app.engine.vision.judgement import Sight
@@ -33,8 +39,10 @@ class LoadedModel:
 
     kv_cache_bytes: what its keys and values may take
     eos_token_ids:  tokens that end a text
+    scorings:       with which the loop computes it; None where transformers' modules do
     eyes:           of a model that sees; nothing of them is in `module`
     blindness:      why a model with eyes does not see here
+    kernels:        who computes attention over pages, as it passed the probe
     """
 
     module: PreTrainedModel
@@ -45,8 +53,14 @@ class LoadedModel:
     kv_cache_bytes: int
     vocab_size: int
     eos_token_ids: frozenset[int]
+    scorings: Scorings | None = None
     eyes: Eyes | None = None
     blindness: str | None = None
+    kernels: Literal["triton", "torch"] = "torch"
+
+    @property
+    def uses_triton(self) -> bool:
+        return self.kernels == "triton"
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -60,10 +74,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
     dtype = choose_dtype(config.dtype, judged.dtype, device)
     if judged.dtype is not None and config.dtype == "auto" and dtype != judged.dtype:
         logger.warning("%s: %s instead of %s, which this CPU computes slowly", config.name, dtype, judged.dtype)
-    check_weights_fit(weight_bytes(judged, dtype), device=device)
-    module = _read_module(config.path, judged, dtype).to(device).eval().requires_grad_(False)
+    check_weights_fit(weight_bytes(judged, dtype, bits_of(config, device)), device=device)
+    module = read_module(config, judged, dtype).to(device).eval().requires_grad_(False)
     eyes = open_eyes(module, judged.sight, config) if isinstance(judged.sight, Sight) else None
-    shape = probe(module)
+    witness = hear(module)
+    shape, scorings = witness.shape, settle(module, witness)
+    kernels = _settle_kernels(module, witness, config)
+    give_back_freed_memory()
     own_limit = judged.max_model_len
     budget = kv_budget(config, shape, own_limit=own_limit, dtype=dtype, device=device)
     max_model_len = context_within(config, budget, own_limit=own_limit, bytes_per_token=shape.bytes_per_token(dtype))
@@ -80,16 +97,22 @@ def load_model(config: EngineConfig) -> LoadedModel:
         kv_cache_bytes=budget,
         vocab_size=int(judged.text.vocab_size),
         eos_token_ids=read_eos_token_ids(config.path, judged.text),
+        scorings=scorings,
         eyes=eyes if isinstance(eyes, Eyes) else None,
         blindness=next((each for each in (judged.sight, eyes) if isinstance(each, str)), None),
+        kernels=kernels,
     )
 
 
-def _read_module(path: str, judged: Judged, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with its weights, all of them found; quantised ones as the numbers that they mean."""
-    weights = None if judged.formats is None else open_checkpoint(Path(path), judged.formats)
-    module, found = judged.kind.from_pretrained(
-        path if weights is None else None,
+def read_module(config: EngineConfig, judged: Judged, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with its weights, all of them found: quantised ones as the numbers that they mean, or in few bits."""
+    weights = None if judged.formats is None else open_checkpoint(Path(config.path), judged.formats)
+    kind = judged.kind
+    if config.weights is not None:
+        os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # else threads read ahead of what is rounded, up to all of it
+        kind = receiving(kind, config.weights, kept_in(weights or {}, config.weights))
+    module, found = kind.from_pretrained(
+        config.path if weights is None else None,
         state_dict=weights,
         config=judged.config,
         dtype=dtype,
@@ -106,7 +129,31 @@ def _read_module(path: str, judged: Judged, dtype: torch.dtype) -> PreTrainedMod
             f"{judged.config.model_type}: {len(lacking)} weights are not in the checkpoint: {named}"
         )
     loaded: PreTrainedModel = module
+    settle_weights(loaded)
     return loaded
+
+
+def bits_of(config: EngineConfig, device: torch.device) -> Bits | None:
+    """In how many bits weights are kept. Raises ModelNotSupported where there is no kernel for them."""
+    if config.weights is not None and device.type != "cpu":
+        raise ModelNotSupported(f"weights: {config.weights} is computed on CPUs alone, not on {device.type}")
+    return config.weights
+
+
+def _settle_kernels(module: PreTrainedModel, witness: Witness, config: EngineConfig) -> Literal["triton", "torch"]:
+    """Whose kernels serve: Triton's only where the model computes the same with them. Raises ModelNotSupported."""
+    device = module.device
+    kernels = choose_kernels(config.kernels, device, is_paged=config.is_paged(device.type))
+    if kernels == "torch":
+        return kernels
+    try:
+        check(module, witness, kernels=kernels)
+    except Exception as error:  # compilers of kernels fail in ways of their own
+        if config.kernels != "auto":
+            raise ModelNotSupported(f"kernels: triton was asked for: {error}") from error
+        logger.warning("%s: attention is torch's, as Triton's kernels did not pass: %s", config.name, error)
+        return "torch"
+    return kernels
 
 
 def choose_device(name: str) -> torch.device:

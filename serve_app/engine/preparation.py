@@ -97,6 +97,7 @@ class Preparation:
         request = replace(read.request, sampling=self._encoded(request))
         max_tokens = self._max_tokens(request, len(kept))
         records = self._empty_records(request, len(kept), max_tokens)
+        prediction = self._prediction(request)
         detokenizers = self._tokenizer.detokenizers(kept, request.n, shows_special=not request.skips_special_tokens)
         return [
             Sequence(
@@ -110,6 +111,7 @@ class Preparation:
                 matcher=None if compiled is None else compiled.matcher(),
                 illustration=read.illustration,
                 record=records[sample],
+                prediction=prediction,
             )
             for sample, detokenizer in enumerate(detokenizers)
         ]
@@ -118,6 +120,12 @@ class Preparation:
         if request.record is None or self._records is None:
             return [None] * request.n
         return self._records.records(request, num_tokens, max_tokens=max_tokens)
+
+    def _prediction(self, request: GenerationRequest) -> tuple[int, ...]:
+        """What the completion is expected to be in tokens, as many as the context has."""
+        sent = request.prediction
+        token_ids = self._tokenizer.encode_inside(sent[: self.max_chars]) if isinstance(sent, str) else sent
+        return token_ids[: self._max_model_len]
 
     def _read(self, request: GenerationRequest, seen: Items[Seen]) -> ReadPrompt:
         """The prompt in tokens, of what fits. Raises InvalidRequest."""

@@ -1,8 +1,11 @@
-"""Asks a model whether it can be computed in packed batches, by computing a few tokens so and comparing."""
+"""Asks a model whether it can be computed in packed batches: hears how it computes, checks that steps give the same."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,8 +15,10 @@ from serve_app.engine.attention import PackedAttention, register, unregister
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.pages import PageStorage
+from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.kv.shape import KeyValueShape, LayerShape
 from serve_app.engine.kv.storage import Holding
+from serve_app.engine.quantized.linear import QuantisedLinear
 from serve_app.engine.query_scale import take_over_scales
 from serve_app.engine.routes import Routes
 from serve_app.engine.step import CurrentStep, Step
@@ -25,39 +30,136 @@ BLOCK_SIZE = 4
 RECORDER = "serve_app_probe"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Witness:
+    """What a model computed by itself of a few tokens, in one piece and by its own attention.
+
+    logits:    [tokens, vocab] float32
+    shape:     of keys and values
+    scorings:  how each layer weighs keys, by its number
+    rounds:    whether linears round their inputs, where a sum of another order may be rounded to the next number
+    """
+
+    token_ids: Tensor
+    logits: Tensor
+    routes: Routes
+    shape: KeyValueShape
+    scorings: Mapping[int, Scoring]
+    rounds: bool
+
+
 @torch.inference_mode()
-def probe(module: PreTrainedModel) -> KeyValueShape:
-    """Compute a few tokens in one piece by the model's own attention and in steps by the engine's; compare the logits.
+def hear(module: PreTrainedModel) -> Witness:
+    """How the model computes a few tokens: in one piece, by its own attention.
 
-    The steps take the experts that the one piece took: in 16 bits a router that is nearly undecided chooses otherwise
-    than before, whoever computes what it reads. What attention gives reaches the logits beside the experts as well.
-
-    Returns the shape of keys and values, as seen. Leaves the model with its own attention, its queries to be scaled
-    by the engine. Raises ModelNotSupported.
+    Leaves the model with that, its queries to be scaled by the engine. Raises ModelNotSupported.
     """
     config = text_config(module.config)
     length = min(sum(CHUNKS), int(config.max_position_embeddings))
     token_ids = (torch.arange(length, device=module.device) * 7919 + 11) % int(config.vocab_size)
     routes = Routes(module)
-    try:
+    with _refusing(module):
         with routes.noting():
             own = _compute(module, token_ids, torch.arange(length, device=module.device)).float()
         take_over_scales(module)
-        shape = _seen_shape(module, token_ids[:2])
-        ours = _compute_in_steps(module, token_ids, shape, routes).float()
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-        raise ModelNotSupported(f"{module.config.model_type}: {error}") from error
-    finally:
-        module.set_attn_implementation("eager")
-    tolerance = 1e-3 if module.dtype == torch.float32 else 0.05
-    limit = tolerance * max(1.0, float(own.abs().max()))
-    difference = float((own - ours).abs().max())
+        recorder = _record(module, token_ids[:2])
+        shape = recorder.shape()
+    return Witness(
+        token_ids=token_ids, logits=own, routes=routes, shape=shape, scorings=recorder.scorings, rounds=_rounds(module)
+    )
+
+
+@torch.inference_mode()
+def check(module: PreTrainedModel, witness: Witness, *, kernels: Literal["triton", "torch"] = "torch") -> None:
+    """Compute the same tokens in steps by the engine's attention, and compare the logits. Raises ModelNotSupported.
+
+    The steps take the experts that the one piece took: in 16 bits a router that is nearly undecided chooses otherwise
+    than before, whoever computes what it reads. What attention gives reaches the logits beside the experts as well.
+
+    kernels: who computes attention over pages
+    """
+    with _refusing(module):
+        current = CurrentStep()
+        storage = storage_for(module, witness, kernels=kernels)
+        attention = PackedAttention(current, witness.shape)
+
+        def compute(step: Step, start: int) -> Tensor:
+            with current.running(step), witness.routes.following(start, len(step.token_ids)):
+                return _compute(module, step.token_ids, step.positions, logits_to_keep=step.logit_rows)
+
+        try:
+            module.set_attn_implementation(attention.name)
+            ours = compute_in_steps(witness, storage, compute)
+        finally:
+            attention.close()
+    difference, limit = distance(witness, ours, module.dtype)
     if not difference <= limit:
         raise ModelNotSupported(
             f"{module.config.model_type}: logits through the engine's attention are off by {difference:.2g}"
             f" (allowed: {limit:.2g})"
         )
-    return shape
+
+
+def distance(witness: Witness, logits: Tensor, dtype: torch.dtype) -> tuple[float, float]:
+    """By how much logits differ from the model's own, and by how much they may in these numbers."""
+    tolerance = 1e-3 if dtype == torch.float32 and not witness.rounds else 0.05
+    limit = tolerance * max(1.0, float(witness.logits.abs().max()))
+    return float((witness.logits - logits).abs().max()), limit
+
+
+def storage_for(
+    module: PreTrainedModel, witness: Witness, *, kernels: Literal["triton", "torch"] = "torch"
+) -> PageStorage:
+    """Room for the tokens of a witness."""
+    num_blocks = -(-len(witness.token_ids) // BLOCK_SIZE)
+    return PageStorage(
+        witness.shape,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        dtype=module.dtype,
+        device=module.device,
+        kernels=kernels,
+        max_model_len=len(witness.token_ids),
+    )
+
+
+def compute_in_steps(
+    witness: Witness,
+    storage: PageStorage,
+    compute: Callable[[Step, int], Tensor],
+    *,
+    chunks: Sequence[int] = CHUNKS,
+) -> Tensor:
+    """The logits of all tokens, computed chunk by chunk over a small storage, [tokens, vocab] float32.
+
+    compute: a step's wanted logits, from the step and the position of its first token
+    """
+    num_blocks = -(-len(witness.token_ids) // BLOCK_SIZE)
+    holding = Holding(0, blocks=list(range(num_blocks))[::-1])
+    logits: list[Tensor] = []
+    start = 0
+    for length in chunks:
+        length = min(length, len(witness.token_ids) - start)
+        if length:
+            step = _step_of(storage, holding, witness.token_ids, start, length)
+            logits.append(compute(step, start)[step.logit_rows])  # back in order, if they came as asked for
+            start += length
+    return torch.cat(logits).float()
+
+
+@contextmanager
+def _refusing(module: PreTrainedModel) -> Iterator[None]:
+    """Within it, what the model does not bear is a refusal of it; behind it, it has its own attention."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        raise ModelNotSupported(f"{module.config.model_type}: {error}") from error
+    finally:
+        module.set_attn_implementation("eager")
+
+
+def _rounds(module: PreTrainedModel) -> bool:
+    return any(isinstance(each, QuantisedLinear) for each in module.modules())
 
 
 def _compute(module: PreTrainedModel, token_ids: Tensor, positions: Tensor, **chosen: Tensor) -> Tensor:
@@ -66,7 +168,7 @@ def _compute(module: PreTrainedModel, token_ids: Tensor, positions: Tensor, **ch
     return logits
 
 
-def _seen_shape(module: PreTrainedModel, token_ids: Tensor) -> KeyValueShape:
+def _record(module: PreTrainedModel, token_ids: Tensor) -> _Recorder:
     recorder = _Recorder(text_config(module.config))
     register(RECORDER, recorder)
     try:
@@ -74,31 +176,7 @@ def _seen_shape(module: PreTrainedModel, token_ids: Tensor) -> KeyValueShape:
         _compute(module, token_ids, torch.arange(len(token_ids), device=module.device))
     finally:
         unregister(RECORDER)
-    return recorder.shape()
-
-
-def _compute_in_steps(module: PreTrainedModel, token_ids: Tensor, shape: KeyValueShape, routes: Routes) -> Tensor:
-    """The logits of all tokens, computed chunk by chunk over a small storage."""
-    num_blocks = -(-len(token_ids) // BLOCK_SIZE)
-    storage = PageStorage(shape, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=module.dtype, device=module.device)
-    holding = Holding(0, blocks=list(range(num_blocks))[::-1])
-    current = CurrentStep()
-    attention = PackedAttention(current, shape)
-    logits: list[Tensor] = []
-    start = 0
-    try:
-        module.set_attn_implementation(attention.name)
-        for length in CHUNKS:
-            length = min(length, len(token_ids) - start)
-            if length:
-                step = _step_of(storage, holding, token_ids, start, length)
-                with current.running(step), routes.following(start, length):
-                    rows = _compute(module, step.token_ids, step.positions, logits_to_keep=step.logit_rows)
-                logits.append(rows[step.logit_rows])  # back in order, if they came as asked for
-                start += length
-    finally:
-        attention.close()
-    return torch.cat(logits)
+    return recorder
 
 
 def _step_of(storage: PageStorage, holding: Holding, token_ids: Tensor, start: int, length: int) -> Step:
@@ -124,6 +202,7 @@ class _Recorder:
         self._keys: list[Tensor] = []  # of those layers: kept, so that no other tensor comes to lie where they do
         self._places: dict[int, int] = {}
         self._readers: set[int] = set()
+        self.scorings: dict[int, Scoring] = {}
 
     def __call__(
         self,
@@ -132,7 +211,10 @@ class _Recorder:
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None,
+        scaling: float | None = None,
         sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
         if attention_mask is not None:
@@ -143,6 +225,8 @@ class _Recorder:
         if number in self._places:
             raise ValueError(f"layer {number} attends more than once per token")
         self._check_window(number, sliding_window)
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        self.scorings[number] = Scoring(scale=scale, window=sliding_window, softcap=softcap, sinks=s_aux)
         self._note(number, key, LayerShape(heads=key.shape[1], key_dim=key.shape[-1], value_dim=value.shape[-1]))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
 

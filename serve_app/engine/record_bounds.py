@@ -96,7 +96,7 @@ def hidden_size_of(module: PreTrainedModel) -> int:
     """Numbers of what the last layer gives, which is what the head reads."""
     head: Any = module.get_output_embeddings()
     if head is not None:
-        return int(head.weight.shape[-1])
+        return int(head.in_features) if hasattr(head, "in_features") else int(head.weight.shape[-1])
     return int(text_config(module.config).hidden_size)
 
 

@@ -54,7 +54,7 @@ def _hand_out(batch: Batch, states: Tensor | None, experts: dict[int, Tensor]) -
                 states[first:end] if states is not None and record.wants_states else None,
                 {layer: chosen[first:end] for layer, chosen in experts.items()} if record.wants_experts else {},
             )
-        first = end
+        first += span.num_computed
 
 
 def _noting_states(found: list[Tensor]) -> Callable[..., None]:

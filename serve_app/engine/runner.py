@@ -9,6 +9,7 @@ from torch import Tensor
 
 from serve_app.engine.attention import PackedAttention
 from serve_app.engine.batch import Batch
+from serve_app.engine.decoder.building import build_loop
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.bank import AdapterBank
@@ -25,6 +26,12 @@ class Runner:
         self._current = CurrentStep()
         self._attention = PackedAttention(self._current, model.shape)
         model.module.set_attn_implementation(self._attention.name)
+        self._loop = None if model.scorings is None else build_loop(model.module, model.shape, model.scorings)
+
+    @property
+    def has_loop(self) -> bool:
+        """Whether steps are computed by the loop, but for those of which somebody wants more than logits."""
+        return self._loop is not None
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
@@ -34,19 +41,26 @@ class Runner:
         positions, then its sampled one.
         """
         step = lay_out(batch, self._storage, device=self._model.device)
+        is_recorded = any(span.sequence.record is not None for span in batch.spans)
         self._bank.begin_step(step.mixes)
         try:
-            with self._current.running(step):
-                output: Any = self._model.module(
-                    **self._tokens(step),
-                    position_ids=step.positions[None] if step.rope_positions is None else step.rope_positions[:, None],
-                    use_cache=False,
-                    logits_to_keep=step.logit_rows,
-                )
+            if self._loop is None or is_recorded or step.rope_positions is not None:
+                return self._compute(step).float()
+            return self._loop(step).float()
         finally:
             self._bank.end_step()
+
+    def _compute(self, step: Step) -> Tensor:
+        """By transformers' modules, which recorders watch and which know rotations in three dimensions."""
+        with self._current.running(step):
+            output: Any = self._model.module(
+                **self._tokens(step),
+                position_ids=step.positions[None] if step.rope_positions is None else step.rope_positions[:, None],
+                use_cache=False,
+                logits_to_keep=step.logit_rows,
+            )
         logits: Tensor = output.logits
-        return logits[0].float()
+        return logits[0]
 
     def _tokens(self, step: Step) -> dict[str, Tensor]:
         """The step's tokens by their ids, or embedded where some have no id that says what they are."""

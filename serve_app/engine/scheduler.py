@@ -14,6 +14,7 @@ from serve_app.engine.lora.slots import Slots
 from serve_app.engine.pace import Pace
 from serve_app.engine.queue import WaitingQueue
 from serve_app.engine.sequence import Sequence
+from serve_app.engine.speculation.speculator import Room, Speculator
 
 COPIED_PER_BATCH_TOKEN = 4
 """Positions that may be copied per token that a step may compute: of half a billion weights, a fifth of a step."""
@@ -41,6 +42,7 @@ class Scheduler:
         max_logit_rows: int,
         max_forced: int = 0,
         pace: Pace | None = None,
+        speculator: Speculator | None = None,
         max_bypass_s: float = 5.0,
         uses_prefixes: bool = True,
         clock: Callable[[], float] = time.monotonic,
@@ -53,6 +55,7 @@ class Scheduler:
         self.num_prefix_hit_tokens = 0
         self._store = store
         self._slots = slots
+        self._speculator = speculator
         self._admission = Admission(
             waiting, store, slots, max_bypass_s=max_bypass_s, uses_prefixes=uses_prefixes, clock=clock
         )
@@ -84,7 +87,9 @@ class Scheduler:
             self._admit()
         self._copied_before = self._store.num_copied_tokens
         spans = self._nearest()
-        return Batch(tuple(sorted(spans, key=_by_length_and_place) + self._chunks(spans)))
+        if chunks := self._chunks(spans):
+            return Batch(tuple(sorted(spans, key=_by_length_and_place) + chunks))
+        return Batch(tuple(sorted(self._guessed(spans), key=_by_length_and_place)))
 
     def take_failures(self) -> list[tuple[Sequence, str]]:
         """Sequences that never began because their adapter could not be had, with the reason."""
@@ -198,6 +203,16 @@ class Scheduler:
                 spans.append(span)
         return spans
 
+    def _guessed(self, spans: list[Span]) -> list[Span]:
+        """These, with guesses within what the step has left; while prompts are to be computed nothing is to spare."""
+        is_waited_for = len(spans) < len(self.running) or not all(span.decodes for span in spans)
+        if self._speculator is None or is_waited_for:
+            return spans
+        rows = self._max_logit_rows - sum(span.scores for span in spans)
+        left = min(rows, self._max_batch_tokens - sum(span.length for span in spans))
+        reserve = lambda sequence, num_tokens: self._store.reserve(_holding(sequence), num_tokens)  # noqa: E731
+        return self._speculator.extend(spans, Room(max_guesses=max(left, 0), reserve=reserve))
+
     @staticmethod
     def _span(sequence: Sequence, budget: int, rows: int) -> Span:
         """As much of the sequence as the budgets allow; length 0 where they allow nothing."""
@@ -278,4 +293,4 @@ def _holding(sequence: Sequence) -> Holding:
 
 def _by_length_and_place(span: Span) -> tuple[bool, int]:
     """Single tokens first, as they attend together."""
-    return span.length > 1, _holding(span.sequence).place
+    return span.num_computed > 1, _holding(span.sequence).place

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Sequence as Items
-from functools import cached_property
-from hashlib import blake2b
 
 from serve_app.constraints.matcher import Matcher
 from serve_app.core.delta import Finish, FinishReason, TokenLogprob
@@ -35,6 +32,8 @@ class Sequence:
     illustration: the images of its prompt, if any
     matcher:    follows what was generated along the request's constraint, if any; preemption leaves it as it is
     record:     what of its positions is kept for its client, if anything; preemption leaves it as it is
+    prediction: tokens that its client expects it to generate
+    num_drafted, num_accepted: guesses that were computed along with its tokens, and those of them that were drawn
     sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
     num_held:   of its last tokens, which were forced and are shown once they were scored
     is_prompt_published: whether others can find its prompt's blocks
@@ -53,6 +52,7 @@ class Sequence:
         matcher: Matcher | None = None,
         illustration: Illustration | None = None,
         record: Record | None = None,
+        prediction: Items[int] = (),
     ) -> None:
         self.request = request
         self.sample = sample
@@ -65,19 +65,20 @@ class Sequence:
         self.matcher = matcher
         self.illustration = illustration
         self.record = record
+        self.prediction = prediction
         self.stop_matcher = Ending(request.stop)
         self.sampling_state = SamplingState(request.sampling, len(prompt_ids))
         self.arrived_at = time.monotonic()
         self.started_at: float | None = None
 
-        self.num_computed = 0
-        self.num_held = 0
+        self.num_computed = self.num_held = 0
         self.is_prompt_published = False
         self.holding: Holding | None = None
         self.mix: Mix = ()
         self.siblings: list[Sequence] = []
         self.finish: Finish | None = None
 
+        self.num_drafted = self.num_accepted = 0
         self.num_cached_tokens = 0
         self.was_reported = False
         self.num_shown_chars = 0
@@ -97,6 +98,7 @@ class Sequence:
             matched_stop=matched_stop,
             num_tokens=self.num_generated,
             is_context_end=reason is FinishReason.LENGTH and is_short,
+            predicted=(self.num_accepted, self.num_drafted - self.num_accepted) if self.prediction else None,
         )
         return self.finish
 
@@ -117,12 +119,6 @@ class Sequence:
         """
         version, own = self.request.model.salt.encode(), self.request.cache_salt
         return version + b"\0" + own.encode("utf-8", "surrogatepass") if own else version
-
-    @cached_property
-    def prompt_name(self) -> bytes:
-        """The same of two sequences where they have the same prompt to compute, and only there."""
-        names = array("q", self.names[: self.prompt_length])
-        return blake2b(self.salt + b"/" + names.tobytes(), digest_size=16).digest()
 
     @property
     def names(self) -> Items[int]:

@@ -23,7 +23,8 @@ class Step:
 
     token_ids, positions: [tokens] int64
     places:     [tokens] int64, where keys and values are written, as the storage counts them
-    logit_rows: [rows] int64, the tokens whose logits are wanted: of each span its scored positions, then its last
+    logit_rows: [rows] int64, the tokens whose logits are wanted: of each span its scored positions, then its last and
+                the guesses behind that
     mixes:      [tokens], the adapters' slots of each with their factors, () for the base
     attention:  what every layer asks to write its keys and values, and to attend
     embeddings: [illustrated, hidden], in the place of the ids of the tokens `illustrated`, [illustrated] int64; None
@@ -54,15 +55,23 @@ def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
         sequence, holding = span.sequence, span.sequence.holding
         assert holding is not None, f"{sequence} has no place"
         first = len(token_ids)
-        token_ids += sequence.token_ids[span.start : span.end]
-        positions += range(span.start, span.end)
-        places += storage.places(holding, span.start, span.end)
-        mixes += [sequence.mix] * span.length
+        end, length = span.start + span.num_computed, span.num_computed
+        token_ids += (*sequence.token_ids[span.start : span.end], *span.draft)
+        positions += range(span.start, end)
+        places += storage.places(holding, span.start, end)
+        mixes += [sequence.mix] * length
         logit_rows += range(first, first + span.scores)
         if span.samples:
-            logit_rows.append(first + span.length - 1)
+            logit_rows += range(first + span.length - 1, first + length)
         readings.append(
-            Reading(first_token=first, place=holding.place, blocks=holding.blocks, start=span.start, length=span.length)
+            Reading(
+                first_token=first,
+                place=holding.place,
+                blocks=holding.blocks,
+                start=span.start,
+                length=length,
+                names=holding.names,
+            )
         )
     images = lay_images(batch, positions, device=device)
     written = torch.tensor(places, device=device)

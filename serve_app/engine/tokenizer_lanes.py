@@ -27,7 +27,7 @@ class TokenizerLanes:
 
     async def run(self, requests: Items[GenerationRequest], work: Callable[[], Result]) -> Result:
         """Do the work of these requests in the lane of their size."""
-        size = sum(request.num_chars + request.prompt.num_ids for request in requests)
+        size = sum(each.num_chars + each.prompt.num_ids + len(each.prediction) for each in requests)
         pool = next(pool for most, pool in self._pools if most is None or size <= most)
         return await asyncio.get_running_loop().run_in_executor(pool, work)
 

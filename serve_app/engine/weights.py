@@ -10,25 +10,35 @@ from torch import nn
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.judgement import Judged
 from serve_app.engine.precision import choose_dtype
+from serve_app.engine.quantized.receiving import await_weights
+from serve_app.engine.quantized.rounding import Bits
 
 
-def weight_bytes(judged: Judged, dtype: torch.dtype) -> int:
+def weight_bytes(judged: Judged, dtype: torch.dtype, bits: Bits | None = None) -> int:
     """What the weights take in these numbers, whatever they are stored in: quantised ones are dequantised, tied ones
     are there once, towers that are dropped not at all.
 
-    Raises ModelNotSupported where the model wants a package that is not there.
+    bits: of the weights of linears; None is those of the numbers
+
+    Raises ModelNotSupported where the model wants a package that is not there, or has a shape that no kernel takes.
     """
     try:
         with torch.device("meta"):  # shapes alone
             model = judged.kind._from_config(deepcopy(judged.config), dtype=dtype, attn_implementation="eager")
     except ImportError as error:
         raise ModelNotSupported(f"{judged.config.model_type}: {_package_of(error)}") from error
-    return held_bytes(model)
+    if bits is None:
+        return held_bytes(model)
+    waiting = await_weights(model, bits)
+    for each in waiting:
+        each.check()
+    shown = sum(each.get_parameter("weight").nbytes for each in waiting)
+    return held_bytes(model) - shown + sum(each.num_bytes for each in waiting)
 
 
-def weight_bytes_on_cpu(judged: Judged, dtype: str) -> int:
+def weight_bytes_on_cpu(judged: Judged, dtype: str, bits: Bits | None = None) -> int:
     """The same on the CPU that we run on, in the numbers that loading would choose. Raises ModelNotSupported."""
-    return weight_bytes(judged, choose_dtype(dtype, judged.dtype, torch.device("cpu")))
+    return weight_bytes(judged, choose_dtype(dtype, judged.dtype, torch.device("cpu")), bits)
 
 
 def held_bytes(module: nn.Module) -> int:

@@ -65,12 +65,14 @@ class Exchange:
 
     async def stream(self, piece: bytes) -> None:
         """The next bytes of a stream of events; the first bring the status line with them."""
-        await self._begin_stream()
+        if not self.has_started:
+            await self._begin_stream()
         await self._write({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def end_stream(self, piece: bytes) -> None:
         """The last bytes of a stream."""
-        await self._begin_stream()
+        if not self.has_started:
+            await self._begin_stream()
         await self._end(piece)
 
     async def fail(self, error: ServeError) -> None:
@@ -84,10 +86,9 @@ class Exchange:
             await self.respond(status, error_body(error, self.dialect), headers=headers_of(error))
 
     async def _begin_stream(self) -> None:
-        if not self.has_started:
-            await self._start(
-                200, [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
-            )
+        await self._start(
+            200, [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+        )
 
     async def _start(self, status: int, headers: RawHeaders) -> None:
         self.has_started = True

@@ -46,6 +46,8 @@ TOTALS: dict[str, tuple[str, Callable[[Load], float]]] = {
     "step_seconds": ("Time spent in engine steps.", lambda load: load.step_s),
     "preemptions": ("Sequences whose blocks were taken back.", lambda load: load.num_preemptions),
     "prefix_hit_tokens": ("Tokens whose prefix was cached.", lambda load: load.num_prefix_hit_tokens),
+    "drafted_tokens": ("Guessed tokens that were computed.", lambda load: load.num_drafted_tokens),
+    "accepted_tokens": ("Guessed tokens that were drawn.", lambda load: load.num_accepted_tokens),
 }
 
 

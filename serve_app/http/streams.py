@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
+from functools import partial
 from typing import Protocol
 
 from serve_app.api.sse import comment
 from serve_app.core.errors import DeadlineExceeded, ServeError
 from serve_app.http.exchange import Exchange
+from serve_app.http.patience import Patience
 from serve_app.router.event import Event
 from serve_app.router.run import Run
 from serve_app.router.story import Story
@@ -41,43 +43,48 @@ async def stream(
     Raises ServeError, ClientGone.
     """
     pending = b""
-    try:
-        while (
-            event := await _next_event(run, exchange, keep_alive_s=keep_alive_s, max_stall_s=max_stall_s)
-        ) is not None:
-            if event.delta.recording is None:
-                pending += renderer.chunks(event)
-            else:  # many numbers to write
-                pending += await asyncio.to_thread(renderer.chunks, event)
-            if pending and not run.has_ready:
-                story.first_sent_at = story.first_sent_at or time.monotonic()
-                await in_time(exchange.stream(pending), max_stall_s)
-                pending = b""
-    except ServeError:
-        if pending and exchange.has_started:
-            await in_time(exchange.stream(pending), max_stall_s)
-        raise
-    await in_time(exchange.end_stream(pending + renderer.tail()), max_stall_s)
+    with Patience() as patience:
+        next_event = partial(_next_event, run, exchange, patience, keep_alive_s=keep_alive_s, max_stall_s=max_stall_s)
+        try:
+            while event := await next_event():
+                if event.delta.recording is None:
+                    pending += renderer.chunks(event)
+                else:  # many numbers to write
+                    pending += await asyncio.to_thread(renderer.chunks, event)
+                if pending and not run.has_ready:
+                    story.first_sent_at = story.first_sent_at or time.monotonic()
+                    await _in_time(patience, exchange.stream(pending), max_stall_s)
+                    pending = b""
+        except ServeError:
+            if pending and exchange.has_started:
+                await _in_time(patience, exchange.stream(pending), max_stall_s)
+            raise
+        await _in_time(patience, exchange.end_stream(pending + renderer.tail()), max_stall_s)
 
 
 async def in_time(sending: Coroutine[object, object, None], max_stall_s: float) -> None:
     """Raises DeadlineExceeded where that takes longer."""
+    with Patience() as patience:
+        await _in_time(patience, sending, max_stall_s)
+
+
+async def _in_time(patience: Patience, sending: Coroutine[object, object, None], max_stall_s: float) -> None:
     try:
-        async with asyncio.timeout(max_stall_s):
-            await sending
+        await patience.wait(sending, max_stall_s)
     except TimeoutError:
         raise DeadlineExceeded(
             f"Nothing of the response was read for {max_stall_s:g} s.", None, {"max_stall_s": max_stall_s}
         ) from None
 
 
-async def _next_event(run: Run, exchange: Exchange, *, keep_alive_s: float, max_stall_s: float) -> Event | None:
+async def _next_event(
+    run: Run, exchange: Exchange, patience: Patience, *, keep_alive_s: float, max_stall_s: float
+) -> Event | None:
     """The next event, None at the end; comments go out while it is waited for."""
     while True:
         try:
             if run.has_ready:
-                return await anext(run, None)
-            async with asyncio.timeout(keep_alive_s):
-                return await anext(run, None)
+                return await run.next_event()
+            return await patience.wait(run.next_event(), keep_alive_s)
         except TimeoutError:
-            await in_time(exchange.stream(KEEP_ALIVE), max_stall_s)
+            await _in_time(patience, exchange.stream(KEEP_ALIVE), max_stall_s)

@@ -31,12 +31,12 @@ class CallReader:
     """Reads the calls of each choice's text once it has ended."""
 
     def __init__(self, tools: Tools) -> None:
-        self._names = tools.names
+        self._tools = tools.usable
         self._texts: dict[int, list[str]] = {}
 
     def note(self, index: int, text: str) -> None:
         """Remember what a choice's text gained."""
-        if self._names:
+        if self._tools:
             self._texts.setdefault(index, []).append(text)
 
     def finished(self, choice: Choice) -> Choice:
@@ -44,7 +44,7 @@ class CallReader:
         text = "".join(self._texts.pop(choice.index, ()))
         if not text:
             return choice
-        content, calls = parse_whole(JSON, text, self._names)
+        content, calls = parse_whole(JSON, text, self._tools)
         if content or not calls or not _is_json(text):
             return choice
         has_stopped = choice.finish_reason is FinishReason.STOP

@@ -12,12 +12,12 @@ from serve_app.api.chunks import ChunkWriter, written_message
 from serve_app.api.fragments import Fragment
 from serve_app.api.responses import ResponseHead, completion_body
 from serve_app.core.delta import PromptReport
-from serve_app.router.compose import shown_recording
+from serve_app.router.compose import shown_recording, stop_reason_of
 from serve_app.router.event import Event
 from serve_app.router.message import MessageReader, message_reader
 from serve_app.router.render import StreamRenderer, whole_body, whole_extras
 from serve_app.router.run import Run
-from serve_app.tools.forms import Form
+from serve_app.tools.forms import AnyForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +37,12 @@ class ChatComposer:
     forms:     of calls, of the model of each part
     """
 
-    def __init__(self, request: ChatRequest, templates: Sequence[str], forms: Sequence[Form]) -> None:
+    def __init__(self, request: ChatRequest, templates: Sequence[str], forms: Sequence[AnyForm]) -> None:
         self._request = request
         self._templates = templates
         self._forms = forms
         self._needs_report = request.return_token_ids or request.has_continuous_usage
+        self._shows_text_alone = not self._needs_report and request.logprobs is None
         self._reports: dict[int, PromptReport] = {}
         self._kept: dict[int, list[Event]] = {}
         self._readers: dict[int, MessageReader] = {}
@@ -55,6 +56,11 @@ class ChatComposer:
             self._kept.setdefault(event.part, []).append(event)
             return []
         return self._parts(event)
+
+    def is_text_alone(self, event: Event) -> bool:
+        """Whether all that the event adds to its choice is its text, and nothing has to be remembered of it."""
+        reader = self._readers.get(event.index)
+        return self._shows_text_alone and event.delta.is_bare and reader is not None and reader.is_text_alone
 
     def prompt_tokens(self, part: int) -> int:
         return self._reports[part].num_tokens
@@ -99,13 +105,15 @@ class ChatComposer:
             logprobs=None if self._request.logprobs is None else delta.logprobs,
             finish_reason=gain.finish_reason,
             matched_stop=None if delta.finish is None else delta.finish.matched_stop,
+            has_stop_reason=self._request.dialect.has_stop_reason,
+            stop_reason=stop_reason_of(delta, self._request),
             token_ids=delta.token_ids if self._request.return_token_ids else None,
             recording=shown_recording(delta, self._request),
         )
 
 
 def chat_renderer(
-    request: ChatRequest, head: ResponseHead, run: Run, *, templates: Sequence[str], forms: Sequence[Form]
+    request: ChatRequest, head: ResponseHead, run: Run, *, templates: Sequence[str], forms: Sequence[AnyForm]
 ) -> StreamRenderer[ChatChoice]:
     """Of the chunks of POST /v1/chat/completions."""
     writer = ChunkWriter(head, written_message, kind=CHAT_CHUNK_OBJECT)
@@ -114,7 +122,7 @@ def chat_renderer(
 
 
 async def collect_chat(
-    run: Run, request: ChatRequest, *, head: ResponseHead, templates: Sequence[str], forms: Sequence[Form]
+    run: Run, request: ChatRequest, *, head: ResponseHead, templates: Sequence[str], forms: Sequence[AnyForm]
 ) -> dict[str, object] | Fragment:
     """Read a run to its end and build the whole body."""
     composer = ChatComposer(request, templates, forms)
@@ -140,6 +148,8 @@ def _joined(parts: Sequence[ChatChoice]) -> ChatChoice:
         logprobs=None if last.logprobs is None else tuple(each for part in parts for each in part.logprobs or ()),
         finish_reason=last.finish_reason,
         matched_stop=last.matched_stop,
+        has_stop_reason=last.has_stop_reason,
+        stop_reason=last.stop_reason,
         token_ids=None if last.token_ids is None else tuple(token_id for ids in token_ids for token_id in ids),
         prompt_token_ids=parts[0].prompt_token_ids,
         recording=last.recording,

@@ -47,6 +47,8 @@ class Composer:
         self._kept: dict[int, list[Event]] = {}
         self._has_begun: set[int] = set()
         self._calls = CallReader(request.tool_use)
+        wants_more = self._needs_report or self._wants_logprobs or bool(request.tool_use.names)
+        self._shows_text_alone = not wants_more
 
     def add(self, event: Event) -> list[Part]:
         """The parts that can be shown now, in the order of each choice."""
@@ -57,6 +59,10 @@ class Composer:
             self._kept.setdefault(event.part, []).append(event)
             return []
         return self._parts(event)
+
+    def is_text_alone(self, event: Event) -> bool:
+        """Whether all that the event adds to its choice is its text, and nothing has to be remembered of it."""
+        return self._shows_text_alone and event.delta.is_bare
 
     def prompt_tokens(self, part: int) -> int:
         return self._reports[part].num_tokens
@@ -105,7 +111,7 @@ class Composer:
             finish_reason=None if delta.finish is None else delta.finish.reason,
             matched_stop=None if delta.finish is None else delta.finish.matched_stop,
             has_stop_reason=self._request.dialect.has_stop_reason,
-            stop_reason=None if delta.finish is None else self._stop_reason(delta.finish.matched_stop),
+            stop_reason=stop_reason_of(delta, self._request),
             token_ids=delta.token_ids if self._wants_ids else None,
             prompt_token_ids=self._reports[event.part].token_ids if self._wants_ids and is_first else None,
             prompt_logprobs=self._scores(event.part) if is_first else None,
@@ -128,9 +134,11 @@ class Composer:
         num_top = self._request.prompt_logprobs
         return None if num_top is None else ranked_body(self._reports[part].whole_logprobs or (), num_top)
 
-    def _stop_reason(self, matched: str | int | None) -> str | int | None:
-        """What vLLM calls so: not the model's own end."""
-        return matched if isinstance(matched, str) or matched in self._request.stop_token_ids else None
+
+def stop_reason_of(delta: Delta, request: CompletionRequest) -> str | int | None:
+    """What vLLM calls so: not the model's own end."""
+    matched = None if delta.finish is None else delta.finish.matched_stop
+    return matched if isinstance(matched, str) or matched in request.stop_token_ids else None
 
 
 def shown_recording(delta: Delta, request: CompletionRequest) -> ShownRecording | None:

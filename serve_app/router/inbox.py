@@ -26,7 +26,7 @@ class Inbox:
         self._on_full = on_full
         self._on_slack = on_slack
         self._entries: deque[Arrival] = deque()
-        self._has_entries = asyncio.Event()
+        self._arrived: asyncio.Future[None] | None = None  # of a reader that waits
         self._is_full = False
 
     def __len__(self) -> int:
@@ -39,7 +39,8 @@ class Inbox:
 
     def put(self, entry: Arrival) -> None:
         self._entries.append(entry)
-        self._has_entries.set()
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
         if self._max_pending is not None and len(self._entries) > self._max_pending and not self._is_full:
             self._is_full = True
             self._on_full()
@@ -47,8 +48,8 @@ class Inbox:
     async def take(self) -> Arrival:
         """The oldest entry. A reader that is cancelled while it waits has taken nothing."""
         while not self._entries:
-            self._has_entries.clear()
-            await self._has_entries.wait()
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
         entry = self._entries.popleft()
         self._slacken()
         return entry

@@ -21,7 +21,7 @@ from serve_app.router.calling import constraint_of
 from serve_app.router.recording import record_wanted
 from serve_app.router.sampling import lower_sampling, unencoded
 from serve_app.tools.demands import call_constraint
-from serve_app.tools.forms import Form, form_for
+from serve_app.tools.forms import AnyForm, form_for
 
 CardOf = Callable[[ModelRef], ModelCard]
 
@@ -109,6 +109,7 @@ def _lowered(
             context=context,
             unencoded=texts,
             infill=request.infill,
+            prediction=request.expected,
         )
 
     return tuple(one(part, target) for part, target in enumerate(targets))
@@ -203,14 +204,14 @@ def _logprobs(request: CompletionRequest) -> LogprobParams | None:
     )
 
 
-def _constraint(request: CompletionRequest, form: Form) -> Constraint | None:
+def _constraint(request: CompletionRequest, form: AnyForm) -> Constraint | None:
     """What each text has to be, calls of tools in the form that the model knows."""
     if not isinstance(request, ChatRequest):
         return constraint_of(request)
     return call_constraint(request.tool_use, form, request.constraint)
 
 
-def _has_special_marks(request: CompletionRequest, form: Form) -> bool:
+def _has_special_marks(request: CompletionRequest, form: AnyForm) -> bool:
     """Whether calls stand behind marks that a text without special tokens would not show."""
     is_chat = isinstance(request, ChatRequest)
     return is_chat and bool(request.tool_use.usable) and form.has_special_tokens
@@ -239,6 +240,9 @@ def _check_ids(request: CompletionRequest, vocab_size: int) -> None:
         highest = max(getattr(request, name), default=-1)
         if highest >= vocab_size:
             raise InvalidRequest.refusing(name, must=_hold_ids(vocab_size), found=str(highest))
+    expected = request.expected
+    if not isinstance(expected, str) and max(expected, default=-1) >= vocab_size:
+        raise InvalidRequest.refusing("speculation", must=_hold_ids(vocab_size), found=str(max(expected)))
 
 
 def _hold_ids(vocab_size: int) -> str:

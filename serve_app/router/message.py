@@ -8,9 +8,9 @@ from serve_app.api.chat import ChatRequest
 from serve_app.core.delta import Finish, FinishReason
 from serve_app.core.tools import ToolCallDelta
 from serve_app.router.reasoning import ReasoningSplitter, Split, is_thinking
-from serve_app.tools.forms import Form
+from serve_app.tools.forms import AnyForm
 from serve_app.tools.parsed import Parsed
-from serve_app.tools.parser import ToolCallParser
+from serve_app.tools.whole import AnyParser, call_parser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +31,16 @@ class MessageReader:
     """
 
     def __init__(
-        self, splitter: ReasoningSplitter | None, parser: ToolCallParser | None, *, is_parallel: bool = True
+        self, splitter: ReasoningSplitter | None, parser: AnyParser | None, *, is_parallel: bool = True
     ) -> None:
         self._splitter = splitter
         self._parser = parser
         self._is_parallel = is_parallel
+
+    @property
+    def is_text_alone(self) -> bool:
+        """Whether what it reads is what is said, piece by piece."""
+        return self._splitter is None and self._parser is None
 
     def read(self, text: str, finish: Finish | None) -> Gain:
         """Take more of the text; with its finish, the last of it."""
@@ -66,7 +71,7 @@ class MessageReader:
         return FinishReason.TOOL_CALLS if has_called and finish.reason is FinishReason.STOP else finish.reason
 
 
-def message_reader(request: ChatRequest, form: Form, *, before: str | None) -> MessageReader:
+def message_reader(request: ChatRequest, form: AnyForm, *, before: str | None) -> MessageReader:
     """Of one text of this request.
 
     form:   of calls, as the model writes them
@@ -76,5 +81,5 @@ def message_reader(request: ChatRequest, form: Form, *, before: str | None) -> M
     has_thoughts = before is not None and tools.choice.mode != "required"  # a demanded call is there from the beginning
     splitter = ReasoningSplitter(is_thinking=is_thinking(before)) if before is not None and has_thoughts else None
     if tools.usable:
-        parser = ToolCallParser(form, tools.names, holds_calls=not request.stream)
+        parser = call_parser(form, tools.usable, holds_calls=not request.stream)
     return MessageReader(splitter, parser, is_parallel=tools.is_parallel)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Generic, Protocol, Self, TypeVar
 
-from serve_app.api.chunks import ChunkWriter, dump, written_choice
+from serve_app.api.chunks import TEXT_MARK, ChunkWriter, dump, dump_text, written_choice
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.fragments import Fragment
 from serve_app.api.logprobs import LegacyLogprobs
@@ -39,6 +39,8 @@ class Shown(Protocol):
 
     def without_recording(self) -> Self: ...
 
+    def with_text(self, text: str) -> Self: ...
+
     def recording_alone(self) -> Self:
         """The same choice with nothing else."""
         ...
@@ -66,6 +68,11 @@ class Composes(Protocol[ChosenOf]):
 
     def add(self, event: Event) -> Sequence[Composed[ChosenOf]]: ...
 
+    def is_text_alone(self, event: Event) -> bool:
+        """Whether all that the event adds to its choice is its text as it stands, whatever came before; there is
+        nothing to remember of it, then."""
+        ...
+
     def prompt_tokens(self, part: int) -> int: ...
 
 
@@ -85,10 +92,25 @@ class StreamRenderer(Generic[Chosen]):
         self._num_finished = 0
         self._last: Chosen | None = None  # kept for the usage of the whole response, which it carries
         self._first_recording: Recording | None = None
+        self._is_timed = request.has_timings and request.timings_per_token
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # the text of a chunk that adds nothing else, by choice
 
     def chunks(self, event: Event) -> bytes:
         """The chunks that this event allows; nothing where it shows nothing. What was recorded comes by itself."""
+        if not self._is_timed and self._composer.is_text_alone(event):
+            return self._text_chunk(event)
         return b"".join(self._chunk(part) for part in self._composer.add(event) if not part.choice.is_silent)
+
+    def _text_chunk(self, event: Event) -> bytes:
+        """As for any other event, of which only the text is rendered anew."""
+        if not event.delta.text:
+            return b""
+        around = self._around.get(event.index)
+        if around is None:
+            (part,) = self._composer.add(event)
+            around = self._around[event.index] = self._writer.around(part.choice.with_text(TEXT_MARK))
+        before, behind = around
+        return before + dump_text(event.delta.text) + behind
 
     def tail(self) -> bytes:
         """What follows the last choice."""

@@ -24,7 +24,7 @@ from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_resp
 from serve_app.router.placement import Placement
 from serve_app.router.run import Run, RunSettings
 from serve_app.router.suffixes import with_suffix_mode
-from serve_app.tools.forms import JSON, Form, form_for
+from serve_app.tools.forms import JSON, AnyForm, form_for
 
 MAX_ASKED = 64
 """Of a list of models that was not checked yet, so many are asked for their dialect."""
@@ -101,7 +101,7 @@ class Router:
         cards = [self.view.cards.get(request.model.base) for request in run.requests]
         return tuple("" if card is None else card.chat_template for card in cards)
 
-    def call_forms_of(self, run: Run) -> tuple[Form, ...]:
+    def call_forms_of(self, run: Run) -> tuple[AnyForm, ...]:
         """The form of calls of the model of each part of a run."""
         cards = [self.view.cards.get(request.model.base) for request in run.requests]
         return tuple(JSON if card is None else form_for(card.chat_template, card.tool_parser) for card in cards)

@@ -87,15 +87,13 @@ class Run:
     @property
     def num_finished(self) -> dict[str, int]:
         """Completions that have ended, by base."""
-        return {
-            base: sum(self.tally.of(parts).finish_reasons.values())
-            for base, parts in self._parts_by(lambda request: request.model.base).items()
-        }
+        by_base = self._parts_by(lambda request: request.model.base)
+        return {base: self._tally_of(parts).num_finished for base, parts in by_base.items()}
 
     @property
     def tallies(self) -> dict[ModelRef, Tally]:
         """What each model's part came to."""
-        return {model: self.tally.of(parts) for model, parts in self._parts_by(lambda request: request.model).items()}
+        return {model: self._tally_of(parts) for model, parts in self._parts_by(lambda request: request.model).items()}
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -119,8 +117,15 @@ class Run:
         return self
 
     async def __anext__(self) -> Event:
-        if not self._num_unended:
+        event = await self.next_event()
+        if event is None:
             raise StopAsyncIteration
+        return event
+
+    async def next_event(self) -> Event | None:
+        """None at the end. Raises the first error that comes."""
+        if not self._num_unended:
+            return None
         arrival = await self._inbox.take()
         if isinstance(arrival, ServeError):
             raise arrival
@@ -276,6 +281,9 @@ class Run:
         self._attempts.clear()
         for link, request_ids in running.items():
             link.abort(request_ids)
+
+    def _tally_of(self, parts: set[int]) -> Tally:
+        return self.tally if len(parts) == len(self.requests) else self.tally.of(parts)
 
     def _parts_by(self, key: Callable[[GenerationRequest], Key]) -> dict[Key, set[int]]:
         """Which of the requests have this in common."""

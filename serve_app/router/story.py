@@ -86,10 +86,11 @@ def _facts_of_request(request: CompletionRequest) -> dict[str, object]:
 
 
 def _facts_of_run(run: Run) -> dict[str, object]:
+    usage = run.tally.usage
     return {
         "response_id": run.response_id,
-        "prompt_tokens": run.tally.usage.prompt_tokens,
-        "cached_tokens": run.tally.usage.cached_tokens,
-        "completion_tokens": run.tally.usage.completion_tokens,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
         "finish_reasons": {reason.value: count for reason, count in run.tally.finish_reasons.items()},
     }

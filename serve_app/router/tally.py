@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from serve_app.api.timings import Timings
@@ -16,6 +16,7 @@ class PromptTally:
     """One prompt for one model, as far as its present attempt goes.
 
     completion_tokens: by choice; num_completion_tokens: of all of them
+    predicted:         of those choices that have ended, see `Usage`
     """
 
     report: PromptReport | None = None
@@ -24,6 +25,7 @@ class PromptTally:
     completion_tokens: dict[int, int] = field(default_factory=dict)
     num_completion_tokens: int = 0
     finish_reasons: Counter[FinishReason] = field(default_factory=Counter)
+    predicted: tuple[int, int] | None = None
 
 
 class Tally:
@@ -75,6 +77,7 @@ class Tally:
             cached_tokens=sum(report.num_cached_tokens for report in reports),
             completion_tokens=sum(each.num_completion_tokens for each in self._prompts.values()),
             truncated_tokens=sum(report.num_dropped_tokens for report in reports),
+            predicted=_added([each.predicted for each in self._prompts.values()]),
             unenforced_formats=next((each.unenforced_formats for each in reports if each.unenforced_formats), ()),
         )
 
@@ -111,7 +114,7 @@ class Tally:
 
         The finish of a choice knows also tokens that no delta carried.
         """
-        prompt = self._prompts.setdefault(part, PromptTally())
+        prompt = self._prompts.get(part) or self._prompts.setdefault(part, PromptTally())
         prompt.last_at = self._clock()
         if prompt.first_at is None:
             prompt.first_at = prompt.last_at
@@ -124,6 +127,7 @@ class Tally:
         prompt.num_completion_tokens += now - before
         if delta.finish is not None:
             prompt.finish_reasons[delta.finish.reason] += 1
+            prompt.predicted = _added([prompt.predicted, delta.finish.predicted])
         return now
 
     def drop(self, part: int) -> None:
@@ -134,3 +138,9 @@ class Tally:
     @property
     def _reports(self) -> list[PromptReport]:
         return [each.report for each in self._prompts.values() if each.report is not None]
+
+
+def _added(counts: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """Of those that are known; None where none is."""
+    known = [each for each in counts if each is not None]
+    return (sum(each[0] for each in known), sum(each[1] for each in known)) if known else None

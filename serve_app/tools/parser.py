@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from serve_app.core.tools import ToolCallDelta
 from serve_app.tools.forms import Form
 from serve_app.tools.heads import Head, Incomplete, NoCall, read_named_head, read_object_head, read_object_rest
 from serve_app.tools.json_scan import JsonScanner
-from serve_app.tools.marks import num_held, skip_space
-from serve_app.tools.parsed import Gains, Parsed, new_call_id
-
-MAX_HELD_CHARS = 4096
-"""Of what stands before and behind the arguments of a call; longer it is content."""
+from serve_app.tools.marks import skip_space
+from serve_app.tools.parsed import Gains, new_call_id
+from serve_app.tools.parting import MAX_HELD_CHARS, Parting
 
 
-class ToolCallParser:
+class ToolCallParser(Parting):
     """Content and calls of one text in this form.
 
     Marks and calls are no content; white space before a call without a mark, between calls and behind the last is
@@ -37,42 +34,13 @@ class ToolCallParser:
         new_id: Callable[[], str] = new_call_id,
         holds_calls: bool = False,
     ) -> None:
-        self.num_calls = 0
-        self.is_whole = False
+        super().__init__(form.opener, names, new_id=new_id, holds_calls=holds_calls)
         self._form = form
-        self._names = frozenset(names)
-        self._new_id = new_id
-        self._holds_calls = holds_calls
-        self._buffer = ""
-        self._is_last = False
-        self._phase: Callable[[Gains], bool] = self._first
-        self._opened = ""  # the mark of the call that is being read, which is content where it turns out to be none
+        self._phase = self._first
         self._is_in_list = False
         self._head = Head(name="", at=0)
         self._scanner = JsonScanner()
         self._num_scanned = 0
-
-    @property
-    def has_calls(self) -> bool:
-        return self.num_calls > 0
-
-    def feed(self, text: str) -> Parsed:
-        """Take more of the text."""
-        self._buffer += text
-        return self._parsed()
-
-    def flush(self) -> Parsed:
-        """The text has ended: what was held back is what it can still be."""
-        self._is_last = True
-        return self._parsed()
-
-    def _parsed(self) -> Parsed:
-        gains = Gains()
-        while self._phase(gains):
-            pass
-        return gains.parsed()
-
-    # Each phase takes from the buffer and returns whether another one is to go on with what is left.
 
     def _first(self, gains: Gains) -> bool:
         """Nothing but white space has come."""
@@ -93,18 +61,6 @@ class ToolCallParser:
         opener, text = self._form.opener, self._buffer[at : at + len(self._form.opener)]
         return bool(opener) and opener.startswith(text)
 
-    def _outside(self, gains: Gains) -> bool:
-        """Content, up to the next mark."""
-        opener = self._form.opener
-        at = self._buffer.find(opener) if opener else -1
-        if at >= 0:
-            gains.content.append(self._take(at))
-            self._open(opener, skipping=len(opener))
-            return True
-        held = 0 if self._is_last or not opener else num_held(self._buffer, opener)
-        gains.content.append(self._take(len(self._buffer) - held))
-        return False
-
     def _open(self, mark: str, *, skipping: int) -> None:
         self._take(skipping)
         self._opened = mark
@@ -122,12 +78,12 @@ class ToolCallParser:
             return self._give_back(gains)
         self._head = head
         if head.arguments is not None:
-            self._begin(gains, head.arguments)
+            self._begin(gains, head.name, head.arguments)
             self._end_call(head.at)
             return True
         self._scanner = JsonScanner()
         if not self._holds_calls:
-            self._begin(gains, "")
+            self._begin(gains, head.name, "")
             self._take(head.at)
             self._opened = ""
         self._num_scanned = 0 if not self._holds_calls else head.at
@@ -172,8 +128,7 @@ class ToolCallParser:
         if self._holds_calls:
             return self._held_arguments(gains, end)
         if end:
-            index = self.num_calls - 1
-            gains.calls.append(ToolCallDelta(index=index, arguments=self._take(end)))
+            self._go_on(gains, self._take(end))
             self._num_scanned = 0
         match self._scanner.state:
             case "complete":
@@ -187,19 +142,13 @@ class ToolCallParser:
     def _held_arguments(self, gains: Gains, end: int) -> bool:
         match self._scanner.state:
             case "complete":
-                self._begin(gains, self._buffer[self._head.at : end])
+                self._begin(gains, self._head.name, self._buffer[self._head.at : end])
                 self._end_call(end)
             case "open" if not self._is_last:
                 return False
             case _:
                 return self._give_back(gains)
         return True
-
-    def _begin(self, gains: Gains, arguments: str) -> None:
-        delta = ToolCallDelta(index=self.num_calls, id=self._new_id(), name=self._head.name, arguments=arguments)
-        gains.calls.append(delta)
-        self.num_calls += 1
-        self.is_whole = False
 
     def _end_call(self, at: int) -> None:
         """The arguments are whole and end there."""
@@ -222,10 +171,6 @@ class ToolCallParser:
         self._take(end if end <= MAX_HELD_CHARS else 0)
         self._phase = self._behind_call if 0 < end <= MAX_HELD_CHARS else self._outside
         return True
-
-    def _may_grow(self) -> bool:
-        """Whether what is held may still become something."""
-        return not self._is_last and len(self._buffer) <= MAX_HELD_CHARS
 
     def _behind_call(self, gains: Gains) -> bool:
         """What ends a call, or leads to the next; otherwise content goes on."""
@@ -254,32 +199,3 @@ class ToolCallParser:
         else:
             self._phase = self._outside
         return True
-
-    def _between_calls(self, gains: Gains) -> bool:
-        """A call has ended for good."""
-        at = skip_space(self._buffer, 0)
-        found = self._found(at, (self._form.opener,))
-        return False if found is None else self._after(at, found)
-
-    def _after(self, at: int, found: str) -> bool:
-        """White space before the next mark or the end is nobody's; before anything else it is content."""
-        if found or (at == len(self._buffer) and self._is_last):
-            self._take(at)
-        self._phase = self._outside
-        return bool(self._buffer)
-
-    def _found(self, at: int, marks: Collection[str]) -> str | None:
-        """Which of the marks stands there; "" is none, None is that more has to come."""
-        rest = self._buffer[at:]
-        for mark in filter(None, marks):
-            if rest.startswith(mark):
-                return mark
-        if self._is_last:
-            return ""
-        if not rest or any(mark.startswith(rest) for mark in marks):
-            return None
-        return ""
-
-    def _take(self, num_chars: int) -> str:
-        taken, self._buffer = self._buffer[:num_chars], self._buffer[num_chars:]
-        return taken

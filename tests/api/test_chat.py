@@ -130,6 +130,36 @@ def test_the_template_is_given_what_was_sent_and_nothing_may_take_its_place() ->
         assert refusal(chat_template_kwargs={name: None}).param == "chat_template_kwargs"
 
 
+def test_an_effort_and_documents_are_variables_of_the_template() -> None:
+    documents = [{"title": "a", "text": "b"}]
+    given = variables(parsed(reasoning_effort="low", documents=documents))
+    assert (given["reasoning_effort"], given["enable_thinking"], given["documents"]) == ("low", True, documents)
+    assert variables(parsed(reasoning_effort="none"))["enable_thinking"] is False
+    chosen = {"enable_thinking": False, "reasoning_effort": "high"}
+    assert (
+        variables(parsed(reasoning_effort="low", chat_template_kwargs=chosen)).items()
+        >= {
+            "enable_thinking": False,
+            "reasoning_effort": "low",
+        }.items()
+    )
+    assert (
+        not {"reasoning_effort", "enable_thinking", "documents"}
+        & variables(parsed(reasoning_effort=None, documents=None)).keys()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("reasoning_effort", "much"), ("reasoning_effort", 3), ("documents", "a"), ("documents", ["a"]),
+        ("documents", {"text": "a"}), ("documents", [{"text": "a" * 300_000}]),
+    ],
+)  # fmt: skip
+def test_what_is_no_effort_or_document_is_refused(name: str, value: object) -> None:
+    assert refusal(**{name: value}).param == name
+
+
 def test_a_developer_is_the_system_to_a_template_that_knows_none() -> None:
     request = parsed(messages=[{"role": "developer", "content": "a"}])
     assert variables(request)["messages"][0]["role"] == "system"

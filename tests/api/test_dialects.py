@@ -162,7 +162,7 @@ VALUES = {  # a value of each carried parameter that is not its default in any d
     "allowed_token_ids": [5], "bad_words": ["x"], "add_special_tokens": False, "truncate_prompt_tokens": 9,
     "truncation_side": "right", "return_tokens_as_token_ids": True, "request_id": "mine", "cache_salt": "own",
     "suffix": "!", "suffix_mode": "append",
-    "images": [sent(1)],
+    "images": [sent(1)], "prediction": {"type": "content", "content": "a"}, "speculation": [5],
     "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto",
     "parallel_tool_calls": True, "return_hidden_states": "last", "return_routed_experts": True,
 }  # fmt: skip

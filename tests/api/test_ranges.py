@@ -205,6 +205,7 @@ def test_most_parameters_have_a_range_that_is_probed() -> None:
         "suffix_mode",
         "truncation_side",
         "structured_outputs",
+        "prediction",
     }
     renamed_flags = {"include_stop_str_in_output", "return_tokens", "add_bos_token"}
     assert set(NAMES) - ranged == (flags - {"logprobs"}) | unbounded | renamed_flags

@@ -22,6 +22,14 @@ def tiny() -> PreTrainedConfig:
     )  # fmt: skip
 
 
+def small() -> PreTrainedConfig:
+    """So little to compute that what is left is the server's own work."""
+    return Qwen2Config(
+        vocab_size=32768, hidden_size=256, intermediate_size=704, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32768, tie_word_embeddings=True, eos_token_id=0,
+    )  # fmt: skip
+
+
 def half_billion() -> PreTrainedConfig:
     """The shape of Qwen2.5-0.5B."""
     return Qwen2Config(
@@ -45,6 +53,7 @@ def one_billion() -> PreTrainedConfig:
 
 SHAPES: dict[str, Callable[[], PreTrainedConfig]] = {
     "random-tiny": tiny,
+    "random-small": small,
     "random-0.5b": half_billion,
     "random-1b": one_billion,
 }
@@ -62,15 +71,15 @@ def model_folder(name: str, scratch: Path) -> Path:
     return folder
 
 
-def make_model(name: str, folder: Path) -> None:
-    """Random weights in bfloat16 and a byte tokenizer.
+def make_model(name: str, folder: Path, tokenizer: PreTrainedTokenizerFast | None = None) -> None:
+    """Random weights in bfloat16, and a byte tokenizer unless another is given.
 
     Embeddings of all but printable characters are zeros, and so are their logits: what is greedily chosen has a text.
     """
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     module = AutoModelForCausalLM.from_config(SHAPES[name]())
-    tokenizer = _byte_tokenizer()
+    tokenizer = tokenizer or _byte_tokenizer()
     is_shown = torch.zeros(module.config.vocab_size, dtype=torch.bool)
     for token_id in range(1, len(tokenizer)):
         text = tokenizer.decode([token_id])

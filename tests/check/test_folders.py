@@ -41,6 +41,14 @@ def test_a_model_is_refused_by_the_check_with_the_reason_of_loading(
     assert (finding.severity, finding.message) == (Severity.ERROR, str(refused.value))
 
 
+def test_a_shape_that_no_kernel_takes_is_found_by_the_check_as_by_loading(tmp_path: Path) -> None:
+    save_model("llama", {"intermediate_size": 48}, tmp_path)
+    [finding] = check_model(ModelArgs(name="a", path=str(tmp_path), weights="int4"), ("applications", 0))
+    with pytest.raises(ModelNotSupported, match=r"down_proj \[32, 48\]") as refused:
+        load_model(EngineConfig(name="a", path=str(tmp_path), weights="int4"))
+    assert finding.message == str(refused.value)
+
+
 @pytest.mark.skipif(find_spec("timm") is not None, reason="what it is to lack is installed")
 def test_a_package_that_a_model_lacks_is_found_by_the_check_as_by_loading(tmp_path: Path) -> None:
     save_config("gemma3n", {}, tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import jsonschema
@@ -13,11 +14,12 @@ from llguidance import LLMatcher
 from serve_app.constraints.compilation import build_matcher, compile_source
 from serve_app.constraints.compiler import Compiler
 from serve_app.constraints.refusal import Refusal
+from serve_app.constraints.tool_calls import tool_calls_to_lark
 from serve_app.constraints.vocabulary import Vocabulary
 from serve_app.core.constraint import Constraint
 from serve_app.core.tools import Tool, ToolChoice, ToolMode, Tools
 from serve_app.tools.demands import call_constraint
-from serve_app.tools.forms import HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_NAMED, Form
+from serve_app.tools.forms import GLM45, GLM47, HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_NAMED, QWEN3_CODER, AnyForm
 from serve_app.tools.whole import parse_whole
 from tests.constraints.vocabularies import EOS, WORDS, accepts, allowed, tokenizer
 
@@ -27,7 +29,7 @@ SCHEMA = {
     "required": ["city"],
     "additionalProperties": False,
 }
-FORMS = (HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, JSON)
+FORMS = (HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, JSON, QWEN3_CODER, GLM45, GLM47)
 EVERY_FORM = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 
 
@@ -49,7 +51,7 @@ def tools(
     )
 
 
-def demanded(of: Tools, form: Form, beside: Constraint | None = None) -> Constraint:
+def demanded(of: Tools, form: AnyForm, beside: Constraint | None = None) -> Constraint:
     found = call_constraint(of, form, beside)
     assert found is not None
     return found
@@ -72,13 +74,13 @@ def walk(constraint: Constraint, seed: int) -> str | None:
 
 @EVERY_FORM
 @pytest.mark.parametrize("is_parallel", [False, True])
-def test_whatever_is_allowed_is_read_as_calls_that_satisfy_their_schemas(form: Form, is_parallel: bool) -> None:
+def test_whatever_is_allowed_is_read_as_calls_that_satisfy_their_schemas(form: AnyForm, is_parallel: bool) -> None:
     of = tools(is_parallel=is_parallel)
     constraint = demanded(of, form)
     texts = [text for seed in range(12) if (text := walk(constraint, seed)) is not None]
     counts = set()
     for text in texts:
-        content, calls = parse_whole(form, text, of.names)
+        content, calls = parse_whole(form, text, of.usable)
         assert (content, bool(calls)) == ("", True), text
         counts.add(len(calls))
         for call in calls:
@@ -89,28 +91,46 @@ def test_whatever_is_allowed_is_read_as_calls_that_satisfy_their_schemas(form: F
 
 
 @EVERY_FORM
-def test_a_named_function_is_the_only_one(form: Form) -> None:
+def test_a_named_function_is_the_only_one(form: AnyForm) -> None:
     constraint = demanded(tools(names=("now",)), form)
     texts = [text for seed in range(9) if (text := walk(constraint, seed)) is not None]
     assert texts
     for text in texts:
-        _, calls = parse_whole(form, text, {"weather", "now"})
+        _, calls = parse_whole(form, text, tools().sent)
         assert [(call.name, json.loads(call.arguments)) for call in calls] == [("now", {})]
 
 
 WEATHER = '{"name": "weather", "arguments": %s}'
 
 
-@pytest.mark.parametrize(("is_strict", "is_taken"), [(True, False), (False, True)])
-def test_only_strict_tools_hold_arguments_to_their_schema(is_strict: bool, is_taken: bool) -> None:
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_a_call_that_is_required_satisfies_its_schema_strict_or_not(is_strict: bool) -> None:
     source = demanded(tools(is_strict=is_strict), JSON).source
     assert accepts("tools", source, WEATHER % '{"city": "Rome"}')
-    assert accepts("tools", source, WEATHER % '{"planet": [1]}') is is_taken
+    for text in (WEATHER % '{"planet": [1]}', WEATHER % '{"city": "Oslo"}', WEATHER % "[1]", "text"):
+        assert not accepts("tools", source, text)
+
+
+@pytest.mark.parametrize(
+    "unknown", [{"contains": {}}, {"pattern": "(?=a)"}, {"uniqueItems": True, "type": "array"}, {"type": "nothing"}]
+)
+def test_a_schema_that_cannot_be_followed_leaves_a_tool_that_is_not_strict_any_object(unknown: dict[str, Any]) -> None:
+    parameters = {"type": "object", "properties": {"city": unknown}}
+    source = demanded(tools(is_strict=False, parameters=parameters), JSON).source
+    assert accepts("tools", source, WEATHER % '{"planet": [1]}')
     assert not accepts("tools", source, WEATHER % "[1]")
-    assert not accepts("tools", source, "text")
+    with pytest.raises(Refusal):
+        compile_source("tools", demanded(tools(parameters=parameters), JSON).source, tokenizer())
 
 
-FREE: list[tuple[Form, list[str], list[str]]] = [
+def test_where_the_model_chooses_only_strict_tools_hold_arguments_to_their_schema() -> None:
+    beside = Constraint(kind="regex", source="a", name="regex")
+    for is_strict in (True, False):
+        source = demanded(tools("auto", is_strict=is_strict), JSON, beside).source
+        assert accepts("tools", source, WEATHER % '{"planet": [1]}') is not is_strict
+
+
+FREE: list[tuple[AnyForm, list[str], list[str]]] = [
     (
         HERMES,
         ["", "text", 'a <tool> {"name": "x"', 'See: <tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'],
@@ -132,6 +152,20 @@ FREE: list[tuple[Form, list[str], list[str]]] = [
         ["[TOOL_CALLS]", "[TOOL_CALLS]now", '[TOOL_CALLS][{"name": "now", "arguments": {"a": 1}}]'],
     ),
     (
+        QWEN3_CODER,
+        ["", "a <tool> <function=x>", "See: <tool_call>\n<function=now>\n</function>\n</tool_call>"],
+        [
+            "<tool_call>",
+            "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>",
+            "<tool_call>\n<function=weather>\n</function>\n</tool_call>",
+        ],
+    ),
+    (
+        GLM47,
+        ["", "text", "See: <tool_call>weather<arg_key>city</arg_key><arg_value>Rome</arg_value></tool_call>"],
+        ["<tool_call>now", "<tool_call>weather</tool_call>", "<tool_call>other</tool_call>"],
+    ),
+    (
         MISTRAL_NAMED,
         ["text", "text [TOOL_CALLS]now[ARGS]{}"],
         ["[TOOL_CALLS]now", "[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]now[ARGS]{}"],
@@ -140,7 +174,9 @@ FREE: list[tuple[Form, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("form", "taken", "refused"), FREE, ids=[form.name for form, _, _ in FREE])
-def test_where_the_model_chooses_what_begins_as_a_call_is_one(form: Form, taken: list[str], refused: list[str]) -> None:
+def test_where_the_model_chooses_what_begins_as_a_call_is_one(
+    form: AnyForm, taken: list[str], refused: list[str]
+) -> None:
     source = demanded(tools("auto"), form).source
     assert [text for text in (*taken, *refused) if accepts("tools", source, text)] == taken
 
@@ -245,3 +281,75 @@ async def test_special_tokens_are_known_where_constraints_are_tried() -> None:
         matcher.advance(token_id)
     assert matcher.failure is None
     assert matcher.may_end
+
+
+RICH = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 4},
+        "code": {"type": "string", "pattern": "^[a-c]{2}$"},
+        "size": {"$ref": "#/$defs/size"},
+        "note": {"anyOf": [{"type": "string", "maxLength": 5}, {"type": "null"}, {"$ref": "#/$defs/size"}]},
+        "tags": {"type": "array", "items": {"enum": ["x", "y"]}, "maxItems": 2},
+        "kind": {"enum": ["one", 2, None]},
+    },
+    "required": ["name", "code", "note", "kind"],
+    "additionalProperties": False,
+    "$defs": {"size": {"type": "integer", "minimum": 1, "maximum": 99}},
+}
+
+
+@pytest.mark.parametrize("form", [QWEN3_CODER, GLM45, GLM47], ids=lambda form: form.name)
+def test_between_marks_arguments_of_every_type_satisfy_their_schema(form: AnyForm) -> None:
+    of = tools(parameters=RICH, names=("weather",))
+    constraint = demanded(of, form)
+    texts = [text for seed in range(16) if (text := walk(constraint, seed)) is not None]
+    assert len(texts) > 6
+    for text in texts:
+        content, (call,) = parse_whole(form, text, of.usable)
+        assert content == ""
+        jsonschema.validate(json.loads(call.arguments), RICH)
+
+
+STRING = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+BETWEEN: list[tuple[AnyForm, str]] = [
+    (QWEN3_CODER, "<tool_call>\n<function=weather>\n<parameter=x>\n{}\n</parameter>\n</function>\n</tool_call>"),
+    (GLM45, "<tool_call>weather\n<arg_key>x</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>"),
+    (GLM47, "<tool_call>weather<arg_key>x</arg_key><arg_value>{}</arg_value></tool_call>"),
+]
+
+
+@pytest.mark.parametrize(("form", "text"), BETWEEN, ids=[form.name for form, _ in BETWEEN])
+def test_a_string_between_marks_may_hold_anything_but_the_mark_behind_it(form: AnyForm, text: str) -> None:
+    source = demanded(tools(parameters=STRING, names=("weather",)), form).source
+    for value in ("", "5", "a\n\n b</x>", '{"a": "\\"}', "</parameter", "<arg_value>", "日本 😀"):
+        assert accepts("tools", source, text.format(value))
+    assert not accepts("tools", source, text.format(f"a\n{form.end}\nb"))
+
+
+@pytest.mark.parametrize(("form", "text"), BETWEEN, ids=[form.name for form, _ in BETWEEN])
+def test_marks_that_are_tokens_of_their_own_are_written_as_these(form: AnyForm, text: str) -> None:
+    special = {"<tool_call>": 250, "<arg_key>": 251, "</arg_value>": 252}
+    grammar, _ = tool_calls_to_lark(demanded(tools(parameters=STRING, names=("weather",)), form).source, special)
+    matcher = build_matcher(grammar, tokenizer())
+    pieces = re.split("(" + "|".join(special) + ")", text.format("Oslo"))
+    token_ids = [token for piece in pieces for token in ([special[piece]] if piece in special else piece.encode())]
+    assert matcher.validate_tokens(token_ids) == len(token_ids)
+    assert matcher.validate_tokens(list(text.format("Oslo").encode())) == 0
+
+
+@pytest.mark.parametrize(
+    ("part", "path"),
+    [
+        ({"minProperties": 1}, "#/0/function/parameters"),
+        ({"properties": {"a<b": {}}}, "#/0/function/parameters/properties/a<b"),
+        ({"properties": {"x": {"type": "string", "not": {"const": "a"}}}}, "#/0/function/parameters/properties/x"),
+        ({"required": ["y"]}, "#/0/function/parameters"),
+        ({"properties": {"x": {"type": "array", "contains": {}}}}, "#/0/function/parameters/properties/x"),
+    ],
+)
+def test_what_cannot_be_told_between_marks_is_refused_by_tool_and_path(part: dict[str, Any], path: str) -> None:
+    constraint = demanded(tools(parameters={"type": "object", **part}), QWEN3_CODER)
+    with pytest.raises(Refusal) as caught:
+        compile_source(constraint.kind, constraint.source, tokenizer())
+    assert caught.value.path == path

@@ -17,13 +17,20 @@ from torch.nn import Parameter
 from serve_app.demo.chats import draw_fact_chat
 from serve_app.demo.facts import draw_fact
 from serve_app.demo.functions import draw_function, draw_function_text
-from serve_app.demo.generate import load_tokenizer
+from serve_app.demo.generate import load_model, load_tokenizer
 from serve_app.demo.lessons import IGNORED, LESSONS, ROW_LENGTH, draw_gap, lesson_batches, lesson_rows
 from serve_app.demo.muon import Muon, orthogonal
 from serve_app.demo.report import BASE_CHECKS
 from serve_app.demo.samples import split_of
 from serve_app.demo.tokens import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
-from serve_app.demo.train import TrainingPlan, speed_at
+from serve_app.demo.train import (
+    ALIKE_DISTANCE,
+    REVISED_ROW_LENGTHS,
+    TrainingPlan,
+    part_alike_rows,
+    speed_at,
+    taught_batches,
+)
 
 MODEL = Path(__file__).parents[2] / "serve_app" / "demo" / "model"
 
@@ -114,6 +121,20 @@ def test_of_lessons_only_what_follows_the_prompt_counts() -> None:
     assert seen > 50
 
 
+def test_documents_among_lessons_stand_in_long_rows_too_and_count_in_whole() -> None:
+    tokenizer = load_tokenizer(MODEL)
+    plan = TrainingPlan(num_steps=1, num_tokens=2048, learning_rate=1, num_warmup_steps=1, seed=9, lesson_share=0.5)
+    batches = list(islice(taught_batches(tokenizer, plan), 60))
+    lessons = [tokens for tokens, labels in batches if (labels == IGNORED).any()]
+    documents = [tokens for tokens, labels in batches if not (labels == IGNORED).any()]
+    assert 20 <= len(lessons) <= 40
+    assert {tokens.shape[1] for tokens in lessons} == {ROW_LENGTH}
+    assert {tokens.shape[1] for tokens in documents} == set(REVISED_ROW_LENGTHS)
+    assert all(tokens.numel() == plan.num_tokens for tokens in documents)
+    again = next(taught_batches(tokenizer, plan))
+    assert torch.equal(again[0], batches[0][0])
+
+
 def test_lessons_are_the_same_under_the_same_seed() -> None:
     tokenizer = load_tokenizer(MODEL)
     first, second, other = (next(lesson_batches(tokenizer, seed=seed, num_tokens=1024)) for seed in (1, 1, 2))
@@ -130,3 +151,25 @@ def test_a_reply_is_in_the_words_of_its_question() -> None:
         for word in (" + ", " plus ", " - ", " minus ", " * ", " times ", "colour of"):
             assert (word in fact.question) == (word in fact.reply)
     assert {fact.reply for fact in facts} & {draw_fact_chat(random).completion.split("<")[0] for _ in range(500)}
+
+
+def test_rows_that_have_become_nearly_one_are_parted_and_the_others_stay() -> None:
+    model = load_model(MODEL)
+    rows = model.get_input_embeddings().weight
+    with torch.no_grad():
+        rows[100:110] = rows[100] + 0.001 * torch.randn(10, rows.shape[1], generator=torch.Generator().manual_seed(1))
+    before = rows.detach().clone()
+    part_alike_rows(model, seed=2)
+    moved = (rows != before).any(dim=1)
+    assert moved[100:110].all()
+    assert moved.sum() == 10
+    assert torch.cdist(rows, rows).fill_diagonal_(torch.inf).min() > ALIKE_DISTANCE
+    assert model.lm_head.weight is rows
+    first = rows.detach().clone()
+    part_alike_rows(model, seed=3)
+    assert torch.equal(rows, first)
+
+
+def test_an_adapter_can_tell_every_token_of_the_stored_model_from_every_other() -> None:
+    rows = load_model(MODEL).get_input_embeddings().weight.detach()
+    assert torch.cdist(rows, rows).fill_diagonal_(torch.inf).min() > ALIKE_DISTANCE

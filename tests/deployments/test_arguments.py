@@ -36,6 +36,12 @@ def test_a_dialect_that_there_is_not_is_refused_in_the_cluster_file(name: str) -
         RouterSettings.model_validate({"dialect": name})
 
 
+@pytest.mark.parametrize("weights", ["int5", "INT8", "fp8", "", 8, True])
+def test_weights_in_bits_that_there_are_not_are_refused_by_what_there_are(weights: object) -> None:
+    with pytest.raises(ValidationError, match="'int8' or 'int4'"):
+        ModelArgs.model_validate({"name": "demo", "path": "builtin:demo", "weights": weights})
+
+
 def test_unknown_settings_are_refused_at_every_level() -> None:
     with pytest.raises(ValidationError):
         RouterSettings.model_validate({"limits": {"max_prompt": 1}})

@@ -19,6 +19,7 @@ from serve_app.engine.loading import load_model
 from serve_app.engine.record_bounds import RecordBounds
 from serve_app.engine.runner import Runner
 from serve_app.engine.sequence import Sequence
+from serve_app.engine.speculation.costs import StepCosts
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.adapter_files import load_adapter
 
@@ -66,6 +67,7 @@ def request(
     echo: bool = False,
     prompt_index: int = 0,
     record: RecordParams | None = None,
+    prediction: tuple[int, ...] = (),
 ) -> GenerationRequest:
     """adapter: its name, which is its version, too;  mix: several of them, each with its scale"""
     parts = [Part(adapter=name, version=name, scale=scale) for name, scale in (mix or {}).items()]
@@ -80,6 +82,7 @@ def request(
         logprobs=logprobs,
         echo=echo,
         record=record,
+        prediction=prediction,
     )
 
 
@@ -98,6 +101,7 @@ def sequences(engine: Engine, asked: GenerationRequest, prompt_ids: Items[int]) 
             max_tokens=max_tokens,
             detokenizer=tokenizer.detokenizer(prompt_ids),
             record=records[sample],
+            prediction=() if isinstance(asked.prediction, str) else asked.prediction,
         )
         for sample in range(asked.n)
     ]
@@ -129,6 +133,16 @@ def drain(engine: Engine, *, max_steps: int = 5000) -> dict[tuple[str, int], Out
         collect(outcomes, engine.step())
         engine.check_integrity()
     raise AssertionError(f"still at work after {max_steps} steps")
+
+
+class FreeGuesses(StepCosts):
+    """As if guesses cost nothing: all that there are are computed, whatever a clock says."""
+
+    def plain_s(self, num_sequences: int) -> float | None:
+        return 1.0
+
+    def extra_s(self, num_sequences: int, num_guesses: int) -> float:
+        return 0.0
 
 
 def collect(outcomes: dict[tuple[str, int], Outcome], deltas: Items[Delta]) -> None:

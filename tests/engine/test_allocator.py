@@ -40,3 +40,32 @@ def test_memory_that_a_step_freed_is_not_asked_of_the_kernel_again() -> None:
 
     assert faults("does not keep") > 10 * PAGES_OF_A_STEP
     assert faults("keeps") < PAGES_OF_A_STEP
+
+
+GIVEN_BACK = """
+import ctypes
+from serve_app.engine.allocator import give_back_freed_memory, keep_freed_memory
+keep_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+def resident():
+    return int(open("/proc/self/statm").read().split()[1])
+read, kept = [], []
+for _ in range(40):  # what is read, and between it what stays
+    read.append(libc.malloc(1 << 20))
+    ctypes.memset(read[-1], 1, 1 << 20)
+    kept.append(libc.malloc(1 << 12))
+for block in read:
+    libc.free(block)
+before = resident()
+assert give_back_freed_memory()
+print(before - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_memory_that_loading_freed_between_what_stays_is_given_back() -> None:
+    command = [sys.executable, "-c", GIVEN_BACK]
+    num_pages = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert num_pages > 35 * 256

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, DiffLlamaConfig, LlamaConfig, PreTrainedModel, Qwen2Config
 
 from serve_app.engine.errors import ModelNotSupported
-from serve_app.engine.kv.shape import LayerShape
-from serve_app.engine.probe import probe
+from serve_app.engine.kv.shape import KeyValueShape, LayerShape
+from serve_app.engine.probe import check, hear
 from tests.families.families import GEMMA_3N
 from tests.families.making import fill, make_config
 
@@ -30,6 +30,12 @@ def make(config: object) -> PreTrainedModel:
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     return model.float().eval()
+
+
+def probe(model: PreTrainedModel) -> KeyValueShape:
+    witness = hear(model)
+    check(model, witness)
+    return witness.shape
 
 
 def test_a_sound_model_tells_its_shape_and_keeps_its_own_attention(tmp_path: Path) -> None:

@@ -50,6 +50,29 @@ def test_equal_prompts_that_come_together_are_computed_once(random_models: Path)
     assert num_computed(engine_of(random_models), uncached) == 6 * len(PROMPT), "who wants none of it waits for none"
 
 
+def test_a_long_prefix_of_prompts_that_come_together_is_computed_once(random_models: Path) -> None:
+    """Whoever was first, the others find what they share and do not wait for one another's ends."""
+    engine = engine_of(random_models, max_batch_tokens=512)
+    prompts = [[*PROMPT[:96], *range(200 + 7 * i, 207 + 7 * i)] for i in range(6)]
+    for i, prompt in enumerate(prompts):
+        engine.add(sequences(engine, request(f"{i}", max_tokens=4), prompt))
+    computed = []
+    schedule = engine._scheduler.schedule
+
+    def counted() -> object:
+        batch = schedule()
+        computed.append(batch.num_prompt_tokens)
+        return batch
+
+    engine._scheduler.schedule = counted  # type: ignore[method-assign, assignment]
+    outcomes = drain(engine)
+    assert sum(computed) == 96 + 6 * 7
+    assert [each for each in computed if each] == [103, 35], "five ends in one step"
+    for i, prompt in enumerate(prompts):
+        alone = complete(engine_of(random_models), [(request(f"{i}", max_tokens=4), prompt)])
+        assert outcomes[f"{i}", 0].token_ids == alone[f"{i}", 0].token_ids
+
+
 def test_who_waited_gets_the_tokens_that_he_would_have_had(random_models: Path) -> None:
     asked = [(request(f"{i}", max_tokens=8), PROMPT) for i in range(4)] + [(request("other"), PROMPT[:50])]
     together = complete(engine_of(random_models), asked)
@@ -59,10 +82,12 @@ def test_who_waited_gets_the_tokens_that_he_would_have_had(random_models: Path) 
 
 def test_another_prompt_does_not_wait_beside_them(random_models: Path) -> None:
     engine = engine_of(random_models)
-    for name, prompt in (("first", PROMPT), ("same", PROMPT), ("other", PROMPT[:-1]), ("short", PROMPT[:9])):
+    other, long = [*PROMPT[:40], *PROMPT[:60]], [*PROMPT[:60], *PROMPT, *PROMPT]  # less than half of it is the same
+    prompts = {"first": PROMPT, "same": PROMPT, "other": other, "short": PROMPT[:9], "long": long, "near": PROMPT[:-1]}
+    for name, prompt in prompts.items():
         engine.add(sequences(engine, request(name), prompt))
     engine.step()
-    assert [each.request.request_id for each in engine._scheduler.running] == ["first", "other", "short"]
+    assert [each.request.request_id for each in engine._scheduler.running] == ["first", "other", "short", "long"]
 
 
 @pytest.mark.parametrize("is_aborted", [True, False])

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from serve_app.core.request import SamplingParams
+from serve_app.engine.sampling.candidates import likeliest
 from serve_app.engine.sampling.logprobs import score
 from serve_app.engine.sampling.sampler import Sampler
 from serve_app.engine.sampling.scratch import Scratch
@@ -121,3 +122,29 @@ def test_scores_are_those_of_a_softmax_without_a_copy_of_the_rows(num_top: int) 
         assert one.logprob == pytest.approx(float(logprobs[target]), abs=2e-6)
         assert [token_id for token_id, _ in one.top] == ids.tolist()
         assert [value for _, value in one.top] == pytest.approx(values.tolist(), abs=2e-6)
+
+
+@pytest.mark.parametrize("vocab", [1, 63, 64, 65, 259, 1000])
+def test_the_likeliest_token_is_that_of_a_plain_search(vocab: int) -> None:
+    """Among them rows with ties, with nothing allowed, with infinities, and with what is no number."""
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(40, vocab, generator=generator)
+    logits[:10] = logits[:10].round()
+    logits[10:13, torch.rand(vocab, generator=generator) < 0.5] = -torch.inf
+    logits[13] = -torch.inf
+    logits[14] = 0.0
+    logits[15, vocab // 2 :] = torch.inf
+    logits[16:20, vocab // 3] = torch.nan
+    logits[17, vocab - 1] = torch.nan
+    assert torch.equal(likeliest(logits), torch.argmax(logits, dim=-1))
+
+
+@pytest.mark.parametrize("num_top", [0, 5])
+def test_rows_that_are_scored_together_are_scored_as_each_alone(num_top: int) -> None:
+    logits = torch.randn(7, 1000, generator=torch.Generator().manual_seed(7)) * 5
+    targets = list(range(0, 700, 100))
+    together = score(logits, targets, num_top, Scratch())
+    alone = [score(logits[row : row + 1], [target], num_top, Scratch())[0] for row, target in enumerate(targets)]
+    assert together == alone
+    expected = torch.log_softmax(logits.double(), dim=-1)[range(7), targets]
+    torch.testing.assert_close(torch.tensor([each.logprob for each in together]).double(), expected, atol=1e-6, rtol=0)

@@ -48,15 +48,18 @@ Towers are not adapted: an adapter that changes one is refused.
 
 Weights are dequantised as they are loaded, one by one, into `dtype`; they take the memory of plain ones. Numbers are
 those that the format's own library gives; activations are not quantised, so results are those of the stored weights
-in full.
+in full. With [`weights`](operations.md#weights-in-few-bits) they stay in few bits: of the forms marked below as they
+are stored, of all others rounded once more.
 
 | `quant_method` | what is read |
 |---|---|
 | `fp8` | one scale, one per output, or blocks (`weight_block_size`); DeepSeek's and Qwen's, experts included |
-| `compressed-tensors` | `float-`, `int-` and `naive-quantized` (8 bits); `pack-quantized` (2, 4, 8 bits) |
-| `gptq` | 2, 4 and 8 bits, formats `gptq` and `gptq_v2`, act-order included |
-| `awq` | 4 bits, version `gemm` |
-| `bitsandbytes` | int8; nf4 and fp4, nested or not |
+| `compressed-tensors` | `float-`, `int-` and `naive-quantized` (8 bits; int8 without zero points is kept by \
+`int8`); `pack-quantized` (2, 4, 8 bits; 4 in groups of 32, 64, 128 or 256 is kept by `int4`) |
+| `gptq` | 2, 4 and 8 bits, formats `gptq` and `gptq_v2`, act-order included; 4 bits in such groups without \
+act-order is kept by `int4` |
+| `awq` | 4 bits, version `gemm`; in such groups kept by `int4` |
+| `bitsandbytes` | int8, kept by `int8`; nf4 and fp4, nested or not |
 | `mxfp4` | gpt-oss's experts |
 
 Any other method, or another form of these, is refused by its name: serve the checkpoint it was made from, or save it

@@ -85,16 +85,31 @@ def int8_rows(weight: Tensor) -> Stored:
     return Stored(tensors=tensors, means=(stored - zero) * scale)
 
 
-def packed_int4(weight: Tensor) -> Stored:
+def int8_rows_around_zero(weight: Tensor) -> Stored:
+    """A scale per row, less than all of the range used."""
+    scale = weight.abs().amax(1, keepdim=True) / 100
+    stored = (weight / scale).round()
+    return Stored(tensors={".weight": stored.to(torch.int8), ".weight_scale": scale}, means=stored * scale)
+
+
+def packed_int4(weight: Tensor, group: int = GROUP) -> Stored:
     """Signed numbers of four bits, groups of eight inputs, zeros packed along the outputs."""
-    numbers, zeros, scale = _groups(weight)
-    means = (numbers - zeros.repeat_interleave(GROUP, 1)) * scale.repeat_interleave(GROUP, 1)
+    numbers, zeros, scale = _groups(weight, group)
+    means = (numbers - zeros.repeat_interleave(group, 1)) * scale.repeat_interleave(group, 1)
     tensors = {
         ".weight_packed": _words(numbers),
         ".weight_zero_point": _words(zeros.T).T,
         ".weight_scale": scale,
         ".weight_shape": torch.tensor(weight.shape),
     }  # an offset of eight makes them signed: stored as they are
+    return Stored(tensors=tensors, means=means)
+
+
+def gptq_side_by_side(weight: Tensor, group: int = GROUP) -> Stored:
+    """Without act-order. A zero is stored less one."""
+    numbers, zeros, scale = _groups(weight, group)
+    means = (numbers - zeros.repeat_interleave(group, 1)) * scale.repeat_interleave(group, 1)
+    tensors = {".qweight": _words(numbers).T, ".qzeros": _words((zeros.T - 1) % 16), ".scales": scale.T}
     return Stored(tensors=tensors, means=means)
 
 
@@ -117,9 +132,9 @@ def gptq(weight: Tensor) -> Stored:
     return Stored(tensors=tensors, means=means)
 
 
-def awq(weight: Tensor) -> Stored:
-    numbers, zeros, scale = _groups(weight)
-    means = (numbers - zeros.repeat_interleave(GROUP, 1)) * scale.repeat_interleave(GROUP, 1)
+def awq(weight: Tensor, group: int = GROUP) -> Stored:
+    numbers, zeros, scale = _groups(weight, group)
+    means = (numbers - zeros.repeat_interleave(group, 1)) * scale.repeat_interleave(group, 1)
     order = torch.tensor(AWQ_PACKING)
     mixed, mixed_zeros = (each.T.unflatten(1, (-1, 8))[..., order].flatten(1) for each in (numbers, zeros))
     tensors = {".qweight": _words(mixed), ".qzeros": _words(mixed_zeros), ".scales": scale.T}
@@ -176,9 +191,9 @@ def mxfp4(weight: Tensor) -> Stored:
     return Stored(tensors=tensors, means=means)
 
 
-def _groups(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _groups(weight: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor, Tensor]:
     """Numbers 0 … 15 [out, in], zeros and scales [out, groups]."""
-    grouped = weight.unflatten(1, (-1, GROUP))
+    grouped = weight.unflatten(1, (-1, group))
     low, high = grouped.amin(-1), grouped.amax(-1)
     scale = (high - low) / 15
     zeros = (-low / scale).round().clamp(0, 15)

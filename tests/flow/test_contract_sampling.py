@@ -127,7 +127,7 @@ async def test_the_order_of_samplers_is_the_clients(stack: Stack) -> None:
 
 
 async def test_dynamic_temperature_changes_what_is_drawn(stack: Stack) -> None:
-    body = {"temperature": 1, "seed": 5, "max_tokens": 30}
+    body = {"temperature": 1.5, "seed": 5, "max_tokens": 30}
     assert await greedy_ids(stack, **body, dynatemp_range=0.9) != await greedy_ids(stack, **body)
 
 

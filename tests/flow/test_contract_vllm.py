@@ -285,6 +285,25 @@ async def test_vllm_says_what_ended_a_text_but_for_the_models_own_end(stack: Sta
     assert '"stop_reason":null' in events.text
 
 
+async def test_vllm_says_so_in_chats_too(stack: Stack) -> None:
+    chat: dict[str, object] = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+
+    async def ended(dialect: str = "vllm", **more: object) -> dict[str, Any]:
+        response = await stack.post({**chat, **more}, "/v1/chat/completions", dialect=dialect)
+        (choice,) = response.json()["choices"]
+        return choice  # type: ignore[no-any-return]
+
+    token_id = tokenizer_of(stack).encode_text(" the")[0]
+    only = {"allowed_token_ids": [token_id]}
+    assert (await ended(**only, stop_token_ids=[token_id]))["stop_reason"] == token_id
+    assert (await ended(**only, stop=["the"]))["stop_reason"] == "the"
+    assert (await ended(**only))["stop_reason"] is None
+    assert "stop_reason" not in await ended("union")
+    sent = {**chat, **only, "stop": ["the"], "stream": True}
+    events = (await stack.post(sent, "/v1/chat/completions", dialect="vllm")).text
+    assert '"stop_reason":"the"' in events.replace(": ", ":")
+
+
 @BOTH
 @pytest.mark.parametrize(
     ("name", "value"),

@@ -23,8 +23,8 @@ from tests.flow.recordings import Answer, names, replay
 from tests.flow.stack import running_stack
 
 LISTED = "http://127.0.0.1:18300"
-LION = [", there was a small lion named Gus"]
-ROPES = ["* a rope\n* a rope\n"]
+DOG = [", a strong dog named Fern lived near"]
+KEYS = ["- a key\n- a key\n"]
 MODELS = ["demo", "demo:json", "demo:pirate", "demo:shout"]
 
 
@@ -44,29 +44,29 @@ class Drawn:
 
 
 ANSWERS: dict[str, list[object]] = {
-    "ai-sdk": [ROPES, Refused(404, "model")],
-    "ai-sdk-stream": [ROPES],
-    "browser": [LION, MODELS, Refused(400, None)],
+    "ai-sdk": [KEYS, Refused(404, "model")],
+    "ai-sdk-stream": [KEYS],
+    "browser": [DOG, MODELS, Refused(400, None)],
     "browser-preflight": [b"OK"],
-    "curl-http2": [LION],
-    "java": [LION, LION, LION, LION, MODELS],
-    "java-chunked": [LION],
-    "langchain": [LION, LION],
-    "langchain-async": [[" says meow."]],
-    "litellm": [LION],
+    "curl-http2": [DOG],
+    "java": [DOG, DOG, DOG, DOG, MODELS],
+    "java-chunked": [DOG],
+    "langchain": [DOG, DOG],
+    "langchain-async": [[" is meow."]],
+    "litellm": [DOG],
     "litellm-error": [Refused(400, "temperature")],
-    "litellm-stream": [LION],
-    "llama-index": [LION, LION],
-    "llama-index-async": [[" says meow."], [" says woof."]],
-    "llama.cpp-completion": [LION],
+    "litellm-stream": [DOG],
+    "llama-index": [DOG, DOG],
+    "llama-index-async": [[" is meow."], [" likes to eat bones."]],
+    "llama.cpp-completion": [[", there was a shy dog named Felix"]],
     "llama.cpp-detokenize": [{"content": "Once upon a time", "prompt": "Once upon a time"}],
     "llama.cpp-stream": [Drawn(1)],
     "llama.cpp-tokenize": [{"tokens": [700, 702, 264, 701], "count": 4, "max_model_len": 2048}],
     "lm-eval-echo": [Drawn(1)],
-    "lm-eval-until": [[" says woof."]],
-    "openai-node": [LION, Drawn(4), Refused(404, "model")],
-    "openai-node-stream": [LION, MODELS],
-    "openai-python": [MODELS, LION, [", there was a small lion named Pia"]],
+    "lm-eval-until": [[" likes to eat bones."]],
+    "openai-node": [DOG, Drawn(4), Refused(404, "model")],
+    "openai-node-stream": [DOG, MODELS],
+    "openai-python": [MODELS, DOG, [", a strong pig named Ruby lived near"]],
     "openai-python-async": [Drawn(1)],
     "openai-python-more": [Drawn(4), Drawn(2), Refused(404, "model"), Refused(400, "temperature"), Drawn(1)],
 }

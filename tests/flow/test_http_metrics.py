@@ -81,11 +81,15 @@ async def test_each_model_of_a_list_counts_its_own_and_all_mixes_of_a_base_are_o
 async def test_the_loads_of_the_replicas_are_those_last_heard_of_and_end_with_them(client, fleet):
     load = Load(num_running=1, num_waiting=2, num_free_blocks=3, num_blocks=4)
     card = fleet.replicas[0][0]
-    fleet.put(replace(card, load=replace(load, num_steps=5, num_preemptions=6, num_prefix_hit_tokens=7)), FakeBackend())
+    totals = {"num_steps": 5, "num_preemptions": 6, "num_prefix_hit_tokens": 7}
+    totals |= {"num_drafted_tokens": 9, "num_accepted_tokens": 8}
+    fleet.put(replace(card, load=replace(load, **totals)), FakeBackend())
     found = await samples(client)
     names = ["sequences_running", "sequences_waiting", "blocks_free", "blocks"]
-    names += ["steps_total", "preemptions_total", "prefix_hit_tokens_total"]
-    assert [found[f"serve_app_replica_{name}", "model=tiny", "replica=r0"] for name in names] == [1, 2, 3, 4, 5, 6, 7]
+    names += ["steps_total", "preemptions_total", "prefix_hit_tokens_total", "drafted_tokens_total"]
+    names += ["accepted_tokens_total"]
+    told = [found[f"serve_app_replica_{name}", "model=tiny", "replica=r0"] for name in names]
+    assert told == [1, 2, 3, 4, 5, 6, 7, 9, 8]
     fleet.remove("r0")
     assert not [key for key in await samples(client) if "replica=r0" in key]
 

@@ -37,7 +37,7 @@ WALLS = {
     "tools": wall("core"),
     "constraints": wall("core apart", "llguidance"),
     "templates": wall("core apart", "jinja2"),
-    "engine": wall("core text constraints templates", "torch transformers peft safetensors PIL"),
+    "engine": wall("core text constraints templates", "torch transformers peft safetensors PIL triton"),
     "router": wall("core api catalog tenants tools"),
     "http": wall("core api router", "starlette uvicorn httptools prometheus_client"),
     "deployments": wall("core api catalog engine router http", "ray starlette pydantic"),

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
+from serve_app.api.chat_responses import CHAT_CHUNK_OBJECT
+from serve_app.api.chunks import ChunkWriter, written_choice, written_message
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.parse import parse_completion
-from serve_app.api.responses import ResponseHead
+from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.limits import DEFAULT_LIMITS
+from serve_app.api.parse import CHAT, parse_completion, parse_request
+from serve_app.api.responses import Choice, ResponseHead
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport
+from serve_app.router.chat import ChatComposer
+from serve_app.router.compose import Composer
 from serve_app.router.event import Event
 from serve_app.router.fleet import Fleet
-from serve_app.router.render import collect, completion_renderer
+from serve_app.router.render import StreamRenderer, collect, completion_renderer
 from serve_app.router.router import Router
 from serve_app.router.tally import Tally
+from serve_app.tools.forms import JSON
 from tests.fakes import EOS, FakeBackend
 
 HEAD = ResponseHead(id="cmpl-1", created=7, model="tiny")
@@ -176,6 +185,101 @@ async def test_all_chunks_share_id_time_and_model(router):
     assert {(c["id"], c["object"], c["created"], c["model"]) for c in chunks} == {
         ("cmpl-1", "text_completion", 7, "tiny")
     }
+
+
+class Unaware(Composer):
+    """Says of no event that it is text alone, so that each is rendered whole."""
+
+    def is_text_alone(self, event: Event) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("dialect", "options"),
+    [
+        *(("union", options) for options in OPTIONS),
+        ("union", {"max_tokens": 5, "n": 2, "suffix": "the end"}),
+        ("union", {"max_tokens": 5, "return_token_ids": True}),
+        ("union", {"max_tokens": 5, "stream_options": {"continuous_usage_stats": True}}),
+        ("vllm", {"max_tokens": 5}),
+        ("llama.cpp", {"max_tokens": 5, "timings_per_token": True}),
+    ],
+)
+async def test_a_chunk_of_text_alone_is_what_it_is_when_rendered_whole(router, dialect, options):
+    members = {"model": "tiny", "prompt": "Hello there", "stream": True, **options}
+    request = parse_completion(json.dumps(members).encode(), choose_dialect=lambda _: DIALECTS[dialect])
+    awkward = ['"', "\\", "\0text\0", "\ud7ff\u2028é", "😀", "\n", ""]
+    async with router.open(request) as run:
+        quick = completion_renderer(request, HEAD, run.tally)
+        plain = StreamRenderer(request, run.tally, composer=Unaware(request), writer=ChunkWriter(HEAD, written_choice))
+        texts = itertools.cycle(awkward)
+        async for event in run:
+            changed = replace(event, delta=replace(event.delta, text=event.delta.text and next(texts)))
+            assert quick.chunks(changed) == plain.chunks(changed)
+        assert quick.tail() == plain.tail()
+
+
+class UnawareOfChats(ChatComposer):
+    """The same of chats."""
+
+    def is_text_alone(self, event: Event) -> bool:
+        return False
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("members", "template"),
+    [({}, ""), ({"n": 2}, ""), ({"logprobs": True}, ""), ({"tools": [TOOL]}, ""), ({}, "<think></think>")],
+)
+def test_a_chunk_of_a_chat_is_what_it_is_when_rendered_whole(members, template):
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "stream": True, **members}
+    request = parse_request(CHAT, json.dumps(body).encode(), DEFAULT_LIMITS, lambda _: UNION)
+    quick, plain = (
+        StreamRenderer(
+            request, Tally(), composer=composer(request, [template], [JSON]),
+            writer=ChunkWriter(HEAD, written_message, kind=CHAT_CHUNK_OBJECT),
+        )
+        for composer in (ChatComposer, UnawareOfChats)
+    )  # fmt: skip
+    texts = ["<think>", "so", "</think>", "Hi", " 😀", '"\0text\0"', "", '{"name": "look", ', '"arguments": {}}', "."]
+    report = PromptReport(num_tokens=3, num_cached_tokens=0)
+    for number, (text, sample) in enumerate(itertools.product(texts, range(request.n))):
+        finish = Finish(reason=FinishReason.STOP, matched_stop=EOS, num_tokens=10) if text == "." else None
+        delta = Delta(
+            request_id="r/0", sample=sample, text=text, token_ids=(number,), finish=finish,
+            prompt=report if number == 0 else None,
+        )  # fmt: skip
+        event = Event(index=sample, part=0, delta=delta, completion_tokens=number)
+        assert without_ids(quick.chunks(event)) == without_ids(plain.chunks(event))
+
+
+def without_ids(chunks: bytes) -> bytes:
+    """Of calls, which are drawn."""
+    return re.sub(rb'"id":"call[^"]*"', b"", chunks)
+
+
+def test_what_is_the_same_in_all_chunks_of_a_choice_is_rendered_once():
+    num_written = 0
+
+    def counted(choice: Choice) -> str:
+        nonlocal num_written
+        num_written += 1
+        return written_choice(choice)
+
+    request = make_request(n=2, stream=True)
+    renderer = StreamRenderer(
+        request, Tally(), composer=Composer(request), writer=ChunkWriter(replace(HEAD, model="\0text\0"), counted)
+    )
+    chunks = [
+        renderer.chunks(replace(event_of(Delta(request_id="r/0", sample=index, text=f"w{i}")), index=index))
+        for i in range(50)
+        for index in (0, 1)
+    ]
+    assert num_written == 2, "once for each choice"
+    found = [json.loads(chunk.removeprefix(b"data: "))["choices"][0] for chunk in chunks]
+    assert [(each["index"], each["text"]) for each in found] == [(i, f"w{n}") for n in range(50) for i in (0, 1)]
 
 
 def event_of(delta: Delta) -> Event:

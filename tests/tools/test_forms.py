@@ -7,7 +7,8 @@ from typing import get_args
 import pytest
 
 from serve_app.core.tools import ToolParserName
-from serve_app.tools.forms import FORMS, HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_NAMED, Form, form_for
+from serve_app.tools import forms
+from serve_app.tools.forms import FORMS, HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_NAMED, QWEN3_CODER, Form, form_for
 
 QWEN = """{%- if tools %}...return a json object with function name and arguments within <tool_call></tool_call> tags:
 <tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>{% endif %}"""
@@ -17,6 +18,10 @@ LLAMA_32 = """<|start_header_id|>{{- 'Respond in the format {"name": function na
 MISTRAL_V3 = """{{- "[AVAILABLE_TOOLS] [" }}{{- "[TOOL_CALLS] [" }}{%- for tool_call in message.tool_calls %}"""
 MISTRAL_V13 = """{{- "[TOOL_CALLS]" + tool.function.name + "[ARGS]" + arguments }}"""
 QWEN_CODER = """<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>"""
+GLM_45 = (
+    """<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>\n</tool_call>"""
+)
+GLM_47 = """<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>{arg-value-1}</arg_value>"""
 CHATML = "{% for message in messages %}<|im_start|>{{ message.role }}{% endfor %}"
 
 
@@ -28,7 +33,10 @@ CHATML = "{% for message in messages %}<|im_start|>{{ message.role }}{% endfor %
         (LLAMA_32, LLAMA3),
         (MISTRAL_V3, MISTRAL),
         (MISTRAL_V13, MISTRAL_NAMED),
-        (QWEN_CODER, JSON),  # not JSON between the same marks
+        (QWEN_CODER, QWEN3_CODER),
+        (GLM_45, forms.GLM45),
+        (GLM_47, forms.GLM47),
+        ("<tool_call>function<tool_sep>", JSON),  # of a family whose form nobody reads here
         (CHATML, JSON),
         ("", JSON),
     ],

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.tools import ToolCall
+from serve_app.core.tools import Tool, ToolCall
 from serve_app.tools.forms import FORMS, HERMES, JSON, LLAMA3, MISTRAL, Form
 from serve_app.tools.parser import ToolCallParser
 from serve_app.tools.whole import parse_whole
@@ -42,7 +42,9 @@ def streamed(form: Form, pieces: list[str]) -> tuple[str, Calls]:
 
 
 def whole(form: Form, text: str) -> tuple[str, Calls]:
-    content, calls = parse_whole(form, text, NAMES, new_id=numbered())
+    content, calls = parse_whole(
+        form, text, [Tool(name=name, at=at, sent={}) for at, name in enumerate(NAMES)], new_id=numbered()
+    )
     assert calls == tuple(
         ToolCall(id=f"id{at}", name=call.name, arguments=call.arguments) for at, call in enumerate(calls)
     )

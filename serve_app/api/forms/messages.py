@@ -145,6 +145,25 @@ class TemplateVariables:
         return value.sent
 
 
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """A list of objects, which are for the chat template to read."""
+
+    def words(self, terms: Terms) -> str:
+        return f"a list of objects, of at most {terms.limits.max_constraint_chars} characters together"
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"type": "array", "items": {"type": "object"}}
+
+    def read(self, value: Value) -> list[dict[str, object]]:
+        if not isinstance(value.sent, list) or not all(isinstance(each, dict) for each in value.sent):
+            raise value.refused(self.words(value.terms))
+        limit, num_chars = value.terms.limits.max_constraint_chars, len(json.dumps(value.sent, ensure_ascii=False))
+        if num_chars > limit:
+            raise InvalidRequest.refusing(value.name, must=f"have at most {limit} characters", found=str(num_chars))
+        return value.sent
+
+
 def _message(roles: tuple[str, ...] | list[str], members: Mapping[str, Schema], required: list[str]) -> Schema:
     return {
         "type": "object",

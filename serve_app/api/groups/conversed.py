@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel
 
 from serve_app.api.forms.form import Parameter
-from serve_app.api.forms.messages import IMAGE, Messages, TemplateVariables, images_of
+from serve_app.api.forms.messages import IMAGE, Documents, Messages, TemplateVariables, images_of
+from serve_app.api.forms.plain import OneOf
 from serve_app.api.forms.shared import FLAG
 from serve_app.core.conversation import Conversation
 from serve_app.core.errors import InvalidRequest
@@ -20,6 +21,7 @@ DEVELOPER, SYSTEM = "developer", "system"
 PARTS_OF_A_CONTENT = re.compile(r"""\bfor\s+\w+\s+in\s+\w+(\.content|\[\s*['"]content['"]\s*\])""")
 OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 """Variables of a template that parameters of their own say."""
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 class Conversed(BaseModel):
@@ -36,6 +38,19 @@ class Conversed(BaseModel):
         dict[str, Any],
         Parameter(TemplateVariables(OWN_VARIABLES), "Further variables for the chat template, as `enable_thinking`."),
     ] = {}
+    documents: Annotated[
+        list[dict[str, Any]],
+        Parameter(
+            Documents(), "Texts that the chat template may show the model, as it says; most want `title`, `text`."
+        ),
+    ] = []
+    reasoning_effort: Annotated[
+        str | None,
+        Parameter(
+            OneOf(*EFFORTS),
+            "A variable of the chat template; and `enable_thinking`, false for `none`, where that is not given.",
+        ),
+    ] = None
     separate_reasoning: Annotated[
         bool,
         Parameter(FLAG, "What the model thinks is `reasoning_content`, where its template has <think>; else content."),
@@ -51,13 +66,20 @@ def conversation_of(conversed: Conversed, template: str, *, tools: Sequence[Tool
             each if conversed.continue_final_message else _in_parts(each) for each in messages[-1:]
         ]
     variables = {
-        **conversed.chat_template_kwargs,
+        **_effort(conversed),
+        **({"documents": conversed.documents} if conversed.documents else {}),
         **({"tools": [tool.sent for tool in tools]} if tools else {}),
         "messages": messages,
         "add_generation_prompt": conversed.add_generation_prompt and not conversed.continue_final_message,
     }
     source = json.dumps(variables, ensure_ascii=False, separators=(",", ":"))
     return Conversation(source=source, continues_last=conversed.continue_final_message, images=images)
+
+
+def _effort(conversed: Conversed) -> dict[str, Any]:
+    """The variables that were given, and what an effort says; of the same name it counts more, as in vLLM."""
+    given, effort = conversed.chat_template_kwargs, conversed.reasoning_effort
+    return given if effort is None else {"enable_thinking": effort != "none", **given, "reasoning_effort": effort}
 
 
 def check_continuation(members: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ class Reading:
     """Queries of one sequence in a step, `length` of them from position `start` on.
 
     first_token: where they begin in the packed row
-    place, blocks: of the sequence's holding
+    place, blocks, names: of the sequence's holding
     """
 
     first_token: int
@@ -28,6 +28,7 @@ class Reading:
     blocks: Sequence[int]
     start: int
     length: int
+    names: Sequence[bytes] = ()
 
     @property
     def num_keys(self) -> int:
@@ -36,12 +37,12 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Queries attended to in one call: `length` of each row, over `num_keys` positions of each row.
+    """Queries attended to in one call: `length` of each row, over `num_keys` positions of each row from `first_key` on.
 
     rows:   which keys each row sees, as the storage says: places from … to, or a table of blocks [rows, blocks]
     tokens: the packed tokens of the queries, [rows * length] int64, or where they lie side by side, from … to
     filled: which rows are somebody's, int64; None is all. The others are places that happen to lie between
-    starts: position of each row's first query
+    starts: position of each row's first query, counted from the first key
     masks:  what was built for this step so far, by window, chunk and element type
     """
 
@@ -51,6 +52,7 @@ class Group:
     length: int
     num_keys: int
     starts: tuple[int, ...]
+    first_key: int = 0
     masks: dict[tuple[int | None, int | None, torch.dtype], Tensor | None] = field(default_factory=dict, compare=False)
 
     @property

@@ -18,8 +18,11 @@ from torch import Tensor
 from serve_app.engine.attention import GroupedPlan
 from serve_app.engine.kv.groups import Group, Reading, runs, tiles
 from serve_app.engine.kv.memory import PAGE, Reservation
+from serve_app.engine.kv.plan import AttentionPlan
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.kv.storage import Holding
+from serve_app.engine.kv.trunks import find_trunks
+from serve_app.engine.trunk_plan import TrunkPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,10 @@ class LaneStorage:
         base = holding.place * self._lane_length
         return range(base + begin, base + end)
 
-    def plan(self, readings: Sequence[Reading], places: Tensor) -> GroupedPlan:
+    def plan(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
+        """Copies of a prefix are in the lane of each that has it; one of them is read."""
+        if trunks := find_trunks(readings, self._block_size):
+            return TrunkPlan(self, readings, trunks, places)
         return GroupedPlan(self, self.groups(readings), places)
 
     def groups(self, readings: Sequence[Reading]) -> list[Group]:
@@ -134,7 +140,11 @@ class LaneStorage:
     def read(self, layer: int, group: Group) -> tuple[Tensor, Tensor]:
         assert isinstance(group.rows, tuple)
         lanes = slice(*group.rows)
-        return self._keys[layer].lanes[lanes, : group.num_keys], self._values[layer].lanes[lanes, : group.num_keys]
+        keys = slice(group.first_key, group.first_key + group.num_keys)
+        return self._keys[layer].lanes[lanes, keys], self._values[layer].lanes[lanes, keys]
+
+    def read_place(self, layer: int, place: int, num_keys: int) -> tuple[Tensor, Tensor]:
+        return self._keys[layer].lanes[place, :num_keys], self._values[layer].lanes[place, :num_keys]
 
 
 def _group_of(run: Sequence[Reading]) -> Group:

@@ -1,18 +1,20 @@
 """Keys and values in pages: a block's contents stay where they are, whoever holds it, and running sequences share it.
 
-All memory is taken at once, as accelerators want it. Attention gathers the pages that it reads; a kernel that follows
-the block tables by itself takes the place of `read` without any change to the rest.
+All memory is taken at once, as accelerators want it. Attention gathers the pages that it reads, or is computed by
+Triton's kernels, which follow the block tables by themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from serve_app.engine.attention import GroupedPlan
 from serve_app.engine.kv.groups import Group, Reading, runs, tiles
+from serve_app.engine.kv.plan import AttentionPlan
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.kv.storage import Holding
 
@@ -22,13 +24,25 @@ class PageStorage:
 
     keys, values: per layer [num_blocks + 1, block_size, heads, dim]; the last page is zeros for ever, where tables
     are padded
+    kernels: whose compute attention, with torch's as the reference
+    max_model_len: the longest context, by which kernels share a long row out
     """
 
     shares_held = True
 
     def __init__(
-        self, shape: KeyValueShape, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        shape: KeyValueShape,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: Literal["triton", "torch"] = "torch",
+        max_model_len: int = 0,
     ) -> None:
+        self._kernels = kernels
+        self._max_model_len = max_model_len
         self._block_size = block_size
         self._num_blocks = num_blocks
         self._device = device
@@ -68,7 +82,12 @@ class PageStorage:
         size, blocks = self._block_size, holding.blocks
         return [blocks[position // size] * size + position % size for position in range(begin, end)]
 
-    def plan(self, readings: Sequence[Reading], places: Tensor) -> GroupedPlan:
+    def plan(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
+        if self._kernels == "triton":
+            from serve_app.engine.gpu.paged_plan import plan_paged, split_of
+
+            split = split_of(self._max_model_len)
+            return plan_paged(self._keys, self._values, readings, places, split=split)
         return GroupedPlan(self, self.groups(readings), places)
 
     def groups(self, readings: Sequence[Reading]) -> list[Group]:

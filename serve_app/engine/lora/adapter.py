@@ -10,8 +10,12 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from serve_app.core.adapters import AdapterRecord, Change
+from serve_app.engine.decoder.linears import LinearPart, PackedLinear
 from serve_app.engine.lora.errors import AdapterRefused
 from serve_app.engine.lora.weights_file import WeightsFile
+from serve_app.engine.quantized.linear import QuantisedLinear
+
+LINEARS = (nn.Linear, Conv1D, PackedLinear, LinearPart, QuantisedLinear)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,7 @@ def bind_adapter(record: AdapterRecord, model: nn.Module) -> Adapter:
     for name, change in record.changes.items():
         if name not in linears:
             raise AdapterRefused(f"the model has no linear module {name} that an adapter may change")
-        wanted = tuple(weight_of(linears[name]).shape)
+        wanted = tuple(frame_of(linears[name]).shape)
         if (change.outputs, change.inputs) != wanted:
             raise AdapterRefused(
                 f"module {name}: lora_A {(change.rank, change.inputs)} and lora_B {(change.outputs, change.rank)} do"
@@ -60,10 +64,14 @@ def linear_modules(model: nn.Module) -> dict[str, nn.Module]:
     get_head: Any = getattr(model, "get_output_embeddings", None)
     head = None if get_head is None else get_head()
     return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not head
+        name: module for name, module in model.named_modules() if isinstance(module, LINEARS) and module is not head
     }
+
+
+def frame_of(module: nn.Module) -> Tensor:
+    """What has the size, type and device of the module's weight [out, in], and need not have its numbers."""
+    frame: Tensor | None = getattr(module, "frame", None)
+    return weight_of(module) if frame is None else frame
 
 
 def weight_of(module: nn.Module) -> Tensor:

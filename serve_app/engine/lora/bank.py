@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from serve_app.engine.lora.adapter import Adapter, linear_modules, weight_of
+from serve_app.engine.lora.adapter import Adapter, frame_of, linear_modules
 from serve_app.engine.lora.banked import BankedLinear, Step
 from serve_app.engine.lora.plan import Mix, Plan, Resident, make_plan
 from serve_app.engine.lora.shelf import Shelf, shelf_rank
+from serve_app.engine.lora.tiles import ShelfTiles, lay_tiles
 from serve_app.engine.lora.weights import LowRank, read_weights
 
 SwapIn = Callable[[], None]
@@ -32,14 +33,17 @@ class AdapterBank:
     the engine's thread, which never waits for it.
     """
 
-    def __init__(self, model: nn.Module, adapters: Iterable[Adapter], *, max_slots: int) -> None:
+    def __init__(
+        self, model: nn.Module, adapters: Iterable[Adapter], *, max_slots: int, uses_kernels: bool = False
+    ) -> None:
+        """uses_kernels: whether Triton computes the changes, where no row of a step has DoRA's gains"""
         self._adapters = {adapter.version: adapter for adapter in adapters}
         self.num_slots = min(max_slots, len(self._adapters))
         self._model = model
         linears = linear_modules(model)
         names = sorted({name for adapter in self._adapters.values() for name in adapter.changes})
         self._linears = {name: linears[name] for name in names}
-        weights = {name: weight_of(linear) for name, linear in self._linears.items()}
+        weights = {name: frame_of(linear) for name, linear in self._linears.items()}
         ranks = {shelf_rank(adapter.rank) for adapter in self._adapters.values()}
         self._shelves = {rank: Shelf(rank, weights) for rank in sorted(ranks)}
         self._step = Step()
@@ -54,6 +58,8 @@ class AdapterBank:
         self._residents: dict[int, Resident] = {}
         self._last_mixes: tuple[Mix, ...] | None = None
         self._last_plan: Plan | None = None
+        self._last_tiles: tuple[ShelfTiles, ...] | None = None
+        self._uses_kernels = uses_kernels and bool(self._adapters) and _kernels_agree(self._dtype, self._device)
         self._staging = threading.Lock()
         self._places: dict[int, tuple[int, int]] = {}  # slot -> rank and place, as `stage` left them
 
@@ -114,11 +120,13 @@ class AdapterBank:
         mixes = tuple(row_mixes)
         if mixes != self._last_mixes:
             self._last_plan = self._plan(mixes)
+            by_kernels = self._uses_kernels and self._last_plan is not None
+            self._last_tiles = lay_tiles(mixes, self._residents, device=self._device) if by_kernels else None
             self._last_mixes = mixes
-        self._step.plan = self._last_plan
+        self._step.plan, self._step.tiles = self._last_plan, self._last_tiles
 
     def end_step(self) -> None:
-        self._step.plan = None
+        self._step.plan = self._step.tiles = None
 
     def unwrap(self) -> None:
         """Give the model its own modules back."""
@@ -141,10 +149,16 @@ class AdapterBank:
         for name, wrapped in self.wrapped.items():
             gain = weights[name].gain if name in weights else None
             if gain is not None and wrapped.gains is None:
-                wrapped.gains = _ones(self.num_slots, wrapped.weight, gain.numel())
+                wrapped.gains = _ones(self.num_slots, frame_of(wrapped.base), gain.numel())
             if wrapped.gains is not None:
                 wrapped.gains[slot] = 1.0 if gain is None else gain.to(self._device)
         return has_gain
+
+
+def _kernels_agree(dtype: torch.dtype, device: torch.device) -> bool:
+    from serve_app.engine.gpu.lora import agrees
+
+    return agrees(dtype, device)
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from serve_app.engine.lora.plan import Gains, Pass, Plan, Rows, Segment
 from serve_app.engine.lora.shelf import Shelf
+from serve_app.engine.lora.tiles import ShelfTiles
+
+MOST_ROWS_ALONE = 64
 
 
 class Step:
-    """What all modules of a bank are told of the step that is computed; None is a step without adapters."""
+    """What all modules of a bank are told of the step that is computed.
+
+    plan:  None is a step without adapters
+    tiles: the same rows for kernels; None where torch computes the changes
+    """
 
     def __init__(self) -> None:
         self.plan: Plan | None = None
+        self.tiles: tuple[ShelfTiles, ...] | None = None
 
 
 class BankedLinear(nn.Module):
@@ -28,7 +37,7 @@ class BankedLinear(nn.Module):
         super().__init__()
         self.base = base
         self.gains: Tensor | None = None
-        self._name = name
+        self.name = name
         self._shelves = shelves
         self._step = step
 
@@ -54,21 +63,32 @@ class BankedLinear(nn.Module):
         Every other row keeps every bit: rows are picked and put back by index, never multiplied by a mask, since
         zero times an infinite value is not zero.
         """
-        plan = self._step.plan
-        if plan is None:
-            return
-        if x.shape[0] != plan.num_tokens:
-            raise RuntimeError(f"{self._name} was given {x.shape[0]} rows in a step of {plan.num_tokens}")
-        changes = [self._change(each, y, x) for each in plan.passes]  # all of them, before the first is added
+        change_parts(y, x, ((0, y.shape[1], self),))
+
+    @property
+    def step(self) -> Step:
+        """What this step's rows are adapted with."""
+        return self._step
+
+    def add_products(self, y: Tensor, picked: Sequence[Tensor], plan: Plan) -> None:
+        """As `change`, of the rows of x that each pass picks, in torch's products."""
+        passes = list(zip(plan.passes, picked, strict=True))
+        changes = [self._change(each, y, rows) for each, rows in passes]  # all of them, before the first is added
         for each, change in zip(plan.passes, changes, strict=True):
             if isinstance(each.rows, slice):
                 y[each.rows].add_(change)
             else:
                 y.index_add_(0, each.rows, change)
 
-    def _change(self, each: Pass, y: Tensor, x: Tensor) -> Tensor:
+    def add_by_kernels(self, y: Tensor, x: Tensor, tiles: tuple[ShelfTiles, ...]) -> None:
+        """As `change`, of rows that are laid in tiles."""
+        from serve_app.engine.gpu.lora import add_changes
+
+        stacks = {rank: shelf.stacks[self.name] for rank, shelf in self._shelves.items() if self.name in shelf.stacks}
+        add_changes(y, x, tiles, stacks)
+
+    def _change(self, each: Pass, y: Tensor, picked: Tensor) -> Tensor:
         """What one adapter of each row adds to it, [rows of the pass, out]; y is still the base's."""
-        picked = _pick(x, each.picked)
         pieces = [self._piece(picked, segment, y.shape[1]) for segment in each.segments]
         change = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         if each.kept is not None:
@@ -85,13 +105,56 @@ class BankedLinear(nn.Module):
 
     def _piece(self, picked: Tensor, segment: Segment, out_features: int) -> Tensor:
         """The change to a segment's rows, [rows, out]."""
-        stack = self._shelves[segment.rank].stacks.get(self._name)
+        stack = self._shelves[segment.rank].stacks.get(self.name)
         if stack is None:
             return picked.new_zeros(segment.end - segment.begin, out_features)
+        rows = picked[segment.begin : segment.end]
+        if segment.num_places == 1 and len(rows) > MOST_ROWS_ALONE:  # with many rows a batch of one takes longer
+            return rows @ stack.down[segment.first_place].mT @ stack.up[segment.first_place].mT
         places = slice(segment.first_place, segment.first_place + segment.num_places)
-        rows = picked[segment.begin : segment.end].view(segment.num_places, -1, picked.shape[1])
+        rows = rows.view(segment.num_places, -1, picked.shape[1])
         low = torch.bmm(rows, stack.down[places].mT)  # [places, rows, rank]
         return torch.bmm(low, stack.up[places].mT).view(-1, out_features)
+
+
+def change_parts(y: Tensor, x: Tensor, parts: Sequence[tuple[int, int, BankedLinear]]) -> None:
+    """Change what several linears of one bank have made of one input, side by side in y [tokens, all of their outputs].
+
+    x:     [tokens, in]
+    parts: columns of y from … to, and the linear that they are of
+
+    The rows of x are picked once for all. Few rows are computed in the calling thread: to wake a second one costs more
+    than it computes of a product that reads a few hundred kilobytes (measured on two cores: 3.6 times as fast at 8 rows
+    of one adapter, 1.3 times at 16 of eight; 0.8 times at 256).
+    """
+    step = parts[0][2].step if parts else None
+    if step is None or step.plan is None:
+        return
+    plan = step.plan
+    if x.shape[0] != plan.num_tokens:
+        raise RuntimeError(f"{parts[0][2].name} was given {x.shape[0]} rows in a step of {plan.num_tokens}")
+    if step.tiles is not None:
+        for begin, end, linear in parts:
+            linear.add_by_kernels(y[:, begin:end], x, step.tiles)
+        return
+    with _threads_for(plan.num_tokens, y.device):
+        picked = [_pick(x, each.picked) for each in plan.passes]
+        for begin, end, linear in parts:
+            linear.add_products(y[:, begin:end], picked, plan)
+
+
+@contextmanager
+def _threads_for(num_tokens: int, device: torch.device) -> Iterator[None]:
+    """Within it torch computes in as many threads as pay for so many tokens."""
+    num_threads = torch.get_num_threads()
+    if num_threads == 1 or num_tokens > MOST_ROWS_ALONE or device.type != "cpu":
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _pick(x: Tensor, rows: Rows) -> Tensor:

@@ -47,8 +47,7 @@ def read_weights(adapter: Adapter, linears: Mapping[str, nn.Module], *, dtype: t
     except SafetensorError as error:
         raise AdapterRefused(f"{adapter.file.path.name}: {error}") from error
     weights = {
-        name: _low_rank(name, change, tensors, weight_of(linears[name]), dtype=dtype)
-        for name, change in adapter.changes.items()
+        name: _low_rank(name, change, tensors, linears[name], dtype=dtype) for name, change in adapter.changes.items()
     }
     if all(low_rank.is_inert for low_rank in weights.values()):
         raise AdapterRefused(
@@ -59,12 +58,12 @@ def read_weights(adapter: Adapter, linears: Mapping[str, nn.Module], *, dtype: t
 
 
 def _low_rank(
-    name: str, change: Change, tensors: Mapping[str, Tensor], weight: Tensor, *, dtype: torch.dtype
+    name: str, change: Change, tensors: Mapping[str, Tensor], module: nn.Module, *, dtype: torch.dtype
 ) -> LowRank:
     down, up = tensors[change.down], tensors[change.up].float() * change.scaling
     gain = None
     if change.magnitude is not None:
-        merged = weight.detach().float().cpu() + up @ down.float()
+        merged = weight_of(module).detach().float().cpu() + up @ down.float()
         gain = tensors[change.magnitude].float().flatten() / torch.linalg.vector_norm(merged, dim=1)
         gain = _finite(gain.to(dtype), f"module {name}: DoRA's gain")
     return LowRank(

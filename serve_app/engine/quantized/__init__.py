@@ -1,1 +1,1 @@
-"""Checkpoints whose weights are stored in few bits: they become numbers again as they are loaded."""
+"""Weights in few bits: how checkpoints store them, and linears that compute with them."""

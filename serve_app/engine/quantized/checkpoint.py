@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.quantized.formats import IGNORED, Format
+from serve_app.engine.quantized.rounding import Bits, Int4Groups, Int8Rows, Rounded
 
 STORED_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "I8", "U8", "I16", "I32"})
 """In which no weight is plain."""
@@ -36,6 +37,23 @@ class Weight:
             return self.format.decode({ending: each[...] for ending, each in self.slices.items()})[index]
         except (ValueError, KeyError, IndexError, RuntimeError) as error:
             raise ModelNotSupported(f"tensor {self.name} cannot be dequantised: {error}") from error
+
+    def keep(self) -> Rounded | None:
+        """The weight in few bits as it is stored, where that is in a form that a kernel computes with."""
+        if self.format is None or self.format.keep is None:
+            return None
+        return self.format.keep({ending: each[...] for ending, each in self.slices.items()})
+
+
+def kept_in(weights: Mapping[str, Weight], bits: Bits) -> Callable[[str], Rounded | None]:
+    """What a checkpoint stores in so many bits already: given as it is stored, not rounded once more."""
+    wanted = Int8Rows if bits == "int8" else Int4Groups
+
+    def kept(name: str) -> Rounded | None:
+        rounded = weights[name].keep() if name in weights else None
+        return rounded if isinstance(rounded, wanted) else None
+
+    return kept
 
 
 def open_checkpoint(folder: Path, formats: Iterable[Format]) -> dict[str, Weight]:

@@ -44,9 +44,9 @@ def decode_packed(parts: Parts) -> Tensor:
     if bits is None:
         raise ValueError(f"{columns} numbers in {packed.shape[1]} words are not of 2, 4 or 8 bits")
     scale = parts[".weight_scale"].float().reshape(rows, -1)
-    weight = _unpack(packed, bits)[:, :columns].float() - (1 << (bits - 1))
+    weight = unpack_words(packed, bits)[:, :columns].float() - (1 << (bits - 1))
     if ".weight_zero_point" in parts:
-        zeros = _unpack(parts[".weight_zero_point"].T.contiguous(), bits)[:, :rows].T - (1 << (bits - 1))
+        zeros = unpack_words(parts[".weight_zero_point"].T.contiguous(), bits)[:, :rows].T - (1 << (bits - 1))
         weight = weight - _of_groups(zeros.float(), parts, columns)
     return weight * _of_groups(scale, parts, columns)
 
@@ -57,9 +57,8 @@ def decode_gptq(parts: Parts, *, bits: int, zero_offset: int) -> Tensor:
     `.qweight` [words, out]; `.qzeros` [groups, words]; `.scales` [groups, out]; `.g_idx` [in]
     zero_offset: what was taken from a zero before it was stored: 1 in AutoGPTQ's format, 0 in gptq_v2
     """
-    weight = _unpack(parts[".qweight"].T.contiguous(), bits).T.float()  # [in, out]
-    scales = parts[".scales"].float()
-    zeros = (_unpack(parts[".qzeros"], bits)[:, : scales.shape[1]] + zero_offset) & ((1 << bits) - 1)
+    weight, zeros = unpack_gptq(parts, bits=bits, zero_offset=zero_offset)
+    weight, scales = weight.float(), parts[".scales"].float()
     if ".g_idx" in parts:
         groups = parts[".g_idx"].long()
     else:
@@ -73,7 +72,7 @@ def decode_awq(parts: Parts) -> Tensor:
     `.qweight` [in, words]; `.qzeros` [groups, words]; `.scales` [groups, out]
     """
     scales = parts[".scales"].float()
-    weight, zeros = (_reordered(_unpack(parts[name], 4)) for name in (".qweight", ".qzeros"))
+    weight, zeros = (each.float() for each in unpack_awq(parts))
     size = len(weight) // len(scales)
     return ((weight - zeros.repeat_interleave(size, dim=0)) * scales.repeat_interleave(size, dim=0)).T
 
@@ -115,16 +114,28 @@ def decode_mxfp4(parts: Parts) -> Tensor:
     return (numbers * powers[..., None]).flatten(2).transpose(1, 2).contiguous()
 
 
-def _unpack(words: Tensor, bits: int) -> Tensor:
+def unpack_gptq(parts: Parts, *, bits: int, zero_offset: int) -> tuple[Tensor, Tensor]:
+    """Numbers [in, out] and zeros [groups, out] of the parts of `decode_gptq`, integers."""
+    zeros = unpack_words(parts[".qzeros"], bits)[:, : parts[".scales"].shape[1]] + zero_offset
+    return unpack_words(parts[".qweight"].T.contiguous(), bits).T, zeros & ((1 << bits) - 1)
+
+
+def unpack_awq(parts: Parts) -> tuple[Tensor, Tensor]:
+    """Numbers [in, out] and zeros [groups, out] of the parts of `decode_awq`, integers."""
+    weight, zeros = (_reordered(unpack_words(parts[name], 4)) for name in (".qweight", ".qzeros"))
+    return weight, zeros
+
+
+def unpack_words(words: Tensor, bits: int) -> Tensor:
     """Numbers of so many bits along the last dimension of int32 words, lowest bits first: [rows, words · 32/bits]."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     return ((words[:, :, None] >> shifts) & ((1 << bits) - 1)).flatten(1)
 
 
 def _reordered(numbers: Tensor) -> Tensor:
-    """AWQ's numbers in the order of their columns, float32."""
+    """AWQ's numbers in the order of their columns."""
     words: Tensor = numbers.unflatten(1, (-1, len(AWQ_ORDER)))
-    return words[..., torch.tensor(AWQ_ORDER)].flatten(1).float()
+    return words[..., torch.tensor(AWQ_ORDER)].flatten(1)
 
 
 def _of_groups(scale: Tensor, parts: Parts, columns: int) -> Tensor:

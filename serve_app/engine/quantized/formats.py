@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from serve_app.engine.errors import ModelNotSupported
-from serve_app.engine.quantized import decoding
+from serve_app.engine.quantized import decoding, keeping
 from serve_app.engine.quantized.decoding import Parts
+from serve_app.engine.quantized.rounding import Rounded
 
 SERVED = (
     "fp8, compressed-tensors (int-, float-, naive- and pack-quantized), gptq (2, 4, 8 bits), awq (gemm), bitsandbytes,"
@@ -26,6 +27,7 @@ class Format:
     main:    ending of the tensor a weight is known by, where one of `signs` is beside it
     parts:   endings of the others that it is made of
     becomes: the ending under which the model knows it
+    keep:    gives the weight as it is stored, where a kernel computes with such; None where none does
     """
 
     main: str
@@ -33,6 +35,7 @@ class Format:
     parts: tuple[str, ...]
     decode: Callable[[Parts], Tensor]
     becomes: str = ".weight"
+    keep: Callable[[Parts], Rounded | None] | None = None
 
 
 IGNORED = (".input_scale", ".activation_scale", ".input_zero_point", ".k_scale", ".v_scale", ".weight_format",
@@ -72,6 +75,7 @@ def _scaled(block: Any) -> Format:
         signs=(".weight_scale", ".weight_scale_inv"),
         parts=(".weight_scale", ".weight_scale_inv", ".weight_zero_point"),
         decode=partial(decoding.decode_scaled, block=tuple(block) if block else None),
+        keep=keeping.keep_scaled,
     )
 
 
@@ -80,8 +84,10 @@ _PACKED = Format(
     signs=(".weight_scale",),
     parts=(".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx"),
     decode=decoding.decode_packed,
+    keep=keeping.keep_packed,
 )
-_BNB_INT8 = Format(main=".weight", signs=(".SCB",), parts=(".SCB",), decode=decoding.decode_bnb_int8)
+_BNB_INT8 = Format(main=".weight", signs=(".SCB",), parts=(".SCB",), decode=decoding.decode_bnb_int8,
+                   keep=keeping.keep_bnb_int8)  # fmt: skip
 _BNB_4BIT = Format(
     main=".weight",
     signs=BNB_STATES,
@@ -114,11 +120,13 @@ def _gptq(settings: Mapping[str, Any], model_type: str) -> Format:
     bits, kind = settings.get("bits"), settings.get("checkpoint_format") or "gptq"
     if bits not in (2, 4, 8) or kind not in ("gptq", "gptq_v2"):
         raise _refused(model_type, f"gptq of {bits} bits in checkpoint_format {kind}")
+    offset = 1 if kind == "gptq" else 0
     return Format(
         main=".qweight",
         signs=(".scales",),
         parts=(".qzeros", ".scales", ".g_idx"),
-        decode=partial(decoding.decode_gptq, bits=bits, zero_offset=1 if kind == "gptq" else 0),
+        decode=partial(decoding.decode_gptq, bits=bits, zero_offset=offset),
+        keep=partial(keeping.keep_gptq, zero_offset=offset) if bits == 4 else None,
     )
 
 
@@ -127,7 +135,8 @@ def _awq(settings: Mapping[str, Any], model_type: str) -> Format:
     if bits != 4 or version != "gemm":
         raise _refused(model_type, f"awq of {bits} bits in version {version}")
     parts = (".qzeros", ".scales")
-    return Format(main=".qweight", signs=(".scales",), parts=parts, decode=decoding.decode_awq)
+    return Format(main=".qweight", signs=(".scales",), parts=parts, decode=decoding.decode_awq,
+                  keep=keeping.keep_awq)  # fmt: skip
 
 
 def _refused(model_type: str, what: str) -> ModelNotSupported:

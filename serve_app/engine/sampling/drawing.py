@@ -21,10 +21,11 @@ from serve_app.engine.sampling.parameters import Parameters
 from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sampling.selection import MAX_SORTED
 from serve_app.engine.sampling.stages import Stage
-from serve_app.engine.sampling.whole import draw, row_sums, weights_without
+from serve_app.engine.sampling.whole import draw, light_weights_without, row_sums, weights_without
 from serve_app.engine.sequence import Sequence
 
 NUM_CANDIDATES = 256
+MORE_CANDIDATES = 1024  # a third of the time of the whole vocabulary, and enough for most that 256 do not settle
 ROWS_AT_ONCE = 32  # of which the logits may be copied
 
 
@@ -91,11 +92,18 @@ def draw_tokens(
         chain = stages_of(order)
         drops = can_drop(chain, parameters).tolist()
         drawn |= _draw_few(task, [place for place in places if not drops[place]], chain, num_candidates=0)
-        for num_candidates in (NUM_CANDIDATES, vocab) if NUM_CANDIDATES < vocab <= MAX_SORTED else (NUM_CANDIDATES,):
+        for num_candidates in _numbers_of_candidates(vocab):
             unsettled = [place for place in places if place not in drawn]
             drawn |= _draw_few(task, unsettled, chain, num_candidates=num_candidates)
         drawn |= _draw_full(task, [place for place in places if place not in drawn], chain)
     return [drawn[place] for place in range(len(sequences))]
+
+
+def _numbers_of_candidates(vocab: int) -> tuple[int, ...]:
+    """How many to try one after the other; what none settles is drawn with every token in view."""
+    if vocab <= NUM_CANDIDATES:
+        return (NUM_CANDIDATES,)
+    return (NUM_CANDIDATES, vocab) if vocab <= MAX_SORTED else (NUM_CANDIDATES, MORE_CANDIDATES)
 
 
 def _draw_few(task: _Task, places: list[int], chain: Items[Stage], *, num_candidates: int) -> dict[int, Drawn]:
@@ -134,8 +142,14 @@ def _draw_whole(found: Candidates, place: int, task: _Task) -> Drawn:
     """Draw for a row of which more than candidates is left."""
     is_dropped = (found.logits[place] > found.edge[place]) & ~found.kept[place]
     own, divisor = task.logits[task.rows[place]][None], found.divisor[place, None]
-    weights = weights_without(own, divisor, found.token_ids[place][is_dropped], task.scratch)
-    return _drawn_by_weight(weights, place, task)
+    dropped = found.token_ids[place][is_dropped]
+    drawn = _drawn_by_weight(light_weights_without(own, divisor, dropped, task.scratch), place, task)
+    if not task.num_top[place]:
+        return drawn
+    weights = weights_without(own, divisor, dropped, task.scratch)
+    probabilities = weights[0] / row_sums(weights)
+    top = _top_of_all(probabilities, task.num_top[place])
+    return replace(drawn, probability=float(probabilities[drawn.token_id]), top=top)
 
 
 def _draw_full(task: _Task, places: list[int], chain: Items[Stage]) -> dict[int, Drawn]:
@@ -153,7 +167,10 @@ def _draw_kept(full: FullRow, task: _Task) -> Drawn:
     """Draw for a row that is at the end of the chain: in one race where few tokens are left, else in two."""
     full.narrow()
     if full.token_ids is None:
-        return _drawn_by_weight(full.weights, 0, task)
+        weights = full.weights
+        drawn = _drawn_by_weight(weights, 0, task)
+        num_top = task.num_top[0]
+        return replace(drawn, top=_top_of_all((weights / row_sums(weights))[0], num_top)) if num_top else drawn
     chosen = torch.nonzero(full.kept[0])[:, 0]
     token_ids, scaled = full.token_ids[chosen], full.scaled[0, chosen]
     weights = torch.exp(scaled - scaled.amax())
@@ -165,11 +182,12 @@ def _draw_kept(full: FullRow, task: _Task) -> Drawn:
 def _drawn_by_weight(weights: Tensor, place: int, task: _Task) -> Drawn:
     """Draw for one row from weights [1, vocab]."""
     token_id, probability = draw(weights, task.parameters.keys[place, None])
-    top: tuple[tuple[int, float], ...] = ()
-    if num_top := task.num_top[place]:
-        every_id = torch.arange(weights.shape[-1], device=weights.device)
-        top = _top((weights / row_sums(weights))[0], every_id, num_top)
-    return Drawn(int(token_id), float(probability), top)
+    return Drawn(int(token_id), float(probability))
+
+
+def _top_of_all(probabilities: Tensor, num_top: int) -> tuple[tuple[int, float], ...]:
+    """Of the whole vocabulary; [vocab] float64"""
+    return _top(probabilities, torch.arange(len(probabilities), device=probabilities.device), num_top)
 
 
 def _top(probabilities: Tensor, token_ids: Tensor, num_top: int) -> tuple[tuple[int, float], ...]:

@@ -14,6 +14,7 @@ from math import inf
 import torch
 from torch import Tensor
 
+from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sequence import Sequence
 
 
@@ -40,12 +41,14 @@ class SparseValues:
         return torch.cat(self.places).to(device), torch.cat(self.values).to(device)
 
 
-def edit_logits(logits: Tensor, sequences: Items[Sequence], eos_token_ids: frozenset[int]) -> Tensor:
+def edit_logits(
+    logits: Tensor, sequences: Items[Sequence], eos_token_ids: frozenset[int], scratch: Scratch | None = None
+) -> Tensor:
     """Apply what each sequence's parameters ask for; the state of each is brought up to its last token.
 
     logits: [rows, vocab] float32, never changed
 
-    Returns the same tensor where no row asks for anything, else an edited copy.
+    Returns the same tensor where no row asks for anything, else an edited copy, scratch's "edited".
     """
     vocab = logits.shape[-1]
     bias, scale, minus, dry, ban = (SparseValues(vocab) for _ in range(5))
@@ -66,7 +69,7 @@ def edit_logits(logits: Tensor, sequences: Items[Sequence], eos_token_ids: froze
     is_narrowed = any(sequence.sampling_state.allowed_ids is not None for sequence in sequences)
     if not is_narrowed and not any(part.places for part in (bias, scale, minus, dry, ban)):
         return logits
-    edited = logits.clone(memory_format=torch.contiguous_format)
+    edited = (scratch or Scratch()).copy("edited", logits, torch.float32)
     _add(edited, bias)
     _scale(edited, scale)
     for part in (minus, dry, ban):

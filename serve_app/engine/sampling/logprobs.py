@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from serve_app.engine.sampling.candidates import sorted_largest
+from serve_app.engine.sampling.candidates import block_maxima, sorted_largest
 from serve_app.engine.sampling.scratch import Scratch
+from serve_app.engine.sampling.whole import light_weights, row_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,10 @@ def _ranks(logits: Tensor, targets: Sequence[int]) -> list[int]:
 
 def log_totals(logits: Tensor, scratch: Scratch) -> Tensor:
     """ln of each row's sum of exponentials, in the memory of one row; [rows, vocab] float32 -> [rows] float64"""
-    highest = logits.amax(-1, keepdim=True)
+    highest = block_maxima(logits).amax(-1)
+    one = torch.ones(1, dtype=torch.float64, device=logits.device)
     sums = torch.empty(len(logits), dtype=torch.float64, device=logits.device)
-    for row, own in enumerate(logits):
-        weights = torch.sub(own, highest[row], out=scratch.take("compared", own, torch.float32)).exp_()
-        sums[row] = weights.sum(dtype=torch.float64)
-    return highest[:, 0] + torch.log(sums)
+    for row in range(len(logits)):
+        place = slice(row, row + 1)
+        sums[place] = row_sums(light_weights(logits[place], highest[place], one, scratch))
+    return highest.double() + torch.log(sums)

@@ -58,7 +58,7 @@ def moments(candidates: Candidates, logits: Tensor, needed: Tensor, need: Need, 
         if need is Need.DEVIATION:
             sums.deviation[row] = whole.deviation(own, divisor, scratch)[0]
         elif need is Need.TOTAL:
-            sums.log_total[row] = whole.log_total(own, divisor, scratch)[0]
+            sums.log_total[row] = whole.log_total(own, divisor, candidates.token_ids[row], scratch)[0]
         elif need is Need.ENTROPY:
             log_total, entropy = whole.total_and_entropy(own, divisor, scratch)
             sums.log_total[row], sums.entropy[row] = log_total[0], entropy[0]

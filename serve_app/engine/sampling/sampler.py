@@ -11,6 +11,7 @@ from torch import Tensor
 
 from serve_app.engine.batch import Batch, Span
 from serve_app.engine.masks import StepMasks
+from serve_app.engine.sampling.candidates import likeliest
 from serve_app.engine.sampling.drawing import Drawn, draw_tokens
 from serve_app.engine.sampling.edits import edit_logits
 from serve_app.engine.sampling.logprobs import Scored, score
@@ -52,14 +53,15 @@ class Sampler:
     def sample(self, logits: Tensor, batch: Batch, masks: StepMasks | None = None) -> list[SampledSpan]:
         """Draw for every span that samples.
 
-        logits: [rows, vocab] float32, rows as `Runner.forward` gives them
+        logits: [rows, vocab] float32, rows as `Runner.forward` gives them; those of guesses are left alone
         masks:  of those that are constrained; waited for
         """
-        first_rows = _first_rows(batch)
+        first_rows = batch.first_rows
         drawn = self._draw(logits, batch, first_rows, masks)
+        scored = self._score_drawn(logits, batch, first_rows, drawn)
         results = []
         for span, first in zip(batch.spans, first_rows, strict=True):
-            results.append(self._report(span, logits[first : first + span.scores + 1], drawn))
+            results.append(self._report(span, logits[first : first + span.scores], drawn, scored))
         return results
 
     def _draw(
@@ -83,12 +85,12 @@ class Sampler:
         logits: [rows, vocab] float32, never changed
         masks:  of those rows that are constrained, or of more
         """
-        edited = edit_logits(logits, sequences, self._eos_token_ids)
-        likeliest = torch.argmax(edited, dim=-1)  # of what is no number, if anything is
-        bound = [] if masks is None else _bound_rows(likeliest, sequences, masks)
+        edited = edit_logits(logits, sequences, self._eos_token_ids, self._scratch)
+        best = likeliest(edited)  # of what is no number, if anything is
+        bound = [] if masks is None else _bound_rows(best, sequences, masks)
         free = sorted(set(range(len(sequences))).difference(bound))
         drawn: dict[int, Drawn | Exhausted | None] = {}
-        drawn |= zip(free, self._choose(edited, [sequences[row] for row in free], free, likeliest), strict=True)
+        drawn |= zip(free, self._choose(edited, [sequences[row] for row in free], free, best), strict=True)
         if masks is not None and bound:
             chosen = self._choose_bound(edited, [sequences[row] for row in bound], bound, masks)
             drawn |= zip(bound, chosen, strict=True)
@@ -100,14 +102,12 @@ class Sampler:
         """Draw for rows from what their constraints allow."""
         bits = masks.bits[[masks.rows[id(sequence)] for sequence in sequences]]
         restricted = restrict(_take_rows(edited, rows), bits)
-        return list(self._choose(restricted, sequences, list(range(len(rows))), torch.argmax(restricted, dim=-1)))
+        return list(self._choose(restricted, sequences, list(range(len(rows))), likeliest(restricted)))
 
-    def _choose(
-        self, edited: Tensor, sequences: Items[Sequence], rows: list[int], likeliest: Tensor
-    ) -> list[Drawn | None]:
-        """Draw for these rows of many; sequences: theirs; likeliest: [all rows]"""
-        is_finite = torch.isfinite(edited.gather(1, likeliest[:, None])[:, 0]).tolist()
-        places = likeliest.tolist()
+    def _choose(self, edited: Tensor, sequences: Items[Sequence], rows: list[int], best: Tensor) -> list[Drawn | None]:
+        """Draw for these rows of many; sequences: theirs; best: [all rows] the likeliest tokens"""
+        is_finite = torch.isfinite(edited.gather(1, best[:, None])[:, 0]).tolist()
+        places = best.tolist()
         drawn: list[Drawn | None] = [
             _certain(places[row], sequence) if is_finite[row] else None
             for row, sequence in zip(rows, sequences, strict=True)
@@ -125,8 +125,27 @@ class Sampler:
                 _steer(sequences[at], result)
         return drawn
 
-    def _report(self, span: Span, rows: Tensor, drawn: dict[int, Drawn | Exhausted | None]) -> SampledSpan:
-        """Put together what the span's rows say; rows: scored positions first, then the sampled one."""
+    def _score_drawn(
+        self, logits: Tensor, batch: Batch, first_rows: Items[int], drawn: dict[int, Drawn | Exhausted | None]
+    ) -> dict[int, Scored]:
+        """Score drawn tokens where that was asked, by the sequence's identity; rows that want as much together."""
+        wanted: dict[int, list[tuple[int, int, int]]] = {}
+        for span, first in zip(batch.spans, first_rows, strict=True):
+            asked, token = span.sequence.request.logprobs, drawn.get(id(span.sequence))
+            if asked is not None and asked.top is not None and not asked.post_sampling and isinstance(token, Drawn):
+                row = (id(span.sequence), first + span.scores, token.token_id)
+                wanted.setdefault(asked.top, []).append(row)
+        scored: dict[int, Scored] = {}
+        for num_top, asking in wanted.items():
+            identities, rows, targets = zip(*asking, strict=True)
+            found = score(_take_rows(logits, list(rows)), targets, num_top, self._scratch)
+            scored |= zip(identities, found, strict=True)
+        return scored
+
+    def _report(
+        self, span: Span, rows: Tensor, drawn: dict[int, Drawn | Exhausted | None], scores: dict[int, Scored]
+    ) -> SampledSpan:
+        """Put together what the span's rows say; rows: scored positions;  scores: of drawn tokens"""
         sequence = span.sequence
         wanted = sequence.request.logprobs
         prompt: tuple[Scored, ...] = ()
@@ -134,7 +153,7 @@ class Sampler:
             targets = sequence.token_ids[span.start + 1 : span.start + 1 + span.scores]
             ranked = wanted.whole_prompt is not None and not span.decodes
             num_top = wanted.top or 0 if span.decodes else wanted.prompt_top
-            prompt = tuple(score(rows[: span.scores], targets, num_top, self._scratch, ranked=ranked))
+            prompt = tuple(score(rows, targets, num_top, self._scratch, ranked=ranked))
         if not span.samples:
             return SampledSpan(prompt=prompt)
         token = drawn[id(sequence)]
@@ -142,14 +161,10 @@ class Sampler:
             return SampledSpan(is_finite=False, prompt=prompt)
         if isinstance(token, Exhausted):
             return SampledSpan(is_exhausted=True, prompt=prompt)
-        scored = None
         if wanted is None or wanted.top is None:
             return SampledSpan(token_id=token.token_id, prompt=prompt)
-        if wanted.post_sampling:
-            scored = Scored(token.token_id, log(token.probability), token.top)
-        else:
-            scored = score(rows[span.scores : span.scores + 1], [token.token_id], wanted.top, self._scratch)[0]
-        return SampledSpan(token_id=token.token_id, scored=scored, prompt=prompt)
+        post = Scored(token.token_id, log(token.probability), token.top) if wanted.post_sampling else None
+        return SampledSpan(token_id=token.token_id, scored=post or scores[id(sequence)], prompt=prompt)
 
 
 def _explained(drawn: Drawn | Exhausted | None, logits: Tensor) -> Drawn | Exhausted | None:
@@ -157,11 +172,11 @@ def _explained(drawn: Drawn | Exhausted | None, logits: Tensor) -> Drawn | Exhau
     return EXHAUSTED if drawn is None and bool(torch.isfinite(logits.amax())) else drawn
 
 
-def _bound_rows(likeliest: Tensor, sequences: Items[Sequence], masks: StepMasks) -> list[int]:
+def _bound_rows(best: Tensor, sequences: Items[Sequence], masks: StepMasks) -> list[int]:
     """Rows that are drawn from less than their logits say; a greedy one only where its likeliest token is forbidden."""
     masks.wait()
     found = []
-    for row, (token_id, sequence) in enumerate(zip(likeliest.tolist(), sequences, strict=True)):
+    for row, (token_id, sequence) in enumerate(zip(best.tolist(), sequences, strict=True)):
         place = masks.rows.get(id(sequence))
         if place is None or (sequence.request.sampling.is_greedy and is_allowed(masks.bits[place], token_id)):
             continue
@@ -186,11 +201,3 @@ def _take_rows(logits: Tensor, rows: list[int]) -> Tensor:
     if rows == list(range(logits.shape[0])):
         return logits
     return logits[torch.tensor(rows, device=logits.device)]
-
-
-def _first_rows(batch: Batch) -> list[int]:
-    first_rows, row = [], 0
-    for span in batch.spans:
-        first_rows.append(row)
-        row += span.scores + int(span.samples)
-    return first_rows

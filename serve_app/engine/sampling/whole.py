@@ -33,11 +33,23 @@ def scaled_logits(logits: Tensor, divisor: Tensor, scratch: Scratch) -> Tensor:
     return scaled if bool((divisor == 1.0).all()) else scaled.div_(divisor[:, None])
 
 
-def log_total(logits: Tensor, divisor: Tensor, scratch: Scratch) -> Tensor:
-    """ln of the sum of exponentials of logits / divisor; [1, vocab] float32, [1] -> [1] float64"""
-    scaled = scaled_logits(logits, divisor, scratch)
-    highest = scaled.amax(-1)
-    return highest + torch.log(row_sums(weights_of(scaled, highest, scaled)))
+def log_total(logits: Tensor, divisor: Tensor, token_ids: Tensor, scratch: Scratch) -> Tensor:
+    """ln of the sum of exponentials of logits / divisor; [1, vocab] float32, [1] -> [1] float64
+
+    token_ids: [n] int64, each once: the likeliest. They are added up in float64, the others in float32, in a quarter of
+    the time; so what is wrong is a ten-millionth of what the others weigh.
+    """
+    highest = logits.amax(-1)
+    weights = light_weights(logits, highest, divisor, scratch)
+    weights[0, token_ids] = 0.0
+    own = torch.exp((logits[:, token_ids].double() - highest.double()[:, None]) / divisor[:, None])
+    return highest.double() / divisor + torch.log(row_sums(weights) + own.sum(-1))
+
+
+def light_weights(logits: Tensor, highest: Tensor, divisor: Tensor, scratch: Scratch) -> Tensor:
+    """exp((logits - highest) / divisor); [1, vocab] float32, [1], [1] float64 -> [1, vocab] float32 in scratch"""
+    weights = torch.sub(logits, highest[:, None], out=scratch.take("light", logits, torch.float32))
+    return weights.exp_() if float(divisor) == 1.0 else weights.div_(float(divisor)).exp_()
 
 
 def total_and_entropy(logits: Tensor, divisor: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
@@ -56,6 +68,8 @@ def deviation(logits: Tensor, divisor: Tensor, scratch: Scratch) -> Tensor:
 
 def count(logits: Tensor, scratch: Scratch) -> Tensor:
     """How many logits are not -inf; [1, vocab] -> [1] float64"""
+    if float(logits.amin()) > -inf:
+        return torch.full((1,), logits.shape[-1], dtype=torch.float64, device=logits.device)
     return in_play(logits, scratch).sum(-1, dtype=torch.float64)
 
 
@@ -100,15 +114,15 @@ def at_least(values: Tensor, lowest: Tensor, out: Tensor) -> Tensor:
 
 
 def block_sums(values: Tensor) -> Tensor:
-    """Sums of 64 columns each, what is left over last; [rows, n] float64 -> [rows, blocks]"""
+    """Sums of 64 columns each, what is left over last; [rows, n] of any float type -> [rows, blocks] float64"""
     num_whole = values.shape[-1] // BLOCK
     sums = values[:, : num_whole * BLOCK].unflatten(-1, (num_whole, BLOCK)).sum(-1)
     tail = values[:, num_whole * BLOCK :]
-    return torch.cat((sums, tail.sum(-1, keepdim=True)), dim=-1) if tail.shape[-1] else sums
+    return (torch.cat((sums, tail.sum(-1, keepdim=True)), dim=-1) if tail.shape[-1] else sums).double()
 
 
 def row_sums(values: Tensor) -> Tensor:
-    """[rows, n] float64 -> [rows]"""
+    """[rows, n] of any float type -> [rows] float64"""
     return torch.cumsum(block_sums(values), dim=-1)[:, -1]
 
 
@@ -118,7 +132,7 @@ def draw(weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     That is exact, since the highest of a group's Gumbel variables is one for their sum, and takes noise for one
     block and not for the vocabulary.
 
-    weights: [rows, vocab] float64, not normalised
+    weights: [rows, vocab] float32 or float64, not normalised
     keys:    [rows] int64
     Returns [rows] token ids and their [rows] probabilities.
     """
@@ -126,7 +140,7 @@ def draw(weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     sums = block_sums(weights)
     blocks = pick(sums, vocab + torch.arange(sums.shape[-1], device=sums.device), keys)
     token_ids = blocks[:, None] * BLOCK + torch.arange(BLOCK, device=sums.device)
-    own = weights.gather(1, token_ids.clamp(max=vocab - 1)).masked_fill(token_ids >= vocab, 0.0)
+    own = weights.gather(1, token_ids.clamp(max=vocab - 1)).double().masked_fill(token_ids >= vocab, 0.0)
     columns = pick(own, token_ids, keys)[:, None]
     total = torch.cumsum(sums, dim=-1)[:, -1]
     return token_ids.gather(1, columns)[:, 0], own.gather(1, columns)[:, 0] / total
@@ -140,3 +154,11 @@ def weights_without(logits: Tensor, divisor: Tensor, dropped: Tensor, scratch: S
     scaled = scaled_logits(logits, divisor, scratch)
     scaled[0, dropped] = -inf
     return weights_of(scaled, scaled.amax(-1), scaled)
+
+
+def light_weights_without(logits: Tensor, divisor: Tensor, dropped: Tensor, scratch: Scratch) -> Tensor:
+    """As `weights_without`, to seven digits and in a quarter of the time; [1, vocab] float32, scratch's light one."""
+    if len(dropped):
+        logits = scratch.copy("scaled", logits, torch.float32)
+        logits[0, dropped] = -inf
+    return light_weights(logits, logits.amax(-1), divisor, scratch)

@@ -1,0 +1,161 @@
+"""One layer of a llama-like decoder: what it computes, as data and modules that are looked up once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from serve_app.engine.decoder.linears import LinearPart
+from serve_app.engine.decoder.norm import Norm
+from serve_app.engine.kv.plan import Scoring
+from serve_app.engine.lora.banked import BankedLinear, change_parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotation:
+    """What turns queries and keys at their positions (arXiv 2104.09864), the same in all layers of one kind.
+
+    cos, sin: [tokens, 1, rotated], sin negative in its first half
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def turn(self, heads: Tensor) -> Tensor:
+        """[tokens, heads, dim]; dimensions beyond those that are rotated stay."""
+        size = self.cos.shape[-1]
+        turned = heads if size == heads.shape[-1] else heads[..., :size]
+        turned = torch.addcmul(turned * self.cos, turned.roll(size // 2, -1), self.sin).to(heads.dtype)
+        return turned if size == heads.shape[-1] else torch.cat([turned, heads[..., size:]], dim=-1)
+
+
+class Product:
+    """Linears that read the same input, as one product where they are joined, with what adapters change of each."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        """modules: as they are in the model; parts of a joint linear are all there, in their order"""
+        bases = [each.base if isinstance(each, BankedLinear) else each for each in modules]
+        wholes = [base.joint.whole if isinstance(base, LinearPart) else base for base in bases]
+        self._wholes = list(dict.fromkeys(wholes))
+        self._changes: list[tuple[int, int, BankedLinear]] = []
+        begin = 0
+        for module, base in zip(modules, bases, strict=True):
+            end = begin + int(base.out_features)  # type: ignore[arg-type]
+            if isinstance(module, BankedLinear):
+                self._changes.append((begin, end, module))
+            begin = end
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[tokens, inputs] to [tokens, outputs]"""
+        y: Tensor = self._wholes[0](x)
+        if len(self._wholes) > 1:
+            y = torch.cat([y, *(whole(x) for whole in self._wholes[1:])], dim=-1)
+        change_parts(y, x, self._changes)
+        return y
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """num_queries, num_keys: heads of queries, and of keys or values;  dim: of each"""
+
+    num_queries: int
+    num_keys: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """query_norm, key_norm: of each head, or where `norms_rows` of all of them together
+    clip:      bounds queries, keys and values to ±clip
+    rope:      which rotation; None where positions are not told
+    scoring:   how keys are weighed
+    """
+
+    heads: Heads
+    inputs: Product
+    output: Product
+    query_norm: Norm | None
+    key_norm: Norm | None
+    norms_rows: bool
+    clip: float | None
+    rope: str | None
+    scoring: Scoring
+
+    def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [tokens, heads, dim], keys and values [tokens, kv_heads, dim]."""
+        joined, heads = self.inputs(x), self.heads
+        if self.clip is not None:
+            joined.clamp_(-self.clip, self.clip)
+        if self.norms_rows:
+            self._norm_rows(joined)
+        split = joined.view(joined.shape[0], -1, heads.dim)
+        turned, value = split.tensor_split([heads.num_queries + heads.num_keys], dim=1)
+        if not self.norms_rows and self.query_norm is not None and self.key_norm is not None:
+            query, key = turned.tensor_split([heads.num_queries], dim=1)
+            turned = torch.cat([self.query_norm(query), self.key_norm(key)], dim=1)
+        if rotation is not None:
+            turned = rotation.turn(turned)
+        query, key = turned.tensor_split([heads.num_queries], dim=1)
+        return query, key, value
+
+    def _norm_rows(self, joined: Tensor) -> None:
+        assert self.query_norm is not None
+        assert self.key_norm is not None
+        end = self.heads.num_queries * self.heads.dim
+        query, key = joined[:, :end], joined[:, end : end + self.heads.num_keys * self.heads.dim]
+        query.copy_(self.query_norm(query))
+        key.copy_(self.key_norm(key))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mlp:
+    """activation: of the first half of what `inputs` gives, before that is multiplied by the second"""
+
+    inputs: Product
+    activation: Callable[[Tensor], Tensor]
+    output: Product
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.inputs(x).chunk(2, dim=-1)
+        return self.output(self.activation(gate).mul_(up))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """Norms are None where a family has none at that place.
+
+    residual: what is added to the stream is multiplied by it
+    """
+
+    attention: Attention
+    mlp: Mlp
+    before_attention: Norm | None
+    after_attention: Norm | None
+    before_mlp: Norm | None
+    after_mlp: Norm | None
+    residual: float = 1.0
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """What follows attention; changes the stream x [tokens, hidden] in place and gives it.
+
+        attended: [tokens, heads · dim]
+        """
+        self._add(x, self.attention.output(attended), self.after_attention)
+        self._add(x, self.mlp(x if self.before_mlp is None else self.before_mlp(x)), self.after_mlp)
+        return x
+
+    def _add(self, x: Tensor, change: Tensor, norm: Norm | None) -> None:
+        x.add_(change if norm is None else norm(change), alpha=self.residual)
+
+
+def activation_of(module: Any) -> Callable[[Tensor], Tensor]:
+    """An activation of transformers, by torch's own function where there is one: it makes a new tensor."""
+    if type(module).__name__ in {"SiLU", "SiLUActivation"}:
+        return F.silu
+    activation: Callable[[Tensor], Tensor] = module
+    return activation

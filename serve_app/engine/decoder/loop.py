@@ -1,0 +1,79 @@
+"""The decoder of llama-like models as one loop: a step in, logits out, nothing set aside for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.decoder.layer import Layer, Rotation
+from serve_app.engine.decoder.norm import Norm
+from serve_app.engine.step import Step
+
+Rotary: TypeAlias = Callable[[Tensor, Tensor, str], Rotation]
+"""From the stream (for its type), positions [tokens] and a kind of layer."""
+
+
+class DecoderLoop:
+    """Computes steps as the model itself would, which it takes its modules from and is compared with when loaded.
+
+    Rows whose logits nobody wants end behind the last layer's attention.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        *,
+        embed: Callable[[Tensor], Tensor],
+        rotary: Rotary,
+        norm: Norm,
+        head: Callable[[Tensor], Tensor],
+        embedding_factor: float = 1.0,
+        logits_divisor: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
+        self._layers = layers
+        self._kinds = sorted({layer.attention.rope for layer in layers if layer.attention.rope is not None})
+        self._embed = embed
+        self._rotary = rotary
+        self._norm = norm
+        self._head = head
+        self._embedding_factor = embedding_factor
+        self._logits_divisor = logits_divisor
+        self._softcap = softcap
+
+    def __call__(self, step: Step) -> Tensor:
+        """The wanted logits, [rows, vocab]. Writes keys and values at the step's places."""
+        x = self._embedded(step)
+        rotations = {kind: self._rotary(x, step.positions, kind) for kind in self._kinds}
+        last = None if any(step.mixes) else len(self._layers) - 1  # adapters' plan is for every token of a step
+        for number, layer in enumerate(self._layers):
+            attended = self._attended(number, layer, step, x, rotations)
+            if number == last:
+                x, attended = x.index_select(0, step.logit_rows), attended.index_select(0, step.logit_rows)
+            x = layer.finish(x, attended)
+        return self._logits(x if last is not None else x.index_select(0, step.logit_rows))
+
+    def _embedded(self, step: Step) -> Tensor:
+        """[tokens, hidden], a tensor of its own."""
+        x = self._embed(step.token_ids)
+        if step.embeddings is not None and step.illustrated is not None:
+            x = x.index_copy(0, step.illustrated, step.embeddings)
+        return x if self._embedding_factor == 1.0 else x * self._embedding_factor
+
+    def _attended(self, number: int, layer: Layer, step: Step, x: Tensor, rotations: dict[str, Rotation]) -> Tensor:
+        attention = layer.attention
+        normed = x if layer.before_attention is None else layer.before_attention(x)
+        rotation = None if attention.rope is None else rotations[attention.rope]
+        query, key, value = attention.project(normed, rotation)
+        return step.attention.run(number, query, key, value, scoring=attention.scoring).flatten(1)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        logits = self._head(self._norm(x))
+        if self._logits_divisor != 1.0:
+            logits = logits / self._logits_divisor
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits

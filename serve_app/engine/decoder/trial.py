@@ -1,0 +1,44 @@
+"""Tries the loop beside the model that it is built from, before it serves."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from transformers import PreTrainedModel
+
+from serve_app.engine.decoder.building import NotDescribed, Scorings, build_loop, family_of
+from serve_app.engine.decoder.layout import join_linears, pack_linears
+from serve_app.engine.probe import Witness, check, compute_in_steps, distance, storage_for
+
+logger = logging.getLogger(__name__)
+
+
+def settle(module: PreTrainedModel, witness: Witness) -> Scorings | None:
+    """Lay a model's linears out for this machine and check it; say with what the loop is built where it may serve.
+
+    Raises ModelNotSupported.
+    """
+    if family_of(module) is not None:
+        join_linears(module.get_decoder())
+    pack_linears(module)
+    check(module, witness)
+    if family_of(module) is None:
+        return None
+    reason = _try_loop(module, witness)
+    if reason is not None:
+        logger.warning("%s: computed by transformers' modules, not by the loop: %s", module.config.model_type, reason)
+        return None
+    return witness.scorings
+
+
+@torch.inference_mode()
+def _try_loop(module: PreTrainedModel, witness: Witness) -> str | None:
+    """Why the loop may not serve; None where it gives the model's own logits."""
+    try:
+        loop = build_loop(module, witness.shape, witness.scorings)
+        ours = compute_in_steps(witness, storage_for(module, witness), lambda step, _: loop(step))
+    except (NotDescribed, RuntimeError, AttributeError, TypeError, ValueError) as error:
+        return str(error)
+    difference, limit = distance(witness, ours, module.dtype)
+    return None if difference <= limit else f"its logits are off by {difference:.2g} (allowed: {limit:.2g})"

@@ -1,0 +1,1 @@
+"""Kernels for GPUs and what launches them; nothing else of the engine imports triton."""

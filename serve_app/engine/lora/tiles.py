@@ -1,0 +1,66 @@
+"""A step's adapted rows as kernels read them: per pass and shelf, rows of one adapter in tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.lora.plan import Mix, Resident
+
+TILE_ROWS = 16
+"""What tensor cores take at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShelfTiles:
+    """Rows of a step that one shelf changes, none twice.
+
+    rows:    [rows] int32, in the order of their places
+    factors: [rows] float32
+    tiles:   [3, tiles] int32: of each its place, the first of its rows, how many
+    """
+
+    rank: int
+    rows: Tensor
+    factors: Tensor
+    tiles: Tensor
+
+
+def lay_tiles(
+    mixes: Sequence[Mix], residents: Mapping[int, Resident], *, device: torch.device
+) -> tuple[ShelfTiles, ...] | None:
+    """The tiles of all passes, those of the rows' first adapters first; None where DoRA's gains are among them.
+
+    mixes: [tokens]
+    """
+    used = [[(row, *mix[at]) for row, mix in enumerate(mixes) if len(mix) > at] for at in range(max(map(len, mixes)))]
+    if any(residents[slot].has_gain for each in used for _, slot, _ in each):
+        return None
+    return tuple(
+        _of_shelf(rank, [row for row in each if residents[row[1]].rank == rank], residents, device)
+        for each in used
+        for rank in sorted({residents[slot].rank for _, slot, _ in each})
+    )
+
+
+def _of_shelf(
+    rank: int, used: Sequence[tuple[int, int, float]], residents: Mapping[int, Resident], device: torch.device
+) -> ShelfTiles:
+    """used: row, slot and factor of each row"""
+    ordered = sorted(used, key=lambda each: residents[each[1]].place)
+    tiles: list[tuple[int, int, int]] = []
+    for at, (_, slot, _) in enumerate(ordered):
+        place = residents[slot].place
+        if tiles and tiles[-1][0] == place and tiles[-1][2] < TILE_ROWS:
+            tiles[-1] = (place, tiles[-1][1], tiles[-1][2] + 1)
+        else:
+            tiles.append((place, at, 1))
+    return ShelfTiles(
+        rank=rank,
+        rows=torch.tensor([row for row, _, _ in ordered], dtype=torch.int32, device=device),
+        factors=torch.tensor([factor for _, _, factor in ordered], dtype=torch.float32, device=device),
+        tiles=torch.tensor(tiles, dtype=torch.int32, device=device).T.contiguous(),
+    )

@@ -1,0 +1,126 @@
+"""Products with weights of eight bits: each row of inputs is rounded by its own largest value, sums are of integers.
+
+So a row's result is the same to its last bit, whatever rows are computed beside it. (torch's own dynamic kernels round
+a whole batch by its largest value, and each row's result would depend on all.)
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.quantized.rounding import Int8Rows
+
+EIGHT_BITS = 127
+SEVEN_BITS = 63
+TRIED_SIZES = ((3, 512, 40), (1, 33, 7))
+
+
+class FbgemmRows:
+    """By FBGEMM, on every CPU with AVX2.
+
+    Its instructions before VNNI add two products in 16 bits, which seven bits of an input times eight of a weight
+    never leave, and eight do: so inputs have seven bits there.
+    """
+
+    def __init__(self, rows: Int8Rows, levels: int) -> None:
+        """levels: what the largest input of a row becomes"""
+        self._levels = levels
+        self._packed: Any = torch.ops.quantized.linear_prepack(_as_quantised(rows), None)
+        self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+
+    @property
+    def stored(self) -> Int8Rows:
+        """What it was made of, unpacked."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            weight = torch.ops.quantized.linear_unpack(self._packed)[0]
+            return Int8Rows(numbers=weight.int_repr(), scales=weight.q_per_channel_scales().float())
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x: [rows, in] float32. Returns [rows, out] float32."""
+        scales = scales_of(x, self._levels)
+        y: Tensor = self._multiply(x / scales, 1.0, self._levels + 1, self._packed)
+        return y.mul_(scales) if bias is None else torch.addcmul(bias, y, scales)
+
+
+class OneDnnRows:
+    """By oneDNN, which has kernels for VNNI and AMX."""
+
+    def __init__(self, rows: Int8Rows, levels: int) -> None:
+        self._levels = levels
+        self._scales = rows.scales
+        self._zeros = torch.zeros(len(rows.scales), dtype=torch.int32)
+        self._packed = torch.ops.onednn.qlinear_prepack(rows.numbers, None)
+        self._multiply = torch.ops.onednn.qlinear_pointwise.default
+
+    @property
+    def stored(self) -> Int8Rows:
+        return Int8Rows(numbers=self._packed.to_dense().T.contiguous(), scales=self._scales)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x: [rows, in] float32. Returns [rows, out] float32."""
+        scales = scales_of(x, self._levels)
+        y: Tensor = self._multiply(
+            (x / scales).round_().to(torch.int8), 1.0, 0, self._packed, self._scales, self._zeros, None,
+            1.0, 0, torch.float32, "none", [], "",
+        )  # fmt: skip
+        return y.mul_(scales) if bias is None else torch.addcmul(bias, y, scales)
+
+
+Int8Kernel = FbgemmRows | OneDnnRows
+MakeInt8Kernel = Callable[[Int8Rows], Int8Kernel]
+
+
+def scales_of(x: Tensor, levels: int) -> Tensor:
+    """What a step of each row of inputs is worth, [rows, 1]; no number where a row has one that is none."""
+    return x.abs().amax(1, keepdim=True).div_(levels).clamp_min_(torch.finfo(x.dtype).tiny)
+
+
+@functools.cache
+def int8_kernel() -> MakeInt8Kernel:
+    """The first kernel, in the order of what was measured, whose sums are exact on this CPU.
+
+    On AVX2 FBGEMM took 0.11 to 0.2 of oneDNN's time. With VNNI or AMX it is oneDNN first. Whether sums are exact is
+    seen by the largest numbers that can be. Raises ModelNotSupported where no kernel is.
+    """
+    for make in _candidates():
+        try:
+            if all(_is_exact(make, *sizes) for sizes in TRIED_SIZES):
+                return make
+        except (RuntimeError, AttributeError, NotImplementedError):
+            continue  # a kernel that this build of torch has not
+    raise ModelNotSupported("weights: int8 has no kernel on this CPU; leave weights out")
+
+
+def _candidates() -> Iterator[MakeInt8Kernel]:
+    onednn = functools.partial(OneDnnRows, levels=EIGHT_BITS)
+    if torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported():
+        yield onednn
+    yield functools.partial(FbgemmRows, levels=EIGHT_BITS)
+    yield functools.partial(FbgemmRows, levels=SEVEN_BITS)
+    yield onednn
+
+
+def _is_exact(make: MakeInt8Kernel, num_rows: int, inputs: int, outputs: int) -> bool:
+    signs = torch.arange(outputs)[:, None] % 3 > torch.arange(inputs)[None] % 2  # all alike in some, mixed in others
+    numbers = torch.where(signs, EIGHT_BITS, -EIGHT_BITS).to(torch.int8)
+    rows = Int8Rows(numbers=numbers, scales=torch.ones(outputs))
+    for x in (torch.ones(num_rows, inputs), -torch.ones(num_rows, inputs)):
+        expected = (x.double() @ numbers.double().T).float()
+        if not torch.allclose(make(rows)(x, None), expected, rtol=1e-5, atol=1e-2):
+            return False
+    return True
+
+
+def _as_quantised(rows: Int8Rows) -> Tensor:
+    zeros = torch.zeros(len(rows.scales), dtype=torch.long)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch will drop its quantised tensors; this is the only way to pack one
+        return torch._make_per_channel_quantized_tensor(rows.numbers, rows.scales.double(), zeros, 0)

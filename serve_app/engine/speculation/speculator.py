@@ -1,0 +1,131 @@
+"""Decides which guesses a step computes: those that are likely enough for what they cost beside its sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+from serve_app.engine.batch import Batch, Span
+from serve_app.engine.config import EngineConfig
+from serve_app.engine.sequence import Sequence
+from serve_app.engine.speculation.costs import StepCosts
+from serve_app.engine.speculation.guesser import Guesser
+from serve_app.engine.speculation.trust import Trust
+
+LOOKING_S, LOOKING_SEQUENCE_S = 70e-6, 20e-6
+"""What it takes to look for guesses in a step, and for each of its sequences, measured in a running engine on a CPU."""
+MOST_LOOKING = 0.03
+"""Of a step; where looking would take more nothing is looked for, as it is spent whether anything is found or not."""
+LEAST_GAIN = 1.05
+"""What a step with guesses has to promise over one without; less is lost in what cannot be foreseen."""
+MOST_LOSS = 1.1
+"""How many times as long a sequence may wait for a token because of what is guessed for others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What guesses of one step may take.
+
+    max_guesses: tokens, and rows of logits
+    reserve: makes room for so many tokens of a sequence; False where that would be at another's cost
+    """
+
+    max_guesses: int
+    reserve: Callable[[Sequence, int], bool]
+
+
+class Speculator:
+    """Has a guesser for each sequence that may be guessed for, as long as that lives.
+
+    max_draft: guesses of one sequence in one step; 0 is none
+    costs: of the steps that were made
+    end_token_ids: behind which no text goes on
+    """
+
+    def __init__(self, config: EngineConfig, end_token_ids: frozenset[int]) -> None:
+        self._guesses_always = config.speculation == "prompt_lookup"
+        self.max_draft = 0 if config.speculation == "none" else config.max_draft_tokens
+        self._end_token_ids = end_token_ids
+        self._trust = Trust()
+        self.costs = StepCosts()
+        self._guessers: WeakKeyDictionary[Sequence, Guesser] = WeakKeyDictionary()
+
+    def extend(self, spans: list[Span], room: Room) -> list[Span]:
+        """Give the spans of a step without prompts the guesses that pay. Changes no sequence."""
+        plain_s = self.costs.plain_s(len(spans)) if self.max_draft else None
+        if plain_s is None or LOOKING_S + LOOKING_SEQUENCE_S * len(spans) > MOST_LOOKING * plain_s:
+            return spans
+        wanting = [span for span in spans if self._may_guess(span)]
+        guessers = {id(span.sequence): self._caught_up(span.sequence) for span in wanting}
+        drafts = {name: self._draft(span, guessers[name]) for span in wanting for name in [id(span.sequence)]}
+        chances = {name: guessers[name].trust.chances(guessers[name].num_matched, len(drafts[name])) for name in drafts}
+        lengths = self._lengths(chances, num_sequences=len(spans), plain_s=plain_s, most=room.max_guesses)
+        return [self._extended(span, drafts, lengths, room) for span in spans]
+
+    def note(self, batch: Batch, seconds: float) -> None:
+        """Learn from a step that was made what one takes; seconds as `work_clock` counts them."""
+        if self.max_draft and batch.num_prompt_tokens == 0:
+            self.costs.note(batch.num_decoding, batch.num_guesses, seconds)
+
+    def _may_guess(self, span: Span) -> bool:
+        """Whether it is a single token of a sequence that goes on, and of which nothing is kept but its text."""
+        sequence = span.sequence
+        is_single = span.decodes and span.samples and span.length == 1 and not span.scores
+        is_wanted = self._guesses_always or bool(sequence.prediction)
+        return is_single and is_wanted and sequence.record is None and self._most(sequence) > 0
+
+    def _most(self, sequence: Sequence) -> int:
+        """Guesses that could be of use: one token more is drawn than was guessed."""
+        return min(self.max_draft, sequence.max_tokens - sequence.num_generated - 1)
+
+    def _caught_up(self, sequence: Sequence) -> Guesser:
+        guesser = self._guessers.get(sequence)
+        if guesser is None:
+            guesser = self._guessers[sequence] = Guesser(sequence.prediction, Trust(self._trust))
+        guesser.catch_up(sequence.token_ids, sequence.prompt_length)
+        return guesser
+
+    def _draft(self, span: Span, guesser: Guesser) -> tuple[int, ...]:
+        """What is guessed of a sequence, up to where its text would end: the end itself is drawn behind the rest."""
+        guess = guesser.guess(self._most(span.sequence))
+        stop = span.sequence.request.stop
+        ends = stop.token_ids if stop.ignore_eos else self._end_token_ids.union(stop.token_ids)
+        end = next((place for place, token_id in enumerate(guess) if token_id in ends), len(guess))
+        return guess[:end]
+
+    def _lengths(
+        self, chances: dict[int, Items[float]], *, num_sequences: int, plain_s: float, most: int
+    ) -> dict[int, int]:
+        """How many guesses of each sequence make the most tokens per second, the likeliest before the others.
+
+        Nobody waits much longer for a token than without: not who has no guesses, nor who has few.
+
+        A guess is worth the chance that it and all before it are drawn, which falls along a draft; so the best so many
+        guesses are the likeliest ones, and none is among them without those before it.
+        """
+        ranked = sorted(((chance, name) for name, each in chances.items() for chance in each), reverse=True)[:most]
+        best, best_rate, tokens = 0, LEAST_GAIN * num_sequences / plain_s, float(num_sequences)
+        own: dict[int, float] = {}
+        for count, (chance, name) in enumerate(ranked, 1):
+            tokens += chance
+            own[name] = own.get(name, 1.0) + chance
+            least = 1.0 if len(own) < num_sequences else min(own.values())
+            taken_s = plain_s + self.costs.extra_s(num_sequences, count)
+            if taken_s <= MOST_LOSS * least * plain_s and tokens / taken_s > best_rate:
+                best, best_rate = count, tokens / taken_s
+        if ranked and not best:
+            self.costs.fade(num_sequences)
+        lengths: dict[int, int] = {}
+        for _, name in ranked[:best]:
+            lengths[name] = lengths.get(name, 0) + 1
+        return lengths
+
+    @staticmethod
+    def _extended(span: Span, drafts: dict[int, tuple[int, ...]], lengths: dict[int, int], room: Room) -> Span:
+        name = id(span.sequence)
+        length = lengths.get(name, 0)
+        if not length or not room.reserve(span.sequence, span.sequence.num_tokens + length):
+            return span
+        return replace(span, draft=drafts[name][:length])

@@ -1,0 +1,108 @@
+"""Draws what a step computed: each next token, and those behind it for as long as they are the ones that were guessed.
+
+Every token is drawn as it would be without guesses: by the same sampler, from logits of the same tokens before it, by
+the random numbers of its own position, with all that penalties, constraints and stops have seen until then. A guess is
+only compared with what was drawn. So a text is the same with and without, sampled ones too, and whatever may be asked
+of a request holds of itself: a guess never enters a sequence's state, and there is nothing to be rolled back.
+
+Nothing is lost by that. Rejection sampling (Leviathan et al., arXiv 2211.17192) accepts a token x that was guessed with
+probability q(x) where it is likely p(x) with probability min(1, p(x) / q(x)); here a guess is certain, q(x) = 1, and
+that is p(x): the probability that drawing from p gives x. More cannot be had of any scheme whose tokens are distributed
+as p, as a guess that is accepted is a token that comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from serve_app.core.delta import Delta
+from serve_app.engine.batch import Batch, Span, num_common
+from serve_app.engine.masks import MaskComputer, StepMasks
+from serve_app.engine.outbox import joined
+from serve_app.engine.output import Output
+from serve_app.engine.sampling.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Guessed:
+    """A span with guesses as it was computed.
+
+    row: of its last own token's logits; those behind its guesses are the rows after it
+    """
+
+    span: Span
+    row: int
+
+
+class Verifier:
+    """Carries a step's logits into its sequences, as far as they go.
+
+    num_drafted, num_accepted: guesses that were computed, and those that were drawn with something behind them
+    """
+
+    def __init__(self, masks: MaskComputer, sampler: Sampler, output: Output) -> None:
+        self._masks = masks
+        self._sampler = sampler
+        self._output = output
+        self.num_drafted = 0
+        self.num_accepted = 0
+
+    def draw(self, logits: Tensor, batch: Batch, masks: StepMasks | None) -> list[Delta]:
+        """One delta per sequence that gained something. Changes sequences; does not release anything.
+
+        logits: as `Runner.forward` gives them;  masks: of the tokens that are drawn first
+        """
+        guessed = [Guessed(span, row) for span, row in _with_drafts(batch)]
+        for each in guessed:
+            self.num_drafted += len(each.span.draft)
+            each.span.sequence.num_drafted += len(each.span.draft)
+        deltas = self._output.commit(batch, self._sampler.sample(logits, batch, masks))
+        if not guessed:
+            return deltas
+        while follows := [(each, span) for each in guessed if (span := known_span(each.span)) is not None]:
+            for _, span in follows:
+                self.num_accepted += span.length
+                span.sequence.num_accepted += span.length
+            batch = Batch(tuple(span for _, span in follows))
+            rows = [row for each, span in follows for row in _rows(each, span)]
+            sampled = self._sampler.sample(logits[rows], batch, self._masks.begin(batch))
+            deltas += self._output.commit(batch, sampled)
+            guessed = [each for each, _ in follows]
+        return _one_each(deltas)
+
+
+def known_span(guessed: Span) -> Span | None:
+    """What of a sequence is missing and was computed as a guess: the span of a step that need not be made.
+
+    None where what was drawn differs from the guess, or nothing more was guessed, or the sequence is at its end. What
+    a constraint has forced behind the drawn token is part of it, where that was guessed, too.
+    """
+    sequence = guessed.sequence
+    start = sequence.num_computed
+    draft = guessed.draft[start - guessed.end :]
+    missing = sequence.token_ids[start:]
+    if sequence.is_finished or start < guessed.end or not draft or not missing:
+        return None
+    length = num_common(missing, draft)
+    scores = min(length, sequence.num_held)
+    return Span(sequence, start, length, samples=length == len(missing), scores=scores) if length else None
+
+
+def _with_drafts(batch: Batch) -> list[tuple[Span, int]]:
+    return [(span, row + span.scores) for span, row in zip(batch.spans, batch.first_rows, strict=True) if span.draft]
+
+
+def _rows(guessed: Guessed, span: Span) -> list[int]:
+    """Of its scored positions, then of its last where that is sampled; as in any batch."""
+    first = guessed.row + span.start - (guessed.span.end - 1)
+    return [*range(first, first + span.scores), *([first + span.length - 1] if span.samples else [])]
+
+
+def _one_each(deltas: Items[Delta]) -> list[Delta]:
+    by_sequence: dict[tuple[str, int], list[Delta]] = {}
+    for delta in deltas:
+        by_sequence.setdefault((delta.request_id, delta.sample), []).append(delta)
+    return [joined(each) for each in by_sequence.values()]
