@@ -94,9 +94,10 @@ class Catalog:
         """
         asked = _Asked(name=name.strip(), param=param)
         found = self._resolve_name(self._follow(asked.name), asked)
-        if found.adapter is None and (lora_path or "").strip():
+        path = (lora_path or "").strip()
+        if found.adapter is None and path:
             model = self._models[found.base]
-            found = _with_adapters(model, _name_at((lora_path or "").strip(), model, param=lora_param), param=lora_param)
+            found = _with_adapters(model, _name_at(path, model, param=lora_param), param=lora_param)
         if found.adapter is None and not self._rights.allow(found.base):
             raise self._not_found(asked)
         return found

@@ -73,7 +73,7 @@ class Router:
         """
         response_id = new_response_id(request.id_prefix)
         lowered = lower(request, response_id, resolve=self._resolver(request), card_of=self._card_of)
-        requests = tuple(map(self._salted, lowered))
+        requests = tuple(map(self._of_tenant, lowered))
         run = Run(
             requests,
             response_id,
@@ -92,9 +92,7 @@ class Router:
 
     def seen_by(self, tenant: Tenant) -> Router:
         """The same as it is for this tenant."""
-        return Router(
-            self.fleet, self._config, placement=self._placement, admission=self.admission, tenant=tenant
-        )
+        return Router(self.fleet, self._config, placement=self._placement, admission=self.admission, tenant=tenant)
 
     def templates_of(self, run: Run) -> tuple[str, ...]:
         """The chat template of the model of each part of a run; "" where the model is gone."""
@@ -160,12 +158,12 @@ class Router:
                 targets[alias] = self.view.resolve(alias)
         return targets
 
-    def _salted(self, request: GenerationRequest) -> GenerationRequest:
-        """One that finds no prefix which another tenant had computed, unless the two share them."""
+    def _of_tenant(self, request: GenerationRequest) -> GenerationRequest:
+        """One of the tenant's share, which finds no prefix that others had computed, unless they share them."""
         if self._tenant is LOCAL.tenant:
             return request
         own = f"group {self._tenant.cache_group}" if self._tenant.cache_group else f"tenant {self._tenant.name}"
-        return replace(request, cache_salt=f"{own}\n{request.cache_salt}")
+        return replace(request, cache_salt=f"{own}\n{request.cache_salt}", share=self._tenant.share)
 
     def _resolver(self, request: CompletionRequest) -> Resolve:
         takes_any = self._config.accepts_any_model and request.dialect.takes_any_model

@@ -62,9 +62,7 @@ class Administration:
 
         Raises TenancyError where the old one is none, or is good for nothing any more.
         """
-        old = next((key for key in self._store.keys() if key.id == key_id), None)
-        if old is None:
-            raise TenancyError(f"There is no key {key_id!r}.")
+        old = self._store.key(key_id)
         if not old.is_valid(now):
             raise TenancyError(f"The key {key_id!r} has expired or was revoked; create another.")
         lifetime_s = None if old.expires_at is None else old.expires_at - old.created_at

@@ -63,6 +63,11 @@ class TenantStore:
         with self._engine.connect() as connection:
             return [_key(row) for row in connection.execute(wanted)]
 
+    def key(self, key_id: str) -> Key:
+        """Raises TenancyError where there is none."""
+        with self._engine.connect() as connection:
+            return _key_named(connection, key_id)
+
     def add_tenant(self, tenant: Tenant) -> None:
         """Raises TenancyError where the name is taken."""
         try:
@@ -86,7 +91,7 @@ class TenantStore:
 
     def add_key(self, key: Key) -> None:
         """Raises TenancyError where there is no such tenant."""
-        columns = {name: getattr(key, name) for name in tables.keys.c.keys()}
+        columns = {column.name: getattr(key, column.name) for column in tables.keys.columns}
         try:
             with self._changing() as connection:
                 connection.execute(insert(tables.keys).values({**columns, "scopes": sorted(key.scopes)}))
@@ -99,10 +104,7 @@ class TenantStore:
         Returns it as it was. Raises TenancyError where there is none.
         """
         with self._changing() as connection:
-            row = connection.execute(select(tables.keys).where(tables.keys.c.id == key_id)).one_or_none()
-            if row is None:
-                raise TenancyError(f"There is no key {key_id!r}.")
-            key = _key(row)
+            key = _key_named(connection, key_id)
             until = at if key.revoked_at is None else min(at, key.revoked_at)
             connection.execute(update(tables.keys).where(tables.keys.c.id == key_id).values(revoked_at=until))
         return key
@@ -133,6 +135,13 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
 
 def _fact(connection: Connection, name: str) -> int:
     return connection.execute(select(tables.facts.c.value).where(tables.facts.c.name == name)).scalar() or 0
+
+
+def _key_named(connection: Connection, key_id: str) -> Key:
+    row = connection.execute(select(tables.keys).where(tables.keys.c.id == key_id)).one_or_none()
+    if row is None:
+        raise TenancyError(f"There is no key {key_id!r}.")
+    return _key(row)
 
 
 def _columns(tenant: Tenant) -> dict[str, object]:

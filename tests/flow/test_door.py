@@ -8,8 +8,10 @@ import httpx
 import pytest
 
 from serve_app.api.paths import OPEN, Path
+from serve_app.core.shares import Share
 from serve_app.core.tenants import Identity, Rights, Scope, Tenant
 from serve_app.http.app import build_app
+from serve_app.http.guard import anybody
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
 from serve_app.tenants.directory import Directory
@@ -147,7 +149,9 @@ async def test_what_may_not_be_used_is_not_listed(client: httpx.AsyncClient, ten
         ("none", "tiny:pirate", "nope:pirate"),
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/v1/models/"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/v1/models/"]
+)
 async def test_what_may_not_be_used_is_refused_in_the_words_of_what_never_was(
     client: httpx.AsyncClient, path: str, tenant: str, hidden: str, invented: str
 ) -> None:
@@ -169,9 +173,7 @@ async def test_what_may_not_be_used_is_refused_in_the_words_of_what_never_was(
     assert status in (400, 404)
 
 
-async def test_the_way_to_an_adapter_leads_past_a_hidden_base(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_the_way_to_an_adapter_leads_past_a_hidden_base(client: httpx.AsyncClient, backend: FakeBackend) -> None:
     for model in ("tiny:pirate", "pirate", "sea", "tiny:pirate*0.5"):
         response = await client.post("/v1/completions", json=asking(model), headers=key("pirate"))
         assert response.status_code == 200, response.text
@@ -192,6 +194,19 @@ async def test_a_tenants_own_bound_holds_beside_the_services(client: httpx.Async
     assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
     response = await client.post("/v1/completions", json=asking("tiny:pirate", n=2), headers=key("pirate"))
     assert response.status_code == 200
+
+
+async def test_a_request_carries_its_tenants_share(backend: FakeBackend) -> None:
+    fleet = Fleet("router-0")
+    fleet.put(backend.card, backend)
+    tenant = Tenant(name="acme", weight=3.0, priority="interactive")
+    for identify in (lambda key: Identity(tenant=tenant), anybody):
+        app = build_app(Router(fleet), identify=identify)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://door") as client:
+            await client.post("/v1/completions", json=asking("tiny"))
+    await fleet.close()
+    shares = [requests[0].share for requests in backend.submissions]
+    assert shares == [Share(flow="acme", weight=3.0, priority="interactive"), Share()]
 
 
 async def test_tenants_find_no_prefixes_of_each_other_unless_they_share_a_group(backend: FakeBackend) -> None:

@@ -200,9 +200,7 @@ async def test_the_described_routes_are_those_that_exist(client):
         route.path.replace(":path", ""): route.methods - {"HEAD"}
         for route in routes(router, HttpSettings(), Metrics(router.fleet))
     }
-    described = {
-        path: {method.upper() for method in operations} for path, operations in document["paths"].items()
-    }
+    described = {path: {method.upper() for method in operations} for path, operations in document["paths"].items()}
     assert described == existing
 
 

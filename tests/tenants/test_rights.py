@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import re
+
 import pytest
 
 from serve_app.core.tenants import Rights
@@ -24,6 +27,11 @@ from serve_app.core.tenants import Rights
         ("*:pirate", "demo", "pirate", True),
         ("*:pirate", "demo", "pirate2", False),
         ("de.o", "demo", None, False),
+        ("d*m*", "demo", None, True),
+        ("*m*o", "demomo", None, True),
+        ("*e*e*", "demo", None, False),
+        ("**", "demo", None, True),
+        ("*:*", "demo", None, False),
     ],
 )
 def test_a_pattern_is_of_what_it_says(pattern: str, base: str, adapter: str | None, is_allowed: bool) -> None:
@@ -40,3 +48,13 @@ def test_a_base_is_touched_by_a_pattern_of_its_adapters() -> None:
     assert rights.touch("demo")
     assert not rights.allow("demo")
     assert not rights.touch("dem")
+
+
+def test_patterns_agree_with_a_plain_definition_and_many_stars_end_in_time() -> None:
+    dice = random.Random(5)
+    for _ in range(3000):
+        pattern = "".join(dice.choices("ab*", k=dice.randrange(8)))
+        name = "".join(dice.choices("ab", k=dice.randrange(8)))
+        is_like = re.fullmatch(pattern.replace("*", ".*"), name) is not None
+        assert Rights((pattern,)).allow(name) is (is_like or pattern == "*"), (pattern, name)
+    assert not Rights(("*a" * 48 + "b",)).allow("a" * 96)

@@ -127,7 +127,13 @@ def test_a_store_of_another_schema_is_refused(store: TenantStore, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "url", ["sqlite:////nowhere/at/all.db", "nonsense", "oracle://user:secret@nowhere/x", "postgresql+psycopg://u:secret@127.0.0.1:1/x"]
+    "url",
+    [
+        "sqlite:////nowhere/at/all.db",
+        "nonsense",
+        "oracle://user:secret@nowhere/x",
+        "postgresql+psycopg://u:secret@127.0.0.1:1/x",
+    ],
 )
 def test_a_store_that_cannot_be_opened_is_told_without_its_password(url: str) -> None:
     with pytest.raises(TenancyError, match="cannot be opened") as refusal:
