@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from serve_app.core.tenants import Scope
+
 
 class Path(StrEnum):
     """One route; what is in braces is the client's."""
@@ -33,6 +35,13 @@ class Path(StrEnum):
     def method(self) -> str:
         return "POST" if self in POSTED else "GET"
 
+    @property
+    def scope(self) -> Scope | None:
+        """What a key has to be for; None where any key will do."""
+        if self is Path.METRICS:
+            return Scope.METRICS
+        return None if self in DESCRIBING else Scope.INFER
+
 
 POSTED = frozenset(
     {
@@ -47,3 +56,22 @@ POSTED = frozenset(
         Path.APPLY_TEMPLATE,
     }
 )
+DESCRIBING = frozenset({Path.DESCRIPTION, Path.DOCS, Path.DIALECTS, Path.V1_HEALTH})
+OPEN = frozenset({Path.HEALTH})
+"""Answered to whoever asks, key or none."""
+
+
+class AdminPath(StrEnum):
+    """One route of administrators; there only where keys are asked for."""
+
+    TENANTS = "/admin/tenants"
+    TENANT = "/admin/tenants/{name}"
+    KEYS = "/admin/keys"
+    KEY = "/admin/keys/{id}"
+    ROTATION = "/admin/keys/{id}/rotate"
+    EVENTS = "/admin/events"
+
+    @property
+    def scope(self) -> Scope:
+        """What a key has to be for."""
+        return Scope.ADMIN

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from posixpath import basename, dirname, normpath
 
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.mixes import MIX_WORDS, is_mix, read_mix
 from serve_app.core.cards import AdapterCard, ModelCard
-from serve_app.core.errors import AdapterNotFound, AdapterUnusable, Forbidden, InvalidRequest, ModelNotFound
+from serve_app.core.errors import AdapterNotFound, AdapterUnusable, Forbidden, InvalidRequest, ModelNotFound, ServeError
 from serve_app.core.names import ModelRef, mixed
+from serve_app.core.tenants import Rights
 
+ALL = Rights()
 MAX_LISTED = 20
 MAX_SHOWN_CHARS = 96
 PATH = re.compile(r"[/\\~]")
@@ -35,27 +37,47 @@ class Catalog:
     A served address comes before an alias of the same name, so that an alias never hides a model: an adapter
     that appears on disk takes its address back from the alias, which is then listed in `hidden_aliases`. An
     alias may name an address that is not served (yet): whoever asks for it is told so.
+
+    rights: of whoever asks; what they do not allow is not there: not listed, and refused in the same words as what
+            never was
     Raises CatalogError for a base given twice and for aliases in a circle.
     """
 
-    def __init__(self, models: Iterable[ModelCard], aliases: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, models: Iterable[ModelCard], aliases: Mapping[str, str] | None = None, *, rights: Rights = ALL
+    ) -> None:
         self._models: dict[str, ModelCard] = {}
         for model in models:
             if model.name in self._models:
                 raise CatalogError(f"the model {model.name!r} is there twice")
-            self._models[model.name] = model
+            if rights.touch(model.name):
+                self._models[model.name] = _as_allowed(model, rights)
+        self._rights = rights
         _check_aliases(aliases or {})
         served = set(self._addresses())
         self._aliases = {alias: target for alias, target in (aliases or {}).items() if alias not in served}
         self.hidden_aliases = tuple(sorted(set(aliases or {}) - set(self._aliases)))
+        if not rights.allow_everything:
+            self._aliases = {alias: target for alias, target in self._aliases.items() if self._leads_somewhere(alias)}
 
     def names(self) -> tuple[str, ...]:
         """List every address: bases, each with its usable adapters, then aliases."""
         return (*self._addresses(), *sorted(self._aliases))
 
-    def model(self, base: str) -> ModelCard | None:
-        """Give the card of a base model."""
-        return self._models.get(base)
+    @property
+    def models(self) -> Mapping[str, ModelCard]:
+        """Bases that may be used, or that have an adapter which may; with no other adapters on their cards."""
+        return self._models
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """Names of the bases that may be used by themselves."""
+        return tuple(name for name in self._models if self._rights.allow(name))
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Aliases that are not hidden by what is served."""
+        return self._aliases
 
     def resolve(
         self, name: str, *, lora_path: str | None = None, param: str = "model", lora_param: str = "lora_path"
@@ -72,10 +94,13 @@ class Catalog:
         """
         asked = _Asked(name=name.strip(), param=param)
         found = self._resolve_name(self._follow(asked.name), asked)
-        if found.adapter is not None or not (lora_path or "").strip():
-            return found
-        model = self._models[found.base]
-        return _with_adapters(model, _name_at((lora_path or "").strip(), model, param=lora_param), param=lora_param)
+        path = (lora_path or "").strip()
+        if found.adapter is None and path:
+            model = self._models[found.base]
+            found = _with_adapters(model, _name_at(path, model, param=lora_param), param=lora_param)
+        if found.adapter is None and not self._rights.allow(found.base):
+            raise self._not_found(asked)
+        return found
 
     def _resolve_name(self, name: str, asked: _Asked) -> ModelRef:
         if name in self._models:
@@ -110,14 +135,24 @@ class Catalog:
             raise InvalidRequest.refusing(asked.param, must=must, found=_quoted(name))
         if holders:
             return _with_adapters((usable or holders)[0], name, param=asked.param)
-        must = f"be one that is served ({_listed(self._models)}), or an adapter of it"
-        raise ModelNotFound.refusing(asked.param, must=must, found=_quoted(asked.name))
+        raise self._not_found(asked)
+
+    def _not_found(self, asked: _Asked) -> ModelNotFound:
+        must = f"be one that is served ({_listed(self.bases)}), or an adapter of it"
+        return ModelNotFound.refusing(asked.param, must=must, found=_quoted(asked.name))
+
+    def _leads_somewhere(self, alias: str) -> bool:
+        try:
+            self.resolve(alias)
+        except ServeError:
+            return False
+        return True
 
     def _addresses(self) -> list[str]:
         """List bases and usable adapters. An adapter whose address is also a base's is reached by `base::adapter`."""
         found: dict[str, None] = {}
         for model in self._models.values():
-            found[model.name] = None
+            found |= {model.name: None} if self._rights.allow(model.name) else {}
             found |= dict.fromkeys(f"{model.name}:{card.name}" for card in model.adapters if card.is_usable)
         return list(found)
 
@@ -125,6 +160,14 @@ class Catalog:
         while name in self._aliases:
             name = self._aliases[name]
         return name
+
+
+def _as_allowed(model: ModelCard, rights: Rights) -> ModelCard:
+    """The card without the adapters that may not be used."""
+    if rights.allow_everything:
+        return model
+    allowed = tuple(card for card in model.adapters if rights.allow(model.name, card.name))
+    return replace(model, adapters=allowed)
 
 
 def _with_adapters(model: ModelCard, text: str, *, param: str) -> ModelRef:

@@ -40,7 +40,7 @@ class Completions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request and log one line, whatever happens."""
-        story = Story(scope["state"]["request_id"])
+        story = Story(scope["state"]["request_id"], scope["state"]["identity"])
         exchange = Exchange(send, self._router.dialect)
         has_left = True
         try:

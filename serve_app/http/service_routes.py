@@ -31,7 +31,7 @@ def service_routes(router: Router, limits: WireLimits) -> list[Route]:
         if router.fleet.is_ready:
             return JSONResponse({"status": "ok"})
         return JSONResponse(
-            {"status": "loading", "models": router.fleet.loading}, 503, {"retry-after": str(LOADING_RETRY_S)}
+            {"status": "loading", "models": router.view.loading}, 503, {"retry-after": str(LOADING_RETRY_S)}
         )
 
     return [

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
+from serve_app.core.tenants import Tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,3 +26,9 @@ class HttpSettings:
     limits: WireLimits = DEFAULT_LIMITS
     cors_origins: tuple[str, ...] = ()
     sends_request_id: bool = True
+
+    def for_tenant(self, tenant: Tenant) -> HttpSettings:
+        """The same with what the tenant is bound to besides."""
+        if tenant.max_n is None:
+            return self
+        return replace(self, limits=replace(self.limits, max_n=min(tenant.max_n, self.limits.max_n)))

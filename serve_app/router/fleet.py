@@ -10,20 +10,22 @@ from serve_app.catalog.resolve import Catalog
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.delta import Load
-from serve_app.core.errors import ModelLoading, ModelNotFound, NotFound
+from serve_app.core.errors import ModelLoading
 from serve_app.core.names import ModelRef
+from serve_app.core.tenants import Rights
 from serve_app.router.link import ReplicaLink
 from serve_app.router.room import Room
+from serve_app.router.view import View
 
 logger = logging.getLogger(__name__)
 
 LOADING_RETRY_S = 5.0
-ONLY_MODEL = "default"
-"""What mistral.rs's clients write for the only model there is."""
 
 
 class Fleet:
     """Links by replica id, and the catalog of what their cards say. The only owner of both.
+
+    version: grows with every change of its cards and aliases
 
     Deployments call `put` for every replica they see, as often as they look, `remove` for those gone, and
     `expect` with the models that ought to exist.
@@ -43,7 +45,9 @@ class Fleet:
         self._retired: dict[str, ReplicaLink] = {}
         self._expected: frozenset[str] = frozenset()
         self._cards: dict[str, ModelCard] = {}
-        self._catalog = Catalog((), self._aliases)  # raises where the aliases contradict themselves
+        Catalog((), self._aliases)  # raises where the aliases contradict themselves
+        self.version = 0
+        self._everything = self.seen_with(Rights())
 
     @property
     def cards(self) -> Mapping[str, ModelCard]:
@@ -110,36 +114,15 @@ class Fleet:
         """Replace all aliases. Raises CatalogError, and changes nothing, where they go in a circle."""
         Catalog((), aliases)
         self._aliases = dict(aliases)
-        self._catalog = self._new_catalog()
+        self._note_change()
 
-    def resolve(
-        self,
-        name: str,
-        *,
-        lora_path: str | None = None,
-        takes_any: bool = False,
-        param: str = "model",
-        lora_param: str = "lora_path",
-    ) -> ModelRef:
-        """The model meant by a client's words, pinned to the version that is served now.
+    def resolve(self, name: str) -> ModelRef:
+        """What a name means to who may use everything. Raises as `View.resolve`."""
+        return self._everything.resolve(name)
 
-        takes_any: a name that nobody has means the only model, where there is only one
-        param, lora_param: what the client calls the two
-        Raises NotFound, AdapterUnusable, InvalidRequest, or ModelLoading where the base exists but no
-        replica of it is ready.
-        """
-        if name == ONLY_MODEL and len(self._cards) == 1 and name not in self._cards and name not in self._aliases:
-            name = next(iter(self._cards))
-        try:
-            return self._catalog.resolve(name, lora_path=lora_path, param=param, lora_param=lora_param)
-        except NotFound as error:
-            loading = self._loading_base(name.strip())
-            if loading is not None:
-                raise self.not_ready(loading) from None
-            known = {*self._cards, *self.loading}
-            if takes_any and isinstance(error, ModelNotFound) and len(known) == 1:
-                return self.resolve(*known, lora_path=lora_path, param=param, lora_param=lora_param)
-            raise
+    def seen_with(self, rights: Rights) -> View:
+        """The fleet as far as these rights go."""
+        return View(self, rights)
 
     def links_for(self, ref: ModelRef) -> list[ReplicaLink]:
         """Open links to replicas that have the model and exactly that version of the adapter.
@@ -166,24 +149,17 @@ class Fleet:
         await asyncio.gather(*(link.close() for link in links))
         self._refresh()
 
-    def _loading_base(self, name: str) -> str | None:
-        """The longest name of a loading model that this address, or what it is an alias of, begins with."""
-        while name in self._aliases:
-            name = self._aliases[name]
-        matches = [base for base in self.loading if name == base or name.startswith(f"{base}:")]
-        return max(matches, key=len, default=None)
-
     def _refresh(self) -> None:
         cards = {link.card.model.name: link.card.model for link in self._links.values() if link.is_open}
         if cards != self._cards:
             self._cards = cards
-            self._catalog = self._new_catalog()
+            self._note_change()
 
-    def _new_catalog(self) -> Catalog:
-        catalog = Catalog(self._cards.values(), self._aliases)
-        if catalog.hidden_aliases:
-            logger.warning("aliases hidden by served names: %s", ", ".join(catalog.hidden_aliases))
-        return catalog
+    def _note_change(self) -> None:
+        self.version += 1
+        hidden = Catalog(self._cards.values(), self._aliases).hidden_aliases
+        if hidden:
+            logger.warning("aliases hidden by served names: %s", ", ".join(hidden))
 
 
 def _serves(card: ModelCard, ref: ModelRef) -> bool:

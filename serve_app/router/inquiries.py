@@ -9,18 +9,18 @@ from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest, ModelLoading, ReplicaLost
 from serve_app.core.names import ModelRef
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
-from serve_app.router.fleet import Fleet
 from serve_app.router.link import ReplicaLink
+from serve_app.router.view import View
 
 MAX_NAMED = 10
 Result = TypeVar("Result")
 
 
 class Inquiries:
-    """Answers from the cards of a fleet, and by its least busy replicas."""
+    """Answers from the cards of a fleet as somebody sees it, and by its least busy replicas."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, view: View) -> None:
+        self._view = view
 
     def model_named(self, model: str | None) -> str:
         """The model meant: the one that was sent, or the only one there is.
@@ -29,7 +29,9 @@ class Inquiries:
         """
         if model is not None:
             return model
-        names = sorted({*self._fleet.cards, *self._fleet.loading})
+        names = sorted({*self._view.bases, *self._view.loading})
+        if not names and self._view.cards:
+            raise InvalidRequest.refusing("model", must="name an adapter, as no base may be used", found="nothing")
         if not names:
             raise ModelLoading("No model is ready yet.", "model", {"retry_after_s": 5})
         if len(names) > 1:
@@ -40,7 +42,7 @@ class Inquiries:
 
     def card(self, model: str | None) -> ModelCard:
         """The base of a model. Raises ServeError where there is none."""
-        return self._fleet.cards[self._base(model).base]
+        return self._view.cards[self._base(model).base]
 
     async def tokenize(self, model: str | None, request: TokenizeRequest) -> Tokenization:
         return await self._ask(model, lambda link: link.tokenize(request))
@@ -56,11 +58,11 @@ class Inquiries:
 
     def _base(self, model: str | None) -> ModelRef:
         """An adapter has its base's tokenizer."""
-        return ModelRef(base=self._fleet.resolve(self.model_named(model)).base)
+        return ModelRef(base=self._view.resolve(self.model_named(model)).base)
 
     async def _ask(self, model: str | None, ask: Callable[[ReplicaLink], Awaitable[Result]]) -> Result:
         """The least busy replica, and the others in turn where one turns out to be lost."""
-        links = sorted(self._fleet.links_for(self._base(model)), key=lambda link: link.standing.work)
+        links = sorted(self._view.links_for(self._base(model)), key=lambda link: link.standing.work)
         for link in links[:-1]:
             try:
                 return await ask(link)

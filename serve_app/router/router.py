@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from serve_app.api.completion import CompletionRequest
@@ -14,8 +14,10 @@ from serve_app.api.dialects.tables import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.model_list import ModelEntry, list_models, mix_entry
 from serve_app.core.cards import ModelCard
-from serve_app.core.errors import ServeError
+from serve_app.core.errors import InvalidRequest, ServeError
 from serve_app.core.names import ModelRef
+from serve_app.core.request import GenerationRequest, StopParams
+from serve_app.core.tenants import LOCAL, Tenant
 from serve_app.router.admission import Admission, Ticket
 from serve_app.router.fleet import Fleet
 from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_response_id
@@ -43,6 +45,7 @@ class Router:
     """One request after another onto a fleet.
 
     admission: what lets them in; one that outlives the router goes on counting when that is exchanged
+    tenant:    who asks, and so what there is to be asked for
     """
 
     def __init__(
@@ -52,8 +55,11 @@ class Router:
         *,
         placement: Placement | None = None,
         admission: Admission | None = None,
+        tenant: Tenant = LOCAL.tenant,
     ) -> None:
         self.fleet = fleet
+        self.view = fleet.seen_with(tenant.rights)
+        self._tenant = tenant
         self.admission = admission or Admission(lambda: fleet.rooms)
         self._config = config or RouterConfig()
         self._placement = placement or Placement()
@@ -66,7 +72,8 @@ class Router:
         Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
         """
         response_id = new_response_id(request.id_prefix)
-        requests = lower(request, response_id, resolve=self._resolver(request), card_of=self._card_of)
+        lowered = lower(request, response_id, resolve=self._resolver(request), card_of=self._card_of)
+        requests = tuple(map(self._of_tenant, lowered))
         run = Run(
             requests,
             response_id,
@@ -83,14 +90,18 @@ class Router:
             ticket.ends_by(run.fail)
         return run
 
+    def seen_by(self, tenant: Tenant) -> Router:
+        """The same as it is for this tenant."""
+        return Router(self.fleet, self._config, placement=self._placement, admission=self.admission, tenant=tenant)
+
     def templates_of(self, run: Run) -> tuple[str, ...]:
         """The chat template of the model of each part of a run; "" where the model is gone."""
-        cards = [self.fleet.cards.get(request.model.base) for request in run.requests]
+        cards = [self.view.cards.get(request.model.base) for request in run.requests]
         return tuple("" if card is None else card.chat_template for card in cards)
 
     def call_forms_of(self, run: Run) -> tuple[AnyForm, ...]:
         """The form of calls of the model of each part of a run."""
-        cards = [self.fleet.cards.get(request.model.base) for request in run.requests]
+        cards = [self.view.cards.get(request.model.base) for request in run.requests]
         return tuple(JSON if card is None else form_for(card.chat_template, card.tool_parser) for card in cards)
 
     def settled(self, request: CompletionRequest) -> CompletionRequest:
@@ -117,41 +128,54 @@ class Router:
             return DIALECTS[spoken.pop()] if len(spoken) == 1 else self.dialect
         if isinstance(model, str):
             with suppress(ServeError):
-                name = self._card_of(self.fleet.resolve(model)).dialect
+                name = self._card_of(self.view.resolve(model)).dialect
                 return self.dialect if name is None else DIALECTS[name]
         return self.dialect
 
     def dialects(self, limits: WireLimits = DEFAULT_LIMITS) -> dict[str, object]:
         """Every dialect with what it makes of each parameter within these limits, and who speaks which."""
-        of_models = {card.name: card.dialect for card in self.fleet.cards.values() if card.dialect is not None}
+        of_models = {card.name: card.dialect for card in self.view.cards.values() if card.dialect is not None}
         return dialects_body(default=self.dialect, of_models=of_models, limits=limits)
 
     def models(self) -> list[ModelEntry]:
         """Every name that can be sent as `model` now."""
-        return list_models(self.fleet.cards.values(), self._alias_targets())
+        listed = list_models(self.view.cards.values(), self._alias_targets())
+        return [entry for entry in listed if entry.id not in self.view.cards or entry.id in self.view.bases]
 
     def model(self, name: str) -> ModelEntry:
         """The entry of one name, also of a form of address that is not listed. Raises as `Fleet.resolve`."""
         entries = {entry.id: entry for entry in self.models()}
         if name in entries:
             return entries[name]
-        found = self.fleet.resolve(name)
+        found = self.view.resolve(name)
         return mix_entry(self._card_of(found), found) if found.mix else entries[found.name]
 
     def _alias_targets(self) -> dict[str, ModelRef]:
         """What each alias that leads anywhere means now."""
         targets = {}
-        for alias in self.fleet.aliases:
+        for alias in self.view.aliases:
             with suppress(ServeError):
-                targets[alias] = self.fleet.resolve(alias)
+                targets[alias] = self.view.resolve(alias)
         return targets
+
+    def _of_tenant(self, request: GenerationRequest) -> GenerationRequest:
+        """One of the tenant's share, which finds no prefix that others had computed, unless they share them.
+
+        Raises InvalidRequest where its completions may become longer than the tenant's.
+        """
+        tenant = self._tenant
+        if tenant is LOCAL.tenant:
+            return request
+        own = f"group {tenant.cache_group}" if tenant.cache_group else f"tenant {tenant.name}"
+        salt = f"{own}\n{request.cache_salt}"
+        return replace(request, cache_salt=salt, share=tenant.share, stop=_within(tenant.max_tokens, request))
 
     def _resolver(self, request: CompletionRequest) -> Resolve:
         takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
         return partial(self._resolve, takes_any=takes_any)
 
     def _resolve(self, wanted: Wanted, *, takes_any: bool) -> ModelRef:
-        return self.fleet.resolve(
+        return self.view.resolve(
             wanted.model,
             lora_path=wanted.adapter,
             takes_any=takes_any,
@@ -160,4 +184,15 @@ class Router:
         )
 
     def _card_of(self, ref: ModelRef) -> ModelCard:
-        return self.fleet.cards[ref.base]
+        return self.view.cards[ref.base]
+
+
+def _within(most: int | None, request: GenerationRequest) -> StopParams:
+    """What had no bound is bound by the tenant's; a bound beyond that is refused."""
+    length = request.stop.max_tokens
+    if most is None or (length is not None and length <= most):
+        return request.stop
+    if length is not None:
+        name = request.context.max_tokens_name
+        raise InvalidRequest.refusing(name, must=f"be at most {most} with this key", found=str(length))
+    return replace(request.stop, max_tokens=most)

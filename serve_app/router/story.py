@@ -13,6 +13,7 @@ from serve_app.api.dialects.tables import HEADER
 from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.parameters import PARAMETERS
 from serve_app.core.errors import ServeError
+from serve_app.core.tenants import LOCAL, Identity
 from serve_app.router.admission import Ticket
 from serve_app.router.run import Run
 
@@ -25,11 +26,13 @@ UNKNOWN_NAME = "(unknown)"
 class Story:
     """Filled while the request is served. Nothing of prompts or completions gets in, nor a name that a client made up.
 
+    identity: who it is from
     ticket: its place, where it was let in
     started_at, first_sent_at: by the monotonic clock, seconds
     """
 
     request_id: str
+    identity: Identity = LOCAL
     started_at: float = field(default_factory=time.monotonic)
     first_sent_at: float | None = None
     request: CompletionRequest | None = None
@@ -46,6 +49,8 @@ class Story:
             "status": status,
             "duration_s": round(time.monotonic() - self.started_at, 6),
         }
+        if self.identity is not LOCAL:
+            facts |= {"tenant": self.identity.tenant.name, "key_id": self.identity.key_id}
         if self.first_sent_at is not None:
             facts["first_sent_s"] = round(self.first_sent_at - self.started_at, 6)
         if self.request is not None:

@@ -237,7 +237,7 @@ def test_a_mix_may_be_named_beside_the_model_and_is_never_taken_for_a_path() -> 
 def test_every_name_resolves_to_something_served_or_is_refused(name: str) -> None:
     with suppress(InvalidRequest, ModelNotFound, AdapterNotFound):
         found = CATALOG.resolve(name)
-        card = CATALOG.model(found.base)
+        card = CATALOG.models.get(found.base)
         assert card is not None
         assert all(card.adapter(part.adapter) is not None for part in found.parts)
 

@@ -8,8 +8,10 @@ from pathlib import Path as File
 import pytest
 
 from serve_app.api.paths import Path
-from serve_app.http.app import build_app
+from serve_app.http.app import routes
+from serve_app.http.metrics import Metrics
 from serve_app.http.routes import path_of
+from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 
@@ -17,10 +19,12 @@ PACKAGE = File(__file__).parents[2] / "serve_app"
 
 
 def test_every_path_is_routed_with_its_method() -> None:
-    routes = {
-        route.path.replace(":path", ""): route.methods - {"HEAD"} for route in build_app(Router(Fleet("r"))).routes
+    router = Router(Fleet("r"))
+    found = {
+        route.path.replace(":path", ""): route.methods - {"HEAD"}
+        for route in routes(router, HttpSettings(), Metrics(router.fleet))
     }
-    assert routes == {path.value: {path.method} for path in Path}
+    assert found == {path.value: {path.method} for path in Path}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,227 @@
+"""Keys at the door, from bytes to bytes: who gets in, what is there for whom, and what is said to the others."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from serve_app.api.paths import OPEN, Path
+from serve_app.core.shares import Share
+from serve_app.core.tenants import Identity, Rights, Scope, Tenant
+from serve_app.http.app import build_app
+from serve_app.http.guard import Door, anybody
+from serve_app.router.fleet import Fleet
+from serve_app.router.router import Router, RouterConfig
+from serve_app.tenants.directory import Directory
+from serve_app.tenants.keys import Key, digest_of, new_key
+from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
+
+PEPPER = b"p" * 32
+ALL = frozenset(Scope)
+TENANTS = {
+    "whole": Tenant(name="whole"),
+    "base": Tenant(name="base", rights=Rights(("tiny",))),
+    "pirate": Tenant(name="pirate", rights=Rights(("tiny:pirate",)), max_n=2),
+    "none": Tenant(name="none", rights=Rights(())),
+}
+SECRETS = {name: new_key() for name in TENANTS}
+
+
+def directory() -> Directory:
+    keys = [
+        Key(id=f"key-{name}", tenant=name, digest=digest_of(secret, PEPPER), scopes=ALL, created_at=0.0)
+        for name, secret in SECRETS.items()
+    ]
+    for scope in Scope:
+        SECRETS.setdefault(f"only {scope}", new_key())
+        digest = digest_of(SECRETS[f"only {scope}"], PEPPER)
+        keys.append(Key(id=f"{scope}", tenant="whole", digest=digest, scopes=frozenset({scope}), created_at=0.0))
+    return Directory(TENANTS.values(), keys, pepper=PEPPER)
+
+
+@pytest.fixture
+async def backend() -> FakeBackend:
+    cards = adapter_card("pirate"), adapter_card("json")
+    return FakeBackend(replica_card("r0", model_card("tiny", *cards)))
+
+
+@pytest.fixture
+async def client(backend: FakeBackend) -> AsyncIterator[httpx.AsyncClient]:
+    fleet = Fleet("router-0", aliases={"prod": "tiny:json", "sea": "tiny:pirate"})
+    fleet.put(backend.card, backend)
+    fleet.put(replica_card("r1", model_card("other")), FakeBackend(replica_card("r1", model_card("other"))))
+    fleet.expect(["tiny", "other", "coming"])
+    known = directory()
+    app = build_app(Router(fleet, RouterConfig()), door=Door(identify=lambda key: known.identify(key, 1.0)))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://door") as client:
+        yield client
+    await fleet.close()
+
+
+def key(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {SECRETS[name]}"}
+
+
+def asking(model: str, **more: object) -> dict[str, object]:
+    return {"model": model, "prompt": "a b", "max_tokens": 2, **more}
+
+
+@pytest.mark.parametrize("path", [*Path, "/", "/nothing", "/admin", "/v1/completions/", "//metrics"])
+async def test_no_route_but_health_answers_without_a_key(client: httpx.AsyncClient, path: str) -> None:
+    for method in ("GET", "POST", "HEAD", "PUT", "DELETE"):
+        response = await client.request(method, path.replace("{id}", "tiny"))
+        if path in OPEN:
+            assert response.status_code != 401
+        else:
+            assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer sa-" + "x" * 43},
+        {"authorization": "Basic dXNlcjpwYXNz"},
+        {"authorization": "Bearer"},
+        {"x-api-key": "sk-anything"},
+        {"authorization": "bearer " + "é" * 9},
+    ],
+)
+async def test_a_wrong_key_is_told_so_in_the_shape_of_the_dialect(
+    client: httpx.AsyncClient, headers: dict[str, str]
+) -> None:
+    sent = {name: value.encode("latin-1") for name, value in headers.items()}
+    response = await client.post("/v1/completions", json=asking("tiny"), headers=sent)
+    assert response.status_code == 401
+    assert response.json()["error"]["type"] == "authentication_error"
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+async def test_a_key_opens_the_door_in_either_header(client: httpx.AsyncClient, header: str) -> None:
+    value = SECRETS["whole"] if header == "x-api-key" else f"bEaReR {SECRETS['whole']}"
+    response = await client.post("/v1/completions", json=asking("tiny"), headers={header: value})
+    assert response.status_code == 200
+
+
+async def test_health_is_open_and_names_no_model(client: httpx.AsyncClient) -> None:
+    response = await client.get("/health")
+    assert (response.status_code, response.json()["models"]) == (503, [])
+
+
+@pytest.mark.parametrize("path", [each for each in Path if each not in OPEN])
+async def test_a_key_is_good_for_its_scopes_and_no_other(client: httpx.AsyncClient, path: Path) -> None:
+    for scope in Scope:
+        response = await client.request(path.method, path.replace("{id}", "tiny"), headers=key(f"only {scope}"))
+        is_allowed = path.scope in (None, scope)
+        assert (response.status_code == 403) is not is_allowed, (path, scope, response.text)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "listed"),
+    [
+        ("whole", ["other", "tiny", "tiny:json", "tiny:pirate", "prod", "sea"]),
+        ("base", ["tiny"]),
+        ("pirate", ["sea", "tiny:pirate"]),
+        ("none", []),
+    ],
+)
+async def test_what_may_not_be_used_is_not_listed(client: httpx.AsyncClient, tenant: str, listed: list[str]) -> None:
+    body = (await client.get("/v1/models", headers=key(tenant))).json()
+    assert sorted(entry["id"] for entry in body["data"]) == sorted(listed)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "hidden", "invented"),
+    [
+        ("base", "other", "nowhere"),
+        ("base", "tiny:json", "tiny:nope"),
+        ("base", "prod", "nope"),
+        ("base", "json", "nope"),
+        ("base", "coming", "leaving"),
+        ("base", "tiny:json*0.5", "tiny:nope*0.5"),
+        ("pirate", "tiny", "nope"),
+        ("pirate", "tiny:json", "tiny:nope"),
+        ("pirate", "tiny:pirate+json", "tiny:pirate+nope"),
+        ("pirate", "prod", "nope"),
+        ("pirate", "other", "nope"),
+        ("none", "tiny", "nope"),
+        ("none", "tiny:pirate", "nope:pirate"),
+    ],
+)
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/v1/models/"]
+)
+async def test_what_may_not_be_used_is_refused_in_the_words_of_what_never_was(
+    client: httpx.AsyncClient, path: str, tenant: str, hidden: str, invented: str
+) -> None:
+    async def said(model: str) -> tuple[int, str]:
+        if path.endswith("/"):
+            response = await client.get(path + model, headers=key(tenant))
+        else:
+            body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "input": "a", "content": "a"}
+            names = {"/v1/completions": ["prompt"], "/v1/chat/completions": ["messages"], "/v1/embeddings": ["input"]}
+            chosen = {name: body[name] for name in names.get(path, ["content"])}
+            response = await client.post(path, json={"model": model, **chosen}, headers=key(tenant))
+        words = response.text.replace(model, "MODEL")
+        for name in ("json", "nope"):
+            words = words.replace(name, "ADAPTER")
+        return response.status_code, words
+
+    status, words = await said(hidden)
+    assert (status, words) == await said(invented)
+    assert status in (400, 404)
+
+
+async def test_the_way_to_an_adapter_leads_past_a_hidden_base(client: httpx.AsyncClient, backend: FakeBackend) -> None:
+    for model in ("tiny:pirate", "pirate", "sea", "tiny:pirate*0.5"):
+        response = await client.post("/v1/completions", json=asking(model), headers=key("pirate"))
+        assert response.status_code == 200, response.text
+    for changes in ({"model": "tiny:pirate*0"}, {"model": "tiny", "lora": [{"id": 0, "scale": 0}]}, {"model": "tiny"}):
+        response = await client.post("/v1/completions", json={**asking(""), **changes}, headers=key("pirate"))
+        assert response.status_code == 404, response.text  # nothing of an adapter is the base
+    assert {request.model.parts[0].adapter for requests in backend.submissions for request in requests} == {"pirate"}
+
+
+async def test_a_list_of_models_is_answered_if_all_of_them_may_be_used(client: httpx.AsyncClient) -> None:
+    both = {**asking(""), "model": ["tiny", "tiny:pirate"]}
+    assert (await client.post("/v1/completions", json=both, headers=key("whole"))).status_code == 200
+    assert (await client.post("/v1/completions", json=both, headers=key("base"))).status_code in (400, 404)
+
+
+async def test_a_tenants_own_bound_holds_beside_the_services(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/completions", json=asking("tiny:pirate", n=3), headers=key("pirate"))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+    response = await client.post("/v1/completions", json=asking("tiny:pirate", n=2), headers=key("pirate"))
+    assert response.status_code == 200
+
+
+async def test_a_request_carries_its_tenants_share(backend: FakeBackend) -> None:
+    fleet = Fleet("router-0")
+    fleet.put(backend.card, backend)
+    tenant = Tenant(name="acme", weight=3.0, priority="interactive")
+    for identify in (lambda key: Identity(tenant=tenant), anybody):
+        app = build_app(Router(fleet), door=Door(identify=identify))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://door") as client:
+            await client.post("/v1/completions", json=asking("tiny"))
+    await fleet.close()
+    shares = [requests[0].share for requests in backend.submissions]
+    assert shares == [Share(flow="acme", weight=3.0, priority="interactive"), Share()]
+
+
+async def test_tenants_find_no_prefixes_of_each_other_unless_they_share_a_group(backend: FakeBackend) -> None:
+    fleet = Fleet("router-0")
+    fleet.put(backend.card, backend)
+    router = Router(fleet)
+    grouped = [Tenant(name=name, cache_group="lab") for name in ("a", "b")]
+    alone = [Tenant(name="a"), Tenant(name="b"), Tenant(name="lab")]
+    salts = []
+    for tenant in (*grouped, *alone):
+        app = build_app(router, door=Door(identify=lambda key, who=tenant: Identity(tenant=who)))  # type: ignore[misc]
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://door") as client:
+            await client.post("/v1/completions", json=asking("tiny", cache_salt="s"))
+            salts.append(backend.submissions[-1][0].cache_salt)
+    await fleet.close()
+    assert salts[0] == salts[1]
+    assert len(set(salts)) == 4
+    assert all(salt.endswith("s") for salt in salts)

@@ -1,0 +1,164 @@
+"""Tenants and keys in a database."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serve_app.core.errors import Unauthenticated
+from serve_app.core.tenants import Rights, Scope, Tenant
+from serve_app.tenants.administration import Administration
+from serve_app.tenants.errors import TenancyError
+from serve_app.tenants.pepper import make_pepper, read_pepper
+from serve_app.tenants.store import Author, TenantStore
+
+PEPPER = b"p" * 32
+
+
+def by(at: float) -> Author:
+    return Author(name="test", at=at)
+
+
+ACME = Tenant(name="acme", rights=Rights(("demo", "demo:*")), max_n=4, cache_group="research")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[TenantStore]:
+    made = TenantStore(f"sqlite:///{tmp_path / 'tenants.db'}")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def administration(store: TenantStore) -> Administration:
+    store.add_tenant(ACME, by(0.0))
+    return Administration(store, PEPPER)
+
+
+def test_a_tenant_comes_back_as_it_was_kept(store: TenantStore) -> None:
+    store.add_tenant(ACME, by(0.0))
+    store.add_tenant(Tenant(name="beta"), by(0.0))
+    assert store.tenants() == [ACME, Tenant(name="beta")]
+
+
+def test_another_process_sees_what_was_kept(store: TenantStore, tmp_path: Path) -> None:
+    other = TenantStore(f"sqlite:///{tmp_path / 'tenants.db'}")
+    before = other.version
+    store.add_tenant(ACME, by(0.0))
+    assert other.tenants() == [ACME]
+    assert other.version > before
+    other.close()
+
+
+def test_every_change_makes_the_version_grow_and_a_refused_one_does_not(
+    store: TenantStore, administration: Administration
+) -> None:
+    versions = [store.version]
+    changes = [
+        lambda: administration.create_key("acme", by(0.0)),
+        lambda: administration.rotate_key(store.keys()[0].id, by(1.0), overlap_s=5.0),
+        lambda: administration.revoke_key(store.keys()[0].id, by(2.0)),
+        lambda: store.set_tenant(Tenant(name="acme", max_n=2), by(0.0)),
+        lambda: store.remove_tenant("acme", by(0.0)),
+    ]
+    for change in changes:
+        change()
+        versions.append(store.version)
+    assert versions == sorted(set(versions))
+    with pytest.raises(TenancyError):
+        store.remove_tenant("acme", by(0.0))
+    assert store.version == versions[-1]
+
+
+def test_a_name_is_taken_once_and_what_is_not_there_is_named(
+    store: TenantStore, administration: Administration
+) -> None:
+    with pytest.raises(TenancyError, match="There is a tenant 'acme' already"):
+        store.add_tenant(Tenant(name="acme"), by(0.0))
+    for change in (
+        lambda: store.set_tenant(Tenant(name="nobody"), by(0.0)),
+        lambda: store.remove_tenant("nobody", by(0.0)),
+    ):
+        with pytest.raises(TenancyError, match="There is no tenant 'nobody'"):
+            change()
+    with pytest.raises(TenancyError, match="There is no tenant 'nobody'"):
+        administration.create_key("nobody", by(0.0))
+    with pytest.raises(TenancyError, match="There is no key 'key-x'"):
+        administration.revoke_key("key-x", by(0.0))
+
+
+def test_the_file_holds_no_key(store: TenantStore, administration: Administration, tmp_path: Path) -> None:
+    made = administration.create_key("acme", by(0.0))
+    store.close()
+    kept = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert made.key.digest.encode() in kept
+    assert made.secret[3:].encode() not in kept
+
+
+def test_a_rotated_key_and_the_new_one_are_both_good_for_the_overlap(
+    store: TenantStore, administration: Administration
+) -> None:
+    old = administration.create_key("acme", by(0.0), scopes={Scope.INFER, Scope.METRICS}, lifetime_s=1000.0)
+    new = administration.rotate_key(old.key.id, by(100.0), overlap_s=60.0)
+    directory = store.directory(PEPPER)
+    assert directory.identify(old.secret, 159.0).tenant == ACME
+    assert directory.identify(new.secret, 1099.0).scopes == {Scope.INFER, Scope.METRICS}
+    with pytest.raises(Unauthenticated):
+        directory.identify(old.secret, 160.0)
+    with pytest.raises(Unauthenticated):
+        directory.identify(new.secret, 1100.0)
+
+
+def test_a_revoked_key_is_not_brought_back_by_rotation(store: TenantStore, administration: Administration) -> None:
+    made = administration.create_key("acme", by(0.0))
+    administration.revoke_key(made.key.id, by(1.0))
+    with pytest.raises(TenancyError, match="has expired or was revoked"):
+        administration.rotate_key(made.key.id, by(2.0), overlap_s=100.0)
+    administration.revoke_key(made.key.id, by(50.0))
+    assert store.keys()[0].revoked_at == 1.0
+
+
+def test_a_tenant_takes_its_keys_with_it(store: TenantStore, administration: Administration) -> None:
+    administration.create_key("acme", by(0.0))
+    store.remove_tenant("acme", by(0.0))
+    assert store.keys() == []
+
+
+def test_a_store_of_another_schema_is_refused(store: TenantStore, tmp_path: Path) -> None:
+    with store._engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE facts SET value = 99 WHERE name = 'schema'")
+    with pytest.raises(TenancyError, match="has schema 99; this version reads 1"):
+        TenantStore(f"sqlite:///{tmp_path / 'tenants.db'}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:////nowhere/at/all.db",
+        "nonsense",
+        "oracle://user:secret@nowhere/x",
+        "postgresql+psycopg://u:secret@127.0.0.1:1/x",
+    ],
+)
+def test_a_store_that_cannot_be_opened_is_told_without_its_password(url: str) -> None:
+    with pytest.raises(TenancyError, match="cannot be opened") as refusal:
+        TenantStore(url)
+    assert "secret" not in str(refusal.value)
+
+
+def test_a_pepper_is_made_once_and_its_owners_alone(tmp_path: Path) -> None:
+    file = tmp_path / "pepper"
+    with pytest.raises(TenancyError, match="There is no pepper"):
+        read_pepper(file, None)
+    make_pepper(file)
+    first = read_pepper(file, None)
+    make_pepper(file)
+    assert read_pepper(file, None) == first
+    assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
+    assert read_pepper(file, "e" * 32) == b"e" * 32
+    with pytest.raises(TenancyError, match="at least 32 characters; found 5"):
+        read_pepper(file, "short")
