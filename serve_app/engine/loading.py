@@ -15,6 +15,7 @@ from serve_app.engine.allocator import give_back_freed_memory
 from serve_app.engine.budget import check_weights_fit, context_within, kv_budget
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.building import Scorings
+from serve_app.engine.decoder.stored import stored_dtype, storing
 from serve_app.engine.decoder.trial import settle
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.gpu.availability import choose_kernels
@@ -111,6 +112,9 @@ def read_module(config: EngineConfig, judged: Judged, dtype: torch.dtype) -> Pre
     if config.weights is not None:
         os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # else threads read ahead of what is rounded, up to all of it
         kind = receiving(kind, config.weights, kept_in(weights or {}, config.weights))
+    elif weights is None and dtype == torch.float32 and choose_device(config.device).type == "cpu":
+        stored = stored_dtype(config.path)
+        kind = kind if stored is None else storing(kind, stored)
     module, found = kind.from_pretrained(
         config.path if weights is None else None,
         state_dict=weights,

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from serve_app.engine.decoder.stored import StoredLinear, Widening
 from serve_app.engine.precision import cpu_is_fast
 from serve_app.engine.quantized.linear import QuantisedLinear, join_linears
 
@@ -80,9 +81,11 @@ WholeLinear: TypeAlias = PackedLinear | PlainLinear | QuantisedLinear
 class JointLinear:
     """Linears that read the same input, as one product: `whole`, whose outputs are theirs one behind the other."""
 
-    def __init__(self, linears: Sequence[Any]) -> None:
-        """linears: of one kind and with the same inputs, and all with a bias or none"""
-        self.whole = _whole(linears)
+    def __init__(self, linears: Sequence[Any], widening: Widening | None = None) -> None:
+        """linears: of one kind and with the same inputs, and all with a bias or none
+        widening: for those that are stored in fewer bits
+        """
+        self.whole = _whole(linears, widening)
         self._asked: Tensor | None = None
         self._answer: Tensor | None = None
 
@@ -128,14 +131,23 @@ class LinearPart(nn.Module):
 
 def packs(weight: Tensor) -> bool:
     """Whether oneDNN lays out such weights on this machine."""
-    if weight.device.type != "cpu" or weight.layout != torch.strided or not torch.backends.mkldnn.is_available():
-        return False
-    return weight.dtype == torch.float32 or cpu_is_fast(weight.dtype)
+    return _packs_in(weight, weight.dtype)
 
 
 def pays(weight: Tensor) -> bool:
     """Whether a weight is computed faster where it is laid out."""
-    return weight.numel() >= MIN_SIZE and packs(weight)
+    return pays_in(weight, weight.dtype)
+
+
+def pays_in(weight: Tensor, dtype: torch.dtype) -> bool:
+    """The same of a weight as it will be in these numbers."""
+    return weight.numel() >= MIN_SIZE and _packs_in(weight, dtype)
+
+
+def _packs_in(weight: Tensor, dtype: torch.dtype) -> bool:
+    if weight.device.type != "cpu" or weight.layout != torch.strided or not torch.backends.mkldnn.is_available():
+        return False
+    return dtype == torch.float32 or cpu_is_fast(dtype)
 
 
 def make_linear(weight: Tensor, bias: Tensor | None) -> WholeLinear:
@@ -143,9 +155,9 @@ def make_linear(weight: Tensor, bias: Tensor | None) -> WholeLinear:
     return PackedLinear(weight, bias) if pays(weight) else PlainLinear(weight, bias)
 
 
-def join(linears: Sequence[Any]) -> list[LinearPart]:
+def join(linears: Sequence[Any], widening: Widening | None = None) -> list[LinearPart]:
     """Lay linears out as one, and give the part that each of them was."""
-    joint = JointLinear(linears)
+    joint = JointLinear(linears, widening)
     parts, begin = [], 0
     for linear in linears:
         parts.append(LinearPart(joint, begin, begin + linear.out_features))
@@ -155,7 +167,7 @@ def join(linears: Sequence[Any]) -> list[LinearPart]:
 
 def can_join(linears: Sequence[Any]) -> bool:
     """Whether these are linears of one input and of one kind, plain or in few bits."""
-    if not all(type(linear) in (nn.Linear, QuantisedLinear) for linear in linears):
+    if not all(type(linear) in (nn.Linear, StoredLinear, QuantisedLinear) for linear in linears):
         return False
     kinds = {(type(linear), linear.in_features, linear.bias is None, _numbers(linear)) for linear in linears}
     return len(kinds) == 1
@@ -166,9 +178,13 @@ def _numbers(linear: Any) -> object:
     return linear.layout if isinstance(linear, QuantisedLinear) else linear.weight.dtype
 
 
-def _whole(linears: Sequence[Any]) -> WholeLinear:
+def _whole(linears: Sequence[Any], widening: Widening | None) -> WholeLinear:
     if isinstance(linears[0], QuantisedLinear):
         return join_linears(linears)
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
-    weight = torch.cat([linear.weight.detach() for linear in linears])
-    return make_linear(weight, torch.cat(biases) if biases else None)
+    bias = torch.cat(biases) if biases else None
+    if isinstance(linears[0], StoredLinear):
+        assert widening is not None, "nothing says in which numbers they are computed"
+        weight = widening.together(linears)
+        return PackedLinear(weight, bias) if pays(weight) else PlainLinear(weight.clone(), bias)
+    return make_linear(torch.cat([linear.weight.detach() for linear in linears]), bias)
