@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from serve_app.engine.decoder.half import HalfWeight
 from serve_app.engine.decoder.stored import StoredLinear, Widening
 from serve_app.engine.precision import cpu_is_fast
 from serve_app.engine.quantized.linear import QuantisedLinear, join_linears
@@ -22,39 +23,61 @@ MIN_SIZE = 1 << 19
 take a sixth of its time at one row, for 512 × 512 half of it, for 1024 × 512 the same, and 1.2 times that at 8 rows."""
 
 
-class PackedLinear(nn.Module):
-    """A linear whose weight is kept as oneDNN's kernels read it, and in no other form.
+class OneDnnWeight:
+    """A linear's weight as oneDNN's kernels read it.
 
     torch's plain kernels lay a weight out anew in every call. In float32 on AVX2 with two threads they take 1.9 times
     as long at one row, 3.2 times at 8, 1.8 times at 32 and as long at 256.
     """
 
-    packed: Tensor
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """weight: [outputs, inputs], which `packs`;  bias: [outputs]"""
+        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), NUM_ROWS)
+        self.num_bytes = weight.nbytes
+        self._bias = bias
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.packed.dtype
+
+    @property
+    def dense(self) -> Tensor:
+        """[outputs, inputs], a plain copy."""
+        return self.packed.to_dense()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = self._multiply(x, self.packed, self._bias, "none", [], "")
+        return y
+
+
+class PackedLinear(nn.Module):
+    """A linear whose weight is kept as kernels of this machine read it, and in no other form.
+
+    kept: oneDNN's form to begin with; another may take its place while the model computes
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """weight: [outputs, inputs], which `packs`;  bias: [outputs]"""
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), NUM_ROWS)
-        self.register_buffer("packed", packed, persistent=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self._multiply = torch.ops.mkldnn._linear_pointwise.default
+        self.kept: OneDnnWeight | HalfWeight = OneDnnWeight(weight, self.bias)
 
     @property
     def weight(self) -> Tensor:
         """[outputs, inputs], a plain copy."""
-        return self.packed.to_dense()
+        return self.kept.dense
 
     @property
     def frame(self) -> Tensor:
         """As large as the weight, of its type and where it is; without its numbers, and without memory."""
-        return self.packed.new_empty(1, layout=torch.strided).expand(self.out_features, self.in_features)
+        return torch.empty(1, dtype=self.kept.dtype).expand(self.out_features, self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 0:
             return x.new_empty(*x.shape[:-1], self.out_features)
-        y: Tensor = self._multiply(x, self.packed, self.bias, "none", [], "")
-        return y
+        return self.kept(x)
 
 
 class PlainLinear(nn.Module):
@@ -107,7 +130,7 @@ class LinearPart(nn.Module):
         self.joint = joint
         self.begin, self.end = begin, end
         self.in_features, self.out_features = joint.whole.in_features, end - begin
-        self._buffers.update(joint.whole.named_buffers())  # so that who counts what a model holds finds them, once
+        # so that who counts what a model holds finds them, once
         self._parameters.update({f"whole_{name}": each for name, each in joint.whole.named_parameters()})
 
     @property
