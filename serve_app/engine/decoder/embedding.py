@@ -47,7 +47,9 @@ class PackedEmbedding(nn.Module):
         compared = torch.unique(torch.linspace(0, count - 1, min(count, NUM_COMPARED)).long())
         expected = embedding(compared)
         kept = head.kept
-        for rows in _guesses(kept) if isinstance(kept, OneDnnWeight) else ():
+        if not isinstance(kept, OneDnnWeight):
+            return None
+        for rows in _guesses(kept):
             found = cls(kept, rows, getattr(embedding, "embed_scale", None))
             if torch.equal(found(compared), expected):
                 return found

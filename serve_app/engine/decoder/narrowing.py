@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,15 +47,22 @@ class Narrowing:
             if self._is_over.is_set():
                 break
             count += _narrow(linear)
-        embedding, head = self._module.get_input_embeddings(), self._module.get_output_embeddings()
-        if not self._is_over.is_set() and type(head) is PackedLinear:
-            is_free = not isinstance(embedding, PackedEmbedding) or (_is_worth_it(head) and embedding.narrow())
-            count += is_free and _narrow(head)
+        if not self._is_over.is_set():
+            count += self._narrow_head()
         give_back_freed_memory()
         if count:
             seconds = time.monotonic() - began
-            logger.info("%s: %d linears are kept in 16 bits now, after %.1f s", type(self._module).__name__, count, seconds)
+            logger.info("%s: %d linears keep 16 bits after %.1f s", type(self._module).__name__, count, seconds)
         return count
+
+    def _narrow_head(self) -> bool:
+        """Last, as nothing else takes as much memory meanwhile; with it the embedding that is read from it."""
+        head, embedding = map(_base, (self._module.get_output_embeddings(), self._module.get_input_embeddings()))
+        if not isinstance(head, PackedLinear):
+            return False
+        if isinstance(embedding, PackedEmbedding) and not (_loses_nothing(head) and embedding.narrow()):
+            return False
+        return _narrow(head)
 
     def stop(self) -> None:
         """End it behind the linear that it is at."""
@@ -72,7 +80,12 @@ def _linears(module: PreTrainedModel) -> Iterator[PackedLinear]:
             yield linear
 
 
-def _is_worth_it(linear: PackedLinear) -> bool:
+def _base(module: Any) -> Any:
+    """The module itself, where adapters may be wrapped around it."""
+    return getattr(module, "base", module)
+
+
+def _loses_nothing(linear: PackedLinear) -> bool:
     return isinstance(linear.kept, OneDnnWeight) and factor_for(linear.weight) is not None
 
 
