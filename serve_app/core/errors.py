@@ -16,6 +16,7 @@
     ├── RequestTimeout             408 timeout_error
     ├── PayloadTooLarge            413
     ├── UnsupportedMediaType       415
+    ├── KeyReused                  422 invalid_request_error
     ├── QuotaExceeded              429 rate_limit_error
     │   └── OutOfBudget            429
     ├── NotSupported               501 not_supported_error
@@ -191,6 +192,14 @@ class UnsupportedMediaType(ServeError):
     status = 415
     type = "invalid_request_error"
     code = "unsupported_media_type"
+
+
+class KeyReused(ServeError):
+    """Another request came with the same Idempotency-Key."""
+
+    status = 422
+    type = "invalid_request_error"
+    code = "idempotency_key_reused"
 
 
 class QuotaExceeded(ServeError):

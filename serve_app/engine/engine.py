@@ -30,6 +30,7 @@ from serve_app.engine.sampling.sampler import Sampler
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.speculation.speculator import Speculator
+from serve_app.engine.spending import Spending, with_times
 from serve_app.engine.speculation.verification import Verifier
 from serve_app.text.tokenizer import TextTokenizer
 
@@ -92,6 +93,7 @@ class Engine:
         self._output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
         self._verifier = Verifier(self._masks, Sampler(model.eos_token_ids), self._output)
         self._unsampled: list[Sequence] = []
+        self.spending = Spending()
         self._work_clock = work_clock(model.device.type)
         self.num_steps = self.num_failed_steps = 0
         self.step_s, self.is_stalled = 0.0, False
@@ -115,6 +117,7 @@ class Engine:
             num_drafted_tokens=self._verifier.num_drafted,
             num_accepted_tokens=self._verifier.num_accepted,
             step_s=self.step_s,
+            spent=self.spending.told,
         )
 
     @property
@@ -143,6 +146,7 @@ class Engine:
 
         self._unsampled = [sequence for sequence in self._unsampled if not is_aborted(sequence)]
         for sequence in self._scheduler.withdraw(is_aborted):
+            self.spending.note_given_up([sequence])
             sequence.end(FinishReason.ABORT)
             self._scheduler.release(sequence)
 
@@ -160,6 +164,7 @@ class Engine:
         A failure ends the sequences that were running with an error each and leaves the engine empty and usable.
         """
         deltas = [delta for leader in self._unsampled for delta in self._output.finish_unsampled(leader)]
+        self.spending.note(self._unsampled)
         self._unsampled.clear()
         try:
             self._advance(deltas)
@@ -171,8 +176,8 @@ class Engine:
 
     def reset(self) -> None:
         """Give up every sequence and all keys and values, and begin anew; no delta tells of it."""
-        self._scheduler.withdraw(lambda sequence: True)
-        self._scheduler.clear()
+        self.spending.note_given_up(self._scheduler.withdraw(lambda sequence: True))
+        self.spending.note_given_up(self._scheduler.clear())
         self._unsampled.clear()
 
     def check_integrity(self) -> None:
@@ -205,7 +210,10 @@ class Engine:
             logits = self._runner.forward(batch)
         deltas += self._verifier.draw(logits, batch, masks)
         deltas += self._settle(batch)
-        self.step_s += time.perf_counter() - started
+        step_s = time.perf_counter() - started
+        self.step_s += step_s
+        self.spending.note_step(batch, round(step_s * 1e9))
+        deltas[:] = with_times(deltas, batch)
         self._note(batch, self._work_clock() - work_started)
 
     def _note(self, batch: Batch, work_s: float) -> None:
@@ -227,6 +235,7 @@ class Engine:
         return errors
 
     def _settle_one(self, sequence: Sequence) -> None:
+        self.spending.note([sequence])
         if sequence.is_sound and not sequence.is_prompt_published:
             self._scheduler.publish(sequence)
         if sequence.siblings and sequence.is_prompt_computed:
@@ -250,11 +259,11 @@ class Engine:
             while siblings:
                 scheduler.waiting.push_front(siblings.pop())
 
-    @staticmethod
-    def _lose(sequences: Items[Sequence], error: ServeError) -> list[Delta]:
+    def _lose(self, sequences: Items[Sequence], error: ServeError) -> list[Delta]:
         """End sequences, and what was to follow them, with an error each."""
         deltas = []
         for sequence in sequences:
+            self.spending.note_given_up([sequence])
             for lost in (sequence, *sequence.siblings):
                 if not lost.is_finished:
                     lost.end(FinishReason.ERROR)

@@ -137,6 +137,7 @@ class Quotas:
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
         self._renewal: asyncio.Task[None] | None = None
+        self._is_reached = True
 
     async def reserve(self, tenant: Tenant, amount: Amount) -> Permit:
         """Raises QuotaExceeded where a limit has too little left now, InvalidRequest where it never has so much, and
@@ -156,7 +157,7 @@ class Quotas:
             raise account.refusal(denied, need)
         if await self._wait(account, need):
             return Permit(wallet, need)
-        if not wallet.is_valid(self._clock()):
+        if not self._is_reached:
             raise Unavailable(
                 "What is left of the limits is not known now; retry.", None, {"retry_after_s": MIN_RETRY_S}
             )
@@ -214,8 +215,11 @@ class Quotas:
                 leases = await self._lender.renew(self._router_id, statements) if statements else ()
             for account, lease in zip(asked, leases, strict=True):
                 account.wallet.accept(lease, now)
-        except Exception:
-            logger.warning("limits could not be renewed; what is held is used up", exc_info=True)
+            self._is_reached = True
+        except Exception as error:
+            if self._is_reached:
+                logger.warning("limits cannot be renewed; what is held is used up: %r", error)
+            self._is_reached = False
         finally:
             self._renewal = None
             for account, waiting in asked.items():

@@ -32,9 +32,9 @@ class Wallet:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing in it that another router could use, and nothing in use."""
+        """Whether there is nothing in it that another router could use, nothing in use, and nothing in demand."""
         held = any(granted > self._used[meter] for meter, granted in self._granted.items())
-        return not held and not any(self._used[meter] for meter in self._granted if meter.is_gauge)
+        return not (held or self._demand) and not any(self._used[meter] for meter in self._granted if meter.is_gauge)
 
     def is_valid(self, now: float) -> bool:
         """Whether what is in it may still be used."""
