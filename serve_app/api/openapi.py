@@ -13,6 +13,7 @@ from serve_app.api.exclusions import continued
 from serve_app.api.forms.form import Parameter, Schema, Terms
 from serve_app.api.infill import ASKED, INFILL, NEEDLESS
 from serve_app.api.limits import WireLimits
+from serve_app.api.openapi_keys import with_keys
 from serve_app.api.openapi_parameters import chat_schema, completion_schema, native_schema
 from serve_app.api.openapi_schemas import NOTHING, SCHEMAS, STRING, nullable, record, reference
 from serve_app.api.paths import Path
@@ -59,9 +60,14 @@ MODEL_QUERY = {"name": "model", "in": "query", "required": False, "schema": STRI
 MODEL_PATH = {"name": "id", "in": "path", "required": True, "schema": STRING, "description": "May hold `:` and `/`."}
 
 
-def openapi_document(limits: WireLimits, dialect: Dialect) -> dict[str, Any]:
+def openapi_document(limits: WireLimits, dialect: Dialect, *, asks_for_keys: bool = False) -> dict[str, Any]:
     """dialect: of requests that name none; defaults and ranges are told as it has them"""
-    terms = Terms(limits=limits, dialect=dialect)
+    document = _open_document(Terms(limits=limits, dialect=dialect))
+    return with_keys(document) if asks_for_keys else document
+
+
+def _open_document(terms: Terms) -> dict[str, Any]:
+    limits = terms.limits
     return {
         "openapi": "3.1.0",
         "info": {"title": "serve_app", "version": _version(), "description": "Text completions of many models."},

@@ -59,3 +59,19 @@ POSTED = frozenset(
 DESCRIBING = frozenset({Path.DESCRIPTION, Path.DOCS, Path.DIALECTS, Path.V1_HEALTH})
 OPEN = frozenset({Path.HEALTH})
 """Answered to whoever asks, key or none."""
+
+
+class AdminPath(StrEnum):
+    """One route of administrators; there only where keys are asked for."""
+
+    TENANTS = "/admin/tenants"
+    TENANT = "/admin/tenants/{name}"
+    KEYS = "/admin/keys"
+    KEY = "/admin/keys/{id}"
+    ROTATION = "/admin/keys/{id}/rotate"
+    EVENTS = "/admin/events"
+
+    @property
+    def scope(self) -> Scope:
+        """What a key has to be for."""
+        return Scope.ADMIN

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -12,6 +11,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from serve_app.check.blueprint import Blueprint, BuilderUnusable, read_blueprint
 from serve_app.check.document import Document, UnreadableYaml, read_document
+from serve_app.check.door import check_door
 from serve_app.check.findings import Finding, Path, Severity, spelled
 from serve_app.check.folders import check_model
 from serve_app.check.keys import nearest, refused_open_values, refused_values, unknown_keys
@@ -27,8 +27,11 @@ class Report:
     is_sound: bool
 
 
-def check_file(name: str) -> Report:
-    """Check the cluster file of that name. Raises nothing: whatever is wrong is in the report."""
+def check_file(name: str, *, is_fast: bool = False) -> Report:
+    """Check the cluster file of that name. Raises nothing: whatever is wrong is in the report.
+
+    is_fast: it is to be served in throughput mode
+    """
     try:
         document = read_document(FilePath(name).read_text(encoding="utf-8"))
     except OSError as error:
@@ -37,10 +40,10 @@ def check_file(name: str) -> Report:
         return Report(lines=(f"{name}: error: is not UTF-8 text: {error.reason}",), is_sound=False)
     except UnreadableYaml as error:
         return Report(lines=(f"{name}:{error.line}: error: {error.message}",), is_sound=False)
-    return _report(name, document, list(check_document(document)))
+    return _report(name, document, list(check_document(document, is_fast=is_fast)))
 
 
-def check_document(document: Document) -> Iterator[Finding]:
+def check_document(document: Document, *, is_fast: bool = False) -> Iterator[Finding]:
     """Everything there is to say about the file."""
     data = document.data
     if not isinstance(data, dict):
@@ -50,7 +53,7 @@ def check_document(document: Document) -> Iterator[Finding]:
     yield from unknown_keys(data, ServeDeploySchema, ())
     yield from refused_values(data, ServeDeploySchema, ())
     yield from refused_open_values(data, ServeDeploySchema, ())
-    yield from _check_host(data)
+    yield from check_door(data, is_fast=is_fast)
     applications = data.get("applications")
     if not isinstance(applications, list):
         return  # the schema has said so
@@ -62,25 +65,6 @@ def check_document(document: Document) -> Iterator[Finding]:
             if args is not None:
                 reservations.append(reservation(application, args, ("applications", index, "args")))
     yield from check_memory([each for each in reservations if each is not None])
-
-
-def _check_host(data: dict[str, Any]) -> Iterator[Finding]:
-    options = data.get("http_options")
-    host = options.get("host", "127.0.0.1") if isinstance(options, dict) else "127.0.0.1"
-    if isinstance(host, str) and not _is_loopback(host):
-        message = (
-            f"{host} is reachable from outside and this version asks clients for no key;"
-            " bind 127.0.0.1, or put something in front that does, and that bounds headers: without the environment"
-            " of `serve_app env` they may take any time and any size"
-        )
-        yield Finding(path=("http_options", "host"), message=message, severity=Severity.WARNING)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _check_clashes(applications: list[Any]) -> Iterator[Finding]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 TIMEOUT_S = 600.0
+KEY_VARIABLE = "SERVE_APP_KEY"
+"""Environment variable with a key, which stays out of the list of processes there."""
 
 
 class ServiceFailed(Exception):
@@ -38,9 +41,15 @@ def complete(url: str, body: Mapping[str, object]) -> Iterator[str]:
             yield "".join(choice["text"] for choice in chunk["choices"])
 
 
+def _key() -> dict[str, str]:
+    """The header with the caller's key, where there is one."""
+    key = os.environ.get(KEY_VARIABLE, "")
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
 def _open(url: str, body: Mapping[str, object] | None = None) -> http.client.HTTPResponse:
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    request = urllib.request.Request(url, data, {"content-type": "application/json", **_key()})
     try:
         response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:

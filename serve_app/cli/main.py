@@ -1,10 +1,12 @@
-"""The command line: `serve_app up | down | check | env | models | complete`."""
+"""The command line: `serve_app up | down | check | env | tenants | keys | models | complete`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+
+from serve_app.cli.tenancy_options import add_tenancy
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -24,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _env(options)
             case "models":
                 return _models(options)
+            case "tenants" | "keys":
+                return _tenancy(options)
             case _:
                 return _complete(options)
     except KeyboardInterrupt:
@@ -48,6 +52,9 @@ def _parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("check", help="validate a cluster file; starts nothing")
     check.add_argument("file", nargs="?", default="cluster.yaml", help="what to validate; default: %(default)s")
+    check.add_argument("--fast", action="store_true", help="for throughput mode")
+
+    add_tenancy(commands)
 
     models = commands.add_parser("models", help="list what a running service answers to")
     models.add_argument("--url", default=DEFAULT_URL, help="of the service; default: %(default)s")
@@ -65,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 def _check(options: argparse.Namespace) -> int:
     from serve_app.check.cluster_file import check_file  # imports Ray, which takes its time
 
-    report = check_file(options.file)
+    report = check_file(options.file, is_fast=options.fast)
     print("\n".join(report.lines))
     if options.command == "check":
         print("A cluster that you start yourself wants the environment that `serve_app env` prints; `up` sets it.")
@@ -88,6 +95,16 @@ def _env(options: argparse.Namespace) -> int:
     from serve_app.cli.environment import shell_lines
 
     print("\n".join(shell_lines(is_fast=options.fast)))
+    return 0
+
+
+def _tenancy(options: argparse.Namespace) -> int:
+    from serve_app.cli.tenancy import TenancyFailed, carry_out  # imports SQLAlchemy
+
+    try:
+        print(carry_out(options))
+    except TenancyFailed as error:
+        return _fail(error)
     return 0
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from ray import serve
 from ray.serve.config import BackpressureConfig, RequestRouterConfig
 
+from serve_app.deployments.accounts import Accounts
 from serve_app.deployments.arguments import ModelArgs, RouterArgs
 from serve_app.deployments.front import Front
 from serve_app.deployments.loading import load_service
@@ -19,6 +20,7 @@ from serve_app.deployments.serve_cluster import MODEL_DEPLOYMENT
 
 PINNED_ROUTER = "serve_app.deployments.pinned_router.PinnedRouter"
 ROUTER_DEPLOYMENT = "Router"
+ACCOUNTS_DEPLOYMENT = "Accounts"
 
 # A proxy that found the router full once waits longer and longer before it looks again, and does not forget that when
 # it finds room: with Serve's default of up to half a second, one overload leaves the service at four requests per
@@ -37,14 +39,17 @@ def model(args: ModelArgs) -> serve.Application:
 
 
 def router(args: RouterArgs) -> serve.Application:
-    """The service's HTTP entrance; it finds the models of the cluster by itself."""
+    """The service's HTTP entrance, which finds models by itself; with a store, its accounts beside it."""
     deployment = serve.deployment(
         serve.ingress()(RouterReplica),
         name=ROUTER_DEPLOYMENT,
         request_router_config=PATIENT,
         backpressure_config=BackpressureConfig(status_code=503, retry_after_s=2),
     )
-    return deployment.bind()
+    if args.store is None:
+        return deployment.bind()
+    accounts = serve.deployment(Accounts, name=ACCOUNTS_DEPLOYMENT, ray_actor_options={"num_cpus": 0})
+    return deployment.bind(accounts.bind(args.store, args.pepper))
 
 
 def _is_behind_haproxy() -> bool:

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat
 
 from serve_app.api.dialects.tables import DIALECTS, UNION
 from serve_app.core.tools import ToolParserName
+from serve_app.tenants.pepper import DEFAULT_PEPPER
 
 
 def known_dialect(name: str) -> str:
@@ -77,9 +78,18 @@ class ModelArgs(BaseModel):
 
 
 class RouterArgs(BaseModel):
-    """Nothing of the router needs a restart; all of it is in RouterSettings."""
+    """What of the router needs a restart; all else is in RouterSettings.
+
+    store:  of tenants and keys: `sqlite:///serve_app.db`, a file beside where the cluster was started, or
+            `postgresql+psycopg://user@host/name`; null is none, and then nobody is asked for a key
+    pepper: file with the secret under which digests of keys are made, unless SERVE_APP_PEPPER holds it; it is made
+            with the store
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    store: Annotated[str, Field(min_length=1)] | None = None
+    pepper: Annotated[str, Field(min_length=1)] = DEFAULT_PEPPER
 
 
 class LimitSettings(BaseModel):
@@ -125,6 +135,10 @@ class RouterSettings(BaseModel):
     max_stall_s:    a client that reads nothing for so long is given up, and its place is free
     cors_origins:   web pages of these origins may call, `https://app.example.org` or `*` for any; none by default
     accept_any_model: in the dialect llama.cpp the only model answers to any name, as there
+    auth:           `keys` asks every request but for /health for a key; `none` asks nobody, on a loopback host only;
+                    null is `keys` where args has a store, else `none`
+    auth_grace_s:   for so long a router goes by the tenants and keys that it has heard of last where it cannot ask;
+                    then requests are refused with 503
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -141,4 +155,10 @@ class RouterSettings(BaseModel):
     max_stall_s: PositiveFloat = 60.0
     cors_origins: tuple[Origin, ...] = ()
     accept_any_model: bool = False
+    auth: Literal["none", "keys"] | None = None
+    auth_grace_s: PositiveFloat = 300.0
     limits: LimitSettings = LimitSettings()
+
+    def asks_for_keys(self, *, has_accounts: bool) -> bool:
+        """has_accounts: whether the application has a store of tenants"""
+        return has_accounts if self.auth is None else self.auth == "keys"

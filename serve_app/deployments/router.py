@@ -8,15 +8,18 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 from ray import serve
+from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.api.dialects.tables import DIALECTS
 from serve_app.api.limits import WireLimits
 from serve_app.core.errors import Unavailable
+from serve_app.deployments.accounts import AccountsLink
 from serve_app.deployments.arguments import RouterSettings
 from serve_app.deployments.logs import log_as_configured
 from serve_app.deployments.serve_cluster import ServeCluster
 from serve_app.http.app import build_app
+from serve_app.http.guard import OPEN_DOOR, Door
 from serve_app.http.metrics import Metrics
 from serve_app.http.settings import HttpSettings
 from serve_app.router.admission import Admission, AdmissionSettings
@@ -39,20 +42,27 @@ class HotApp:
 
 
 class RouterReplica:
-    """One replica of the router, as Serve holds it. Stateless but for what it is told of models again and again."""
+    """One replica of the router, as Serve holds it. Stateless but for what it is told of models again and again.
+
+    accounts: where tenants and keys are kept; None where there is no such deployment
+    """
 
     user_config_schema: ClassVar[type[BaseModel]] = RouterSettings
 
-    async def __init__(self) -> None:  # type: ignore[misc]  # Serve awaits constructors
+    async def __init__(self, accounts: DeploymentHandle[Any] | None = None) -> None:  # type: ignore[misc]  # Serve awaits
         log_as_configured()
+        defaults = RouterSettings()
+        self._accounts = None if accounts is None else AccountsLink(accounts, grace_s=defaults.auth_grace_s)
         context = serve.get_replica_context()
         router_id = f"router-{context.replica_id.unique_id}"
         self._fleet = Fleet(router_id)
         self._admission = Admission(lambda: self._fleet.rooms)
         self._metrics = Metrics(self._fleet, router_id=router_id, admission=self._admission)
-        self._hot_app = HotApp(self._app_for(RouterSettings()))
+        self._hot_app = HotApp(self._app_for(defaults))
         discovery = Discovery(ServeCluster(context.app_name), self._fleet, router_id, on_deleted=self._stop)
-        self._discovery = asyncio.get_running_loop().create_task(discovery.run(), context=Context())
+        begin = asyncio.get_running_loop().create_task
+        self._discovery = begin(discovery.run(), context=Context())
+        self._hearing = None if self._accounts is None else begin(self._accounts.run(), context=Context())
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._hot_app
@@ -64,18 +74,24 @@ class RouterReplica:
         self._admission.settings = AdmissionSettings(
             max_wait_s=settings.max_wait_s, max_open_requests=settings.max_open_requests
         )
+        if self._accounts is not None:
+            self._accounts.last_for(settings.auth_grace_s)
         self._hot_app.app = self._app_for(settings)
 
     async def check_health(self) -> None:
         """Called by Serve; three failures in a row and the replica is replaced."""
         if self._discovery.done():
             raise RuntimeError("the router no longer looks for models")
+        if self._hearing is not None and self._hearing.done():
+            raise RuntimeError("the router no longer hears of tenants")
 
     async def __del__(self) -> None:
         """Awaited by Serve once the replica has drained."""
         discovery: asyncio.Task[None] | None = getattr(self, "_discovery", None)
         if discovery is not None:
             discovery.cancel()
+            if self._hearing is not None:
+                self._hearing.cancel()
             self._stop()
             await self._fleet.close()
 
@@ -105,4 +121,13 @@ class RouterReplica:
             limits=WireLimits(**settings.limits.model_dump()),
             sends_request_id=False,  # Serve does
         )
-        return build_app(router, http_settings, metrics=self._metrics)
+        return build_app(router, http_settings, metrics=self._metrics, door=self._door_for(settings))
+
+    def _door_for(self, settings: RouterSettings) -> Door:
+        """Raises ValueError where keys are asked for and nobody knows any; Serve then keeps what was before."""
+        if not settings.asks_for_keys(has_accounts=self._accounts is not None):
+            return OPEN_DOOR
+        if self._accounts is None:
+            raise ValueError("`auth: keys` needs a store: set args.store of the router's application")
+        link = self._accounts
+        return Door(identify=link.identify, origins=link.origins, administer=link.administer)

@@ -11,14 +11,15 @@ from starlette.types import ASGIApp
 
 from serve_app.api.paths import Path
 from serve_app.core.tenants import Tenant
+from serve_app.http.admin_routes import admin_routes
 from serve_app.http.completions import Completions
-from serve_app.http.cors import cors
+from serve_app.http.cors import cors, cors_of_tenants
 from serve_app.http.docs import docs_routes
 from serve_app.http.encodings import ContentEncodings
 from serve_app.http.exchange import ClientGone
 from serve_app.http.failures import FailuresAsJson
 from serve_app.http.framing import WholeForHttp10
-from serve_app.http.guard import Guard, Identify, anybody
+from serve_app.http.guard import OPEN_DOOR, Door, Guard
 from serve_app.http.headers import HeaderGate
 from serve_app.http.metrics import CountedRequests, Metrics
 from serve_app.http.model_routes import answer_nobody, model_routes
@@ -39,29 +40,30 @@ def build_app(
     settings: HttpSettings | None = None,
     *,
     metrics: Metrics | None = None,
-    identify: Identify = anybody,
+    door: Door = OPEN_DOOR,
 ) -> Starlette:
     """The whole service over HTTP, for any ASGI server.
 
-    metrics:  what to count in; one that outlives the application keeps counting when that is exchanged
-    identify: whose key a request came with
+    metrics: what to count in; one that outlives the application keeps counting when that is exchanged
+    door:    who is let in
     """
     settings = settings or HttpSettings()
     metrics = metrics or Metrics(router.fleet, admission=router.admission)
 
     def routes_for(tenant: Tenant) -> ASGIApp:
-        return Routes(routes(router.seen_by(tenant), settings.for_tenant(tenant), metrics), redirect_slashes=False)
+        seen = router.seen_by(tenant)
+        return Routes(routes(seen, settings.for_tenant(tenant), metrics, door), redirect_slashes=False)
 
     app = Starlette(
-        middleware=_middleware(router, settings, metrics),
+        middleware=_middleware(router, settings, metrics, door),
         exception_handlers={HTTPException: raise_as_ours, ClientGone: answer_nobody},
     )
     app.router.redirect_slashes = False
-    app.router.default = Guard(identify, routes_for)
+    app.router.default = Guard(door, routes_for)
     return app
 
 
-def routes(router: Router, settings: HttpSettings, metrics: Metrics) -> list[Route]:
+def routes(router: Router, settings: HttpSettings, metrics: Metrics, door: Door = OPEN_DOOR) -> list[Route]:
     """Every route, as it answers who sees this router."""
     inquiries = Inquiries(router.view)
     native = Completions(router, settings, NativeStyle(inquiries))
@@ -74,18 +76,19 @@ def routes(router: Router, settings: HttpSettings, metrics: Metrics) -> list[Rou
         route(Path.INFILL, Completions(router, settings, InfillStyle(inquiries))),
         *model_routes(inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         *service_routes(router, settings.limits),
-        *docs_routes(settings.limits, router.dialect),
+        *docs_routes(settings.limits, router.dialect, asks_for_keys=not door.is_open),
+        *([] if door.administer is None else admin_routes(door.administer, max_body_bytes=settings.max_body_bytes)),
         route(Path.METRICS, metrics.answer),
     ]
 
 
-def _middleware(router: Router, settings: HttpSettings, metrics: Metrics) -> list[Middleware]:
+def _middleware(router: Router, settings: HttpSettings, metrics: Metrics, door: Door) -> list[Middleware]:
     """What a request passes on its way in, the outermost first."""
     return [
         Middleware(TellsSlots, fleet=router.fleet),
         Middleware(TrailingSlash),
         Middleware(CountedRequests, metrics=metrics),
-        *cors(settings.cors_origins),
+        *(cors(settings.cors_origins) if door.is_open else cors_of_tenants(settings.cors_origins, door.origins)),
         Middleware(FailuresAsJson, sends_request_id=settings.sends_request_id, dialect=router.dialect),
         Middleware(HeaderGate),
         Middleware(WholeForHttp10),

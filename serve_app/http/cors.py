@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.dialects.tables import HEADER
 from serve_app.api.response_headers import IGNORED, SEED, SUFFIX_MODE, TRUNCATED, UNENFORCED
@@ -13,6 +16,12 @@ from serve_app.api.response_headers import IGNORED, SEED, SUFFIX_MODE, TRUNCATED
 READABLE = (HEADER, IGNORED, SEED, SUFFIX_MODE, TRUNCATED, UNENFORCED, "x-request-id", "retry-after")
 PREFLIGHT_S = 600
 """How long a browser may remember the answer to a preflight."""
+ALLOWED: dict[str, Any] = {
+    "allow_methods": ["GET", "POST"],
+    "allow_headers": ["*"],
+    "expose_headers": list(READABLE),
+    "max_age": PREFLIGHT_S,
+}
 
 
 def cors(origins: Sequence[str]) -> list[Middleware]:
@@ -22,13 +31,53 @@ def cors(origins: Sequence[str]) -> list[Middleware]:
     """
     if not origins:
         return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=list(origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=list(READABLE),
-            max_age=PREFLIGHT_S,
-        )
-    ]
+    return [Middleware(CORSMiddleware, allow_origins=list(origins), **ALLOWED)]
+
+
+def cors_of_tenants(origins: Sequence[str], of_tenants: Callable[[], frozenset[str]]) -> list[Middleware]:
+    """The same where each tenant has origins of its own.
+
+    A preflight comes without a key: it is answered for an origin of any tenant. What a tenant is answered may be read
+    by its own pages and the service's alone.
+    """
+    return [Middleware(TenantCors, origins=frozenset(origins), of_tenants=of_tenants)]
+
+
+class TenantCors:
+    """ASGI middleware; knows the tenant by the identity that the guard noted."""
+
+    def __init__(self, app: ASGIApp, *, origins: frozenset[str], of_tenants: Callable[[], frozenset[str]]) -> None:
+        self._app = app
+        self._origins = origins
+        self._of_tenants = of_tenants
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        origin = headers.get("origin")
+        if origin is None:
+            await self._app(scope, receive, send)
+            return
+
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *self._headers(origin, scope)]
+            await send(message)
+
+        known = self._origins | self._of_tenants()
+        if scope["method"] == "OPTIONS" and "access-control-request-method" in headers and known:
+            preflights = CORSMiddleware(self._app, allow_origins=sorted(known), **ALLOWED)
+            await preflights(scope, receive, send)
+        else:
+            await self._app(scope, receive, watched)
+
+    def _headers(self, origin: str, scope: Scope) -> list[tuple[bytes, bytes]]:
+        identity = scope.get("state", {}).get("identity")
+        allowed = self._origins if identity is None else self._origins.union(identity.tenant.cors_origins)
+        if not ({origin, "*"} & allowed):
+            return [(b"vary", b"Origin")]
+        told = ", ".join(READABLE).encode()
+        return [
+            (b"access-control-allow-origin", origin.encode("latin-1")),
+            (b"access-control-expose-headers", told),
+            (b"vary", b"Origin"),
+        ]

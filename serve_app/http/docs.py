@@ -25,12 +25,12 @@ INLINE = {
 }
 
 
-def docs_routes(limits: WireLimits, dialect: Dialect) -> list[Route]:
+def docs_routes(limits: WireLimits, dialect: Dialect, *, asks_for_keys: bool = False) -> list[Route]:
     """The document is made when it is first asked for. The page may load that and nothing else."""
 
     @cache
     def document() -> dict[str, Any]:
-        return openapi_document(limits, dialect)
+        return openapi_document(limits, dialect, asks_for_keys=asks_for_keys)
 
     page = files("serve_app.http").joinpath("pages/docs.html").read_text(encoding="utf-8")
     headers = {

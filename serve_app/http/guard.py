@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.api.paths import OPEN
@@ -15,6 +15,8 @@ from serve_app.http.routes import path_of
 
 Identify = Callable[[str | None], Identity]
 """Whose key it is that a request came with, if it came with one. Raises Unauthenticated."""
+Administer = Callable[[str, Mapping[str, object], str], Awaitable[Mapping[str, object]]]
+"""What becomes of a service of the office, its arguments and the id of the key that asks. Raises ServeError."""
 
 MAX_TENANTS = 256
 """So many of those who asked last have their routes ready."""
@@ -25,14 +27,35 @@ def anybody(key: str | None) -> Identity:
     return LOCAL
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """Who is let in.
+
+    origins:    pages of these may call with some tenant's key
+    administer: who answers administrators; None where nothing is administered
+    """
+
+    identify: Identify = anybody
+    origins: Callable[[], frozenset[str]] = frozenset
+    administer: Administer | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody is asked for a key."""
+        return self.identify is anybody
+
+
+OPEN_DOOR = Door()
+
+
 class Guard:
     """The one way to the routes. What needs no key is answered as nobody would see it.
 
     routes_for: the routes of a tenant; asked again when many others came since
     """
 
-    def __init__(self, identify: Identify, routes_for: Callable[[Tenant], ASGIApp]) -> None:
-        self._identify = identify
+    def __init__(self, door: Door, routes_for: Callable[[Tenant], ASGIApp]) -> None:
+        self._door = door
         self._routes_for = routes_for
         self._routes: OrderedDict[Tenant, ASGIApp] = OrderedDict()
 
@@ -43,10 +66,12 @@ class Guard:
 
     def _admit(self, scope: Scope) -> Identity:
         """Raises Unauthenticated, and Forbidden for a key that is for something else."""
+        if self._door.is_open:
+            return LOCAL
         path = path_of(scope["path"])
-        if path in OPEN and self._identify is not anybody:
+        if path in OPEN:
             return NOBODY
-        identity = self._identify(presented_key(Headers(scope=scope)))
+        identity = self._door.identify(presented_key(scope["headers"]))
         wanted = None if path is None else path.scope
         if wanted is not None and wanted not in identity.scopes:
             raise Forbidden(f'This key is not for "{wanted}"; it is for {", ".join(sorted(identity.scopes))}.')
@@ -60,9 +85,14 @@ class Guard:
         return routes
 
 
-def presented_key(headers: Headers) -> str | None:
+def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """`Authorization: Bearer …`, or `X-Api-Key`; None where there is neither."""
-    kind, _, key = headers.get("authorization", "").partition(" ")
-    if kind.lower() == "bearer" and key.strip():
-        return key.strip()
-    return headers.get("x-api-key") or None
+    other = None
+    for name, value in headers:
+        if name == b"authorization":
+            kind, _, key = value.decode("latin-1").partition(" ")
+            if kind.lower() == "bearer" and key.strip():
+                return key.strip()
+        elif name == b"x-api-key":
+            other = value.decode("latin-1")
+    return other or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
@@ -9,10 +10,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from serve_app.api.paths import Path
+from serve_app.api.paths import AdminPath, Path
 
 MODEL_PREFIX = str(Path.MODEL).removesuffix("{id}")
-OTHER_PATHS = frozenset(Path) - {Path.MODEL}
+KNOWN: dict[str, Path] = {path.value: path for path in Path if path is not Path.MODEL}
+ADMIN_PREFIX = "/admin/"
+ADMIN_PATTERNS = {path: re.compile(re.sub(r"\{\w+\}", "[^/]+", path)) for path in AdminPath}
 
 
 def route(path: Path, endpoint: Callable[[Request], Awaitable[Response]] | ASGIApp) -> Route:
@@ -20,8 +23,15 @@ def route(path: Path, endpoint: Callable[[Request], Awaitable[Response]] | ASGIA
     return Route(path.replace("}", ":path}"), endpoint, methods=[path.method])
 
 
-def path_of(path: str) -> Path | None:
+def path_of(path: str) -> Path | AdminPath | None:
     """The path of ours that this one is; None where it is none of them."""
+    found = KNOWN.get(path)
+    if found is not None:
+        return found
     if path.startswith(MODEL_PREFIX):
         return Path.MODEL
-    return Path(path) if path in OTHER_PATHS else None
+    return _admin_path(path) if path.startswith(ADMIN_PREFIX) else None
+
+
+def _admin_path(path: str) -> AdminPath | None:
+    return next((each for each, pattern in ADMIN_PATTERNS.items() if pattern.fullmatch(path)), None)

@@ -14,9 +14,9 @@ from serve_app.api.dialects.tables import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.model_list import ModelEntry, list_models, mix_entry
 from serve_app.core.cards import ModelCard
-from serve_app.core.errors import ServeError
+from serve_app.core.errors import InvalidRequest, ServeError
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest
+from serve_app.core.request import GenerationRequest, StopParams
 from serve_app.core.tenants import LOCAL, Tenant
 from serve_app.router.admission import Admission, Ticket
 from serve_app.router.books import Books
@@ -180,11 +180,16 @@ class Router:
         return targets
 
     def _of_tenant(self, request: GenerationRequest) -> GenerationRequest:
-        """One of the tenant's share, which finds no prefix that others had computed, unless they share them."""
-        if self._tenant is LOCAL.tenant:
+        """One of the tenant's share, which finds no prefix that others had computed, unless they share them.
+
+        Raises InvalidRequest where its completions may become longer than the tenant's.
+        """
+        tenant = self._tenant
+        if tenant is LOCAL.tenant:
             return request
-        own = f"group {self._tenant.cache_group}" if self._tenant.cache_group else f"tenant {self._tenant.name}"
-        return replace(request, cache_salt=f"{own}\n{request.cache_salt}", share=self._tenant.share)
+        own = f"group {tenant.cache_group}" if tenant.cache_group else f"tenant {tenant.name}"
+        salt = f"{own}\n{request.cache_salt}"
+        return replace(request, cache_salt=salt, share=tenant.share, stop=_within(tenant.max_tokens, request))
 
     def _resolver(self, request: CompletionRequest) -> Resolve:
         takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
@@ -201,3 +206,14 @@ class Router:
 
     def _card_of(self, ref: ModelRef) -> ModelCard:
         return self.view.cards[ref.base]
+
+
+def _within(most: int | None, request: GenerationRequest) -> StopParams:
+    """What had no bound is bound by the tenant's; a bound beyond that is refused."""
+    length = request.stop.max_tokens
+    if most is None or (length is not None and length <= most):
+        return request.stop
+    if length is not None:
+        name = request.context.max_tokens_name
+        raise InvalidRequest.refusing(name, must=f"be at most {most} with this key", found=str(length))
+    return replace(request.stop, max_tokens=most)

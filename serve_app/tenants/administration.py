@@ -1,21 +1,20 @@
-"""What an administrator does with tenants and keys."""
+"""What an administrator does with tenants and keys, over HTTP and on the command line alike."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
 
 from serve_app.core.tenants import Scope, Tenant
-from serve_app.tenants.errors import TenancyError
+from serve_app.tenants.declaration import changed, names_twice, tenant_from, told_of
+from serve_app.tenants.errors import NotThere, TenancyError
 from serve_app.tenants.keys import Key, digest_of, new_key, new_key_id
-from serve_app.tenants.store import TenantStore
+from serve_app.tenants.store import Author, TenantStore
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-PATTERN = re.compile(r"\*|[A-Za-z0-9._*-]{1,96}(:[A-Za-z0-9._*-]{1,96})?")
-MAX_PATTERNS = 256
 DEFAULT_SCOPES = frozenset({Scope.INFER})
+ADMINISTRATORS = "administrators"
+"""The tenant of the first key of an administrator; it may use no model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +25,29 @@ class NewKey:
     secret: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What makes the tenants of a store those of a file.
+
+    changes: of each tenant that is there and other: field, what it is, what it becomes
+    """
+
+    added: tuple[Tenant, ...]
+    changed: tuple[Tenant, ...]
+    removed: tuple[str, ...]
+    changes: Mapping[str, Mapping[str, tuple[object, object]]]
+
+
 class Administration:
-    """pepper: under which digests are made"""
+    """pepper: under which digests are made. Raises TenancyError where the store's keys were made under another."""
 
     def __init__(self, store: TenantStore, pepper: bytes) -> None:
+        store.use_pepper(pepper)
         self._store = store
         self._pepper = pepper
 
     def create_key(
-        self, tenant: str, now: float, *, scopes: Collection[Scope] = DEFAULT_SCOPES, lifetime_s: float | None = None
+        self, tenant: str, by: Author, *, scopes: Collection[Scope] = DEFAULT_SCOPES, lifetime_s: float | None = None
     ) -> NewKey:
         """Raises TenancyError where there is no such tenant, no scope, or no time to live."""
         if not scopes:
@@ -47,41 +60,79 @@ class Administration:
             tenant=tenant,
             digest=digest_of(secret, self._pepper),
             scopes=frozenset(scopes),
-            created_at=now,
-            expires_at=None if lifetime_s is None else now + lifetime_s,
+            created_at=by.at,
+            expires_at=None if lifetime_s is None else by.at + lifetime_s,
         )
-        self._store.add_key(key)
+        self._store.add_key(key, by)
         return NewKey(key=key, secret=secret)
 
-    def revoke_key(self, key_id: str, now: float) -> None:
-        """It is good for nothing from now on. Raises TenancyError where there is none."""
-        self._store.end_key(key_id, now)
+    def create_admin_key(self, by: Author, *, lifetime_s: float | None = None) -> NewKey:
+        """One that may administer and read metrics, and complete nothing; of a tenant that is made where it is not."""
+        try:
+            self._store.tenant(ADMINISTRATORS)
+        except NotThere:
+            self._store.add_tenant(tenant_from({"name": ADMINISTRATORS, "models": []}), by)
+        return self.create_key(ADMINISTRATORS, by, scopes={Scope.ADMIN, Scope.METRICS}, lifetime_s=lifetime_s)
 
-    def rotate_key(self, key_id: str, now: float, *, overlap_s: float) -> NewKey:
+    def revoke_key(self, key_id: str, by: Author) -> None:
+        """It is good for nothing from now on. Raises TenancyError where there is none."""
+        self._store.end_key(key_id, by.at, by)
+
+    def rotate_key(self, key_id: str, by: Author, *, overlap_s: float) -> NewKey:
         """A new key with the rights of an old one, which is good for `overlap_s` more.
 
         Raises TenancyError where the old one is none, or is good for nothing any more.
         """
+        if not 0 <= overlap_s < math.inf:
+            raise TenancyError(f"overlap_s must be at least 0; found {overlap_s:g}.")
         old = self._store.key(key_id)
-        if not old.is_valid(now):
+        if not old.is_valid(by.at):
             raise TenancyError(f"The key {key_id!r} has expired or was revoked; create another.")
         lifetime_s = None if old.expires_at is None else old.expires_at - old.created_at
-        new = self.create_key(old.tenant, now, scopes=old.scopes, lifetime_s=lifetime_s)
-        self._store.end_key(key_id, now + overlap_s)
+        new = self.create_key(old.tenant, by, scopes=old.scopes, lifetime_s=lifetime_s)
+        self._store.end_key(key_id, by.at + overlap_s, by)
         return new
 
+    def change_tenant(self, name: str, changes: object, by: Author) -> Tenant:
+        """Raises TenancyError."""
+        tenant = changed(self._store.tenant(name), changes)
+        self._store.set_tenant(tenant, by)
+        return tenant
 
-def check_tenant(tenant: Tenant) -> Tenant:
-    """The tenant, if it is one. Raises TenancyError with the name of what is wrong."""
-    if not NAME.fullmatch(tenant.name):
-        raise TenancyError(f"name must be {NAME.pattern}; found {tenant.name[:96]!r}.")
-    if len(tenant.rights.patterns) > MAX_PATTERNS:
-        raise TenancyError(f"models must be at most {MAX_PATTERNS} patterns; found {len(tenant.rights.patterns)}.")
-    for pattern in tenant.rights.patterns:
-        if not PATTERN.fullmatch(pattern):
-            raise TenancyError(f"models must be patterns like base, base:adapter, base:*, *; found {pattern[:96]!r}.")
-    if tenant.max_n is not None and tenant.max_n < 1:
-        raise TenancyError(f"max_n must be at least 1; found {tenant.max_n}.")
-    if tenant.cache_group is not None and not NAME.fullmatch(tenant.cache_group):
-        raise TenancyError(f"cache_group must be {NAME.pattern}; found {tenant.cache_group[:96]!r}.")
-    return tenant
+    def difference(self, declared: object) -> Difference:
+        """What `apply` would do. declared: all tenants there are to be. Raises TenancyError."""
+        if not isinstance(declared, list):
+            raise TenancyError("tenants must be a list.")
+        wanted = [tenant_from(each) for each in declared]
+        if twice := names_twice(each.name for each in wanted):
+            raise TenancyError(f"tenants are there twice: {', '.join(twice)}.")
+        there = {tenant.name: tenant for tenant in self._store.tenants()}
+        new = {tenant.name for tenant in wanted} - there.keys()
+        other = tuple(each for each in wanted if each.name not in new and each != there[each.name])
+        return Difference(
+            added=tuple(each for each in wanted if each.name in new),
+            changed=other,
+            removed=tuple(sorted(there.keys() - {each.name for each in wanted} - {ADMINISTRATORS})),
+            changes={each.name: _changes(there[each.name], each) for each in other},
+        )
+
+    def apply(self, difference: Difference, by: Author) -> None:
+        """Add first and remove last, each with an event of its own."""
+        for tenant in difference.added:
+            self._store.add_tenant(tenant, by)
+        for tenant in difference.changed:
+            self._store.set_tenant(tenant, by)
+        for name in difference.removed:
+            self._store.remove_tenant(name, by)
+
+
+def told_of_key(key: Key) -> dict[str, object]:
+    """What an administrator is shown of a key: nothing that it could be found by."""
+    told = asdict(key) | {"scopes": sorted(key.scopes)}
+    del told["digest"]
+    return told
+
+
+def _changes(old: Tenant, new: Tenant) -> dict[str, tuple[object, object]]:
+    before, after = told_of(old), told_of(new)
+    return {name: (before[name], after[name]) for name in after if before[name] != after[name]}

@@ -17,6 +17,7 @@ class Directory:
 
     pepper:  under which digests were made
     version: grows with every change of what is kept
+    origins: pages of these may call with some tenant's key
     """
 
     def __init__(self, tenants: Iterable[Tenant], keys: Iterable[Key], *, pepper: bytes, version: int = 0) -> None:
@@ -24,6 +25,7 @@ class Directory:
         self.tenants = {tenant.name: tenant for tenant in tenants}
         self._keys = {key.digest: key for key in keys if key.tenant in self.tenants}
         self._pepper = pepper
+        self.origins = frozenset(origin for tenant in self.tenants.values() for origin in tenant.cors_origins)
 
     def identify(self, presented: str | None, now: float) -> Identity:
         """Whose key it is. What is said does not tell a key that never was from one that no longer is.

@@ -5,3 +5,7 @@ from __future__ import annotations
 
 class TenancyError(Exception):
     """A whole sentence: what was asked, what was found, what is allowed."""
+
+
+class NotThere(TenancyError):
+    """There is no tenant or key of that name."""

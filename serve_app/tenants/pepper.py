@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import secrets
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 from serve_app.tenants.errors import TenancyError
 
 VARIABLE = "SERVE_APP_PEPPER"
+DEFAULT_PEPPER = "serve_app.pepper"
 MIN_CHARS = 32
 NUM_BYTES = 32
 
@@ -39,3 +42,8 @@ def _checked(pepper: str, where: str) -> bytes:
     if len(pepper) < MIN_CHARS:
         raise TenancyError(f"The pepper in {where} must have at least {MIN_CHARS} characters; found {len(pepper)}.")
     return pepper.encode()
+
+
+def fingerprint_of(pepper: bytes) -> int:
+    """31 bits by which another pepper is told from this one; more than 0."""
+    return int.from_bytes(hmac.digest(pepper, b"fingerprint of the pepper", hashlib.sha256)[:4]) % (2**31 - 1) + 1

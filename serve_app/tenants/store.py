@@ -1,28 +1,51 @@
-"""Keeps tenants and keys in a database: SQLite for one machine, PostgreSQL where there is one."""
+"""Keeps tenants, keys and events in a database: SQLite for one machine, PostgreSQL where there is one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, create_engine, delete, event, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from serve_app.core.tenants import Rights, Scope, Tenant
+from serve_app.core.tenants import Scope, Tenant
 from serve_app.tenants import tables
+from serve_app.tenants.declaration import tenant_from, told_of
 from serve_app.tenants.directory import Directory
-from serve_app.tenants.errors import TenancyError
+from serve_app.tenants.errors import NotThere, TenancyError
 from serve_app.tenants.keys import Key
+from serve_app.tenants.pepper import fingerprint_of
 
 BUSY_TIMEOUT_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Author:
+    """Who changes something, and when (Unix seconds). name: a key's id, or `command line`"""
+
+    name: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One change that was made."""
+
+    id: int
+    at: float
+    actor: str
+    action: str
+    subject: str
+    details: Mapping[str, object]
 
 
 class TenantStore:
     """url: as SQLAlchemy reads it, `sqlite:///serve_app.db` or `postgresql+psycopg://…`
 
-    Several processes may have the same store open. Every change is one transaction and makes `version` grow.
-    Raises TenancyError where there is no database, or one of another schema.
+    Several processes may have the same store open. Every change is one transaction, with its event, and makes
+    `version` grow. Raises TenancyError where there is no database, or one of another schema.
     """
 
     def __init__(self, url: str) -> None:
@@ -43,6 +66,22 @@ class TenantStore:
         with self._engine.connect() as connection:
             return _fact(connection, "version")
 
+    @property
+    def has_pepper(self) -> bool:
+        """Whether a pepper was used with it already."""
+        with self._engine.connect() as connection:
+            return _fact(connection, "pepper") > 0
+
+    def use_pepper(self, pepper: bytes) -> None:
+        """Raises TenancyError where keys were made under another one, as none of them would open the door."""
+        with self._engine.begin() as connection:
+            known = _fact(connection, "pepper")
+            if not known:
+                row = {"name": "pepper", "value": fingerprint_of(pepper)}
+                connection.execute(insert(tables.facts), [row])
+        if known and known != fingerprint_of(pepper):
+            raise TenancyError("This is not the pepper that the keys of the store were made under.")
+
     def directory(self, pepper: bytes) -> Directory:
         """Everything as it is at one moment."""
         with self._engine.connect() as connection:
@@ -55,6 +94,14 @@ class TenantStore:
         with self._engine.connect() as connection:
             return [_tenant(row) for row in connection.execute(select(tables.tenants).order_by(tables.tenants.c.name))]
 
+    def tenant(self, name: str) -> Tenant:
+        """Raises NotThere."""
+        with self._engine.connect() as connection:
+            row = connection.execute(select(tables.tenants).where(tables.tenants.c.name == name)).one_or_none()
+        if row is None:
+            raise NotThere(f"There is no tenant {name!r}.")
+        return _tenant(row)
+
     def keys(self, tenant: str | None = None) -> list[Key]:
         """Of one tenant or of all, the oldest first."""
         wanted = select(tables.keys).order_by(tables.keys.c.created_at, tables.keys.c.id)
@@ -64,48 +111,56 @@ class TenantStore:
             return [_key(row) for row in connection.execute(wanted)]
 
     def key(self, key_id: str) -> Key:
-        """Raises TenancyError where there is none."""
+        """Raises NotThere."""
         with self._engine.connect() as connection:
             return _key_named(connection, key_id)
 
-    def add_tenant(self, tenant: Tenant) -> None:
+    def events(self, *, after: int = 0, most: int = 1000) -> list[Event]:
+        """Those behind the event of that number, the oldest first."""
+        wanted = select(tables.events).where(tables.events.c.id > after).order_by(tables.events.c.id).limit(most)
+        with self._engine.connect() as connection:
+            return [Event(**row._mapping) for row in connection.execute(wanted)]
+
+    def add_tenant(self, tenant: Tenant, by: Author) -> None:
         """Raises TenancyError where the name is taken."""
         try:
-            with self._changing() as connection:
-                connection.execute(insert(tables.tenants).values(_columns(tenant)))
+            with self._changing(by, "add tenant", tenant.name, told_of(tenant)) as connection:
+                row = {"name": tenant.name, "declared": told_of(tenant)}
+                connection.execute(insert(tables.tenants), [row])
         except IntegrityError:
             raise TenancyError(f"There is a tenant {tenant.name!r} already.") from None
 
-    def set_tenant(self, tenant: Tenant) -> None:
-        """Put another in the place of the one of that name. Raises TenancyError where there is none."""
-        with self._changing() as connection:
+    def set_tenant(self, tenant: Tenant, by: Author) -> None:
+        """Put another in the place of the one of that name. Raises NotThere."""
+        with self._changing(by, "set tenant", tenant.name, told_of(tenant)) as connection:
             wanted = update(tables.tenants).where(tables.tenants.c.name == tenant.name)
-            if not connection.execute(wanted.values(_columns(tenant))).rowcount:
-                raise TenancyError(f"There is no tenant {tenant.name!r}.")
+            if not connection.execute(wanted.values(declared=told_of(tenant))).rowcount:
+                raise NotThere(f"There is no tenant {tenant.name!r}.")
 
-    def remove_tenant(self, name: str) -> None:
-        """With all of its keys. Raises TenancyError where there is none."""
-        with self._changing() as connection:
+    def remove_tenant(self, name: str, by: Author) -> None:
+        """With all of its keys. Raises NotThere."""
+        with self._changing(by, "remove tenant", name, {}) as connection:
             if not connection.execute(delete(tables.tenants).where(tables.tenants.c.name == name)).rowcount:
-                raise TenancyError(f"There is no tenant {name!r}.")
+                raise NotThere(f"There is no tenant {name!r}.")
 
-    def add_key(self, key: Key) -> None:
-        """Raises TenancyError where there is no such tenant."""
+    def add_key(self, key: Key, by: Author) -> None:
+        """Raises NotThere where there is no such tenant."""
         columns = {column.name: getattr(key, column.name) for column in tables.keys.columns}
+        details = {"tenant": key.tenant, "scopes": sorted(key.scopes), "expires_at": key.expires_at}
         try:
-            with self._changing() as connection:
-                connection.execute(insert(tables.keys).values({**columns, "scopes": sorted(key.scopes)}))
+            with self._changing(by, "create key", key.id, details) as connection:
+                connection.execute(insert(tables.keys), [{**columns, "scopes": sorted(key.scopes)}])
         except IntegrityError:
-            raise TenancyError(f"There is no tenant {key.tenant!r}.") from None
+            raise NotThere(f"There is no tenant {key.tenant!r}.") from None
 
-    def end_key(self, key_id: str, at: float) -> Key:
+    def end_key(self, key_id: str, until: float, by: Author) -> Key:
         """Let a key be good for nothing from that time on (Unix seconds), or from an earlier one that was set.
 
-        Returns it as it was. Raises TenancyError where there is none.
+        Returns it as it was. Raises NotThere.
         """
-        with self._changing() as connection:
+        with self._changing(by, "end key", key_id, {"revoked_at": until}) as connection:
             key = _key_named(connection, key_id)
-            until = at if key.revoked_at is None else min(at, key.revoked_at)
+            until = until if key.revoked_at is None else min(until, key.revoked_at)
             connection.execute(update(tables.keys).where(tables.keys.c.id == key_id).values(revoked_at=until))
         return key
 
@@ -120,11 +175,13 @@ class TenantStore:
             raise TenancyError(f"The store of tenants has schema {schema}; this version reads {tables.SCHEMA}.")
 
     @contextmanager
-    def _changing(self) -> Iterator[Connection]:
+    def _changing(self, by: Author, action: str, subject: str, details: Mapping[str, object]) -> Iterator[Connection]:
         version = tables.facts.c.name == "version"
+        row = {"at": by.at, "actor": by.name, "action": action, "subject": subject, "details": dict(details)}
         with self._engine.begin() as connection:
             connection.execute(update(tables.facts).where(version).values(value=tables.facts.c.value + 1))
             yield connection
+            connection.execute(insert(tables.events), [row])
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:
@@ -137,29 +194,15 @@ def _fact(connection: Connection, name: str) -> int:
     return connection.execute(select(tables.facts.c.value).where(tables.facts.c.name == name)).scalar() or 0
 
 
+def _tenant(row: Row[Any]) -> Tenant:
+    return tenant_from(row.declared)
+
+
 def _key_named(connection: Connection, key_id: str) -> Key:
     row = connection.execute(select(tables.keys).where(tables.keys.c.id == key_id)).one_or_none()
     if row is None:
-        raise TenancyError(f"There is no key {key_id!r}.")
+        raise NotThere(f"There is no key {key_id!r}.")
     return _key(row)
-
-
-def _columns(tenant: Tenant) -> dict[str, object]:
-    return {
-        "name": tenant.name,
-        "models": list(tenant.rights.patterns),
-        "max_n": tenant.max_n,
-        "cache_group": tenant.cache_group,
-    }
-
-
-def _tenant(row: Row[Any]) -> Tenant:
-    return Tenant(
-        name=row.name,
-        rights=Rights(tuple(row.models)),
-        max_n=row.max_n,
-        cache_group=row.cache_group,
-    )
 
 
 def _key(row: Row[Any]) -> Key:

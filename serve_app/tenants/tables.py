@@ -1,8 +1,8 @@
-"""The tables in which tenants and keys are kept."""
+"""The tables in which tenants, keys and what was done to them are kept."""
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Float, ForeignKey, Integer, MetaData, String, Table
+from sqlalchemy import DDL, Column, Float, ForeignKey, Integer, MetaData, String, Table, event
 from sqlalchemy.types import JSON
 
 SCHEMA = 1
@@ -17,16 +17,15 @@ facts = Table(
     Column("name", String(32), primary_key=True),
     Column("value", Integer, nullable=False),
 )
-"""`schema`, and `version`, which grows with every change."""
+"""`schema`; `version`, which grows with every change; `pepper`, by which another one is told from the right one."""
 
 tenants = Table(
     "tenants",
     metadata,
     Column("name", String(MAX_NAME_CHARS), primary_key=True),
-    Column("models", JSON, nullable=False),
-    Column("max_n", Integer),
-    Column("cache_group", String(MAX_NAME_CHARS)),
+    Column("declared", JSON, nullable=False),
 )
+"""declared: all of the tenant, as `serve_app.tenants.declaration` reads it"""
 
 keys = Table(
     "keys",
@@ -39,3 +38,27 @@ keys = Table(
     Column("expires_at", Float),
     Column("revoked_at", Float),
 )
+
+events = Table(
+    "events",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("at", Float, nullable=False),
+    Column("actor", String(MAX_NAME_CHARS), nullable=False),
+    Column("action", String(32), nullable=False),
+    Column("subject", String(MAX_NAME_CHARS), nullable=False),
+    Column("details", JSON, nullable=False),
+    sqlite_autoincrement=True,
+)
+"""What was changed, when and by whom: rows are added, and the database itself lets none be changed or taken out."""
+
+for verb in ("UPDATE", "DELETE"):
+    on_sqlite = DDL(  # type: ignore[no-untyped-call]
+        f"CREATE TRIGGER events_{verb.lower()} BEFORE {verb} ON events"
+        " BEGIN SELECT RAISE(ABORT, 'events are only added'); END"
+    )
+    on_postgresql = DDL(  # type: ignore[no-untyped-call]
+        f"CREATE RULE events_{verb.lower()} AS ON {verb} TO events DO INSTEAD NOTHING"
+    )
+    event.listen(events, "after_create", on_sqlite.execute_if(dialect="sqlite"))
+    event.listen(events, "after_create", on_postgresql.execute_if(dialect="postgresql"))

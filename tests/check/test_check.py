@@ -106,13 +106,6 @@ def test_serve_itself_accepts_the_misspelt_keys() -> None:
     ServeDeploySchema.model_validate(yaml.safe_load(SOUND.replace("num_replicas", "num_replica")))
 
 
-def test_a_host_that_others_can_reach_is_warned_of_and_allowed(report_of) -> None:  # type: ignore[no-untyped-def]
-    is_sound, text = report_of(SOUND.replace("127.0.0.1", "0.0.0.0"))
-    assert is_sound
-    assert "cluster.yaml:2: warning: http_options.host: 0.0.0.0 is reachable from outside" in text
-    assert "without the environment of `serve_app env` they may take any time and any size" in text
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "42", "applications: 7", "applications: [7]", "applications:\n- 7: 8", "\t", "a: &a [*a]", "? [1]\n: 2"],

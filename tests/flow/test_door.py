@@ -11,7 +11,7 @@ from serve_app.api.paths import OPEN, Path
 from serve_app.core.shares import Share
 from serve_app.core.tenants import Identity, Rights, Scope, Tenant
 from serve_app.http.app import build_app
-from serve_app.http.guard import anybody
+from serve_app.http.guard import Door, anybody
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
 from serve_app.tenants.directory import Directory
@@ -54,7 +54,7 @@ async def client(backend: FakeBackend) -> AsyncIterator[httpx.AsyncClient]:
     fleet.put(replica_card("r1", model_card("other")), FakeBackend(replica_card("r1", model_card("other"))))
     fleet.expect(["tiny", "other", "coming"])
     known = directory()
-    app = build_app(Router(fleet, RouterConfig()), identify=lambda key: known.identify(key, 1.0))
+    app = build_app(Router(fleet, RouterConfig()), door=Door(identify=lambda key: known.identify(key, 1.0)))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://door") as client:
         yield client
     await fleet.close()
@@ -201,7 +201,7 @@ async def test_a_request_carries_its_tenants_share(backend: FakeBackend) -> None
     fleet.put(backend.card, backend)
     tenant = Tenant(name="acme", weight=3.0, priority="interactive")
     for identify in (lambda key: Identity(tenant=tenant), anybody):
-        app = build_app(Router(fleet), identify=identify)
+        app = build_app(Router(fleet), door=Door(identify=identify))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://door") as client:
             await client.post("/v1/completions", json=asking("tiny"))
     await fleet.close()
@@ -217,7 +217,7 @@ async def test_tenants_find_no_prefixes_of_each_other_unless_they_share_a_group(
     alone = [Tenant(name="a"), Tenant(name="b"), Tenant(name="lab")]
     salts = []
     for tenant in (*grouped, *alone):
-        app = build_app(router, identify=lambda key, who=tenant: Identity(tenant=who))  # type: ignore[misc]
+        app = build_app(router, door=Door(identify=lambda key, who=tenant: Identity(tenant=who)))  # type: ignore[misc]
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://door") as client:
             await client.post("/v1/completions", json=asking("tiny", cache_salt="s"))
             salts.append(backend.submissions[-1][0].cache_salt)

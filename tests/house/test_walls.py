@@ -40,9 +40,9 @@ WALLS = {
     "engine": wall("core text constraints templates", "torch transformers peft safetensors PIL triton"),
     "router": wall("core api catalog tenants tools"),
     "http": wall("core api router", "starlette uvicorn httptools prometheus_client"),
-    "deployments": wall("core api catalog engine router http", "ray starlette pydantic"),
+    "deployments": wall("core api catalog tenants engine router http", "ray starlette pydantic"),
     "check": wall("core catalog engine deployments", "ray pydantic yaml"),
-    "cli": wall("check", "ray yaml"),
+    "cli": wall("check tenants", "ray yaml"),
     "demo": wall("core text engine catalog", "torch transformers tokenizers peft safetensors numpy"),
 }
 

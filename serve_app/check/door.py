@@ -1,0 +1,114 @@
+"""Who can reach the service a cluster file describes, and whether they are asked for keys."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from typing import Any
+
+from serve_app.check.findings import Finding, Path, Severity
+from serve_app.deployments.apps import ACCOUNTS_DEPLOYMENT, ROUTER_DEPLOYMENT, router
+
+SHOULD_BOUND = (
+    "reachable from outside: without the environment of `serve_app env` headers may take any time and any size, and"
+    " keys cross the network as they are unless TLS is put in front"
+)
+
+
+def check_door(data: dict[str, Any], *, is_fast: bool) -> Iterator[Finding]:
+    """What lets in who should not be, for a file of any shape.
+
+    is_fast: HAProxy stands in front, which binds every interface where no host is written
+    """
+    options = data.get("http_options")
+    written = options.get("host") if isinstance(options, dict) else None
+    host = written if written is not None else "0.0.0.0" if is_fast else "127.0.0.1"
+    is_outside = isinstance(host, str) and not is_loopback(host)
+    open_doors = list(_open_doors(data))
+    for path, reason in open_doors if is_outside else ():
+        message = f"{host} is reachable from outside and {reason}: bind 127.0.0.1, or ask for keys"
+        if written is None:
+            message += "; HAProxy binds every interface where no host is written"
+        yield Finding(path=("http_options", "host"), message=f"{message} ({_spelled(path)})")
+    if is_outside and not open_doors:
+        yield Finding(path=("http_options", "host"), message=f"{host} is {SHOULD_BOUND}", severity=Severity.WARNING)
+    yield from _check_grpc(data)
+    yield from _check_accounts(data)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_grpc(data: dict[str, Any]) -> Iterator[Finding]:
+    options = data.get("grpc_options")
+    if isinstance(options, dict) and options.get("grpc_servicer_functions"):
+        message = "Serve's gRPC entrance binds every interface and asks nobody for a key: leave it out"
+        yield Finding(path=("grpc_options", "grpc_servicer_functions"), message=message)
+
+
+def _check_accounts(data: dict[str, Any]) -> Iterator[Finding]:
+    for path, application in _routers(data):
+        auth, store = _auth_of(application), _store_of(application)
+        if auth == "keys" and store is None:
+            message = "`auth: keys` needs a store of tenants: set `store`, as in `store: sqlite:///serve_app.db`"
+            yield Finding(path=(*path, "args"), message=message)
+        if auth == "none" and store is not None:
+            message = "tenants and keys are kept, and `auth: none` asks nobody for one"
+            yield Finding(path=(*path, "args", "store"), message=message, severity=Severity.WARNING)
+        for at, deployment in _deployments(application, ACCOUNTS_DEPLOYMENT):
+            if deployment.get("num_replicas", 1) != 1 or deployment.get("autoscaling_config"):
+                message = "one replica writes for the whole service; it cannot be several"
+                yield Finding(path=(*path, "deployments", at), message=message)
+
+
+def _open_doors(data: dict[str, Any]) -> Iterator[tuple[Path, str]]:
+    """Where in the file something is served that asks for no key, and what that is."""
+    for path, application in _applications(data):
+        if _is_router(application):
+            auth = _auth_of(application)
+            if auth == "none" or (auth is None and _store_of(application) is None):
+                yield path, "the router asks for no key"
+        elif application.get("route_prefix", "/") is not None:
+            yield path, "this application has HTTP of its own, which asks for no key"
+
+
+def _routers(data: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    return ((path, application) for path, application in _applications(data) if _is_router(application))
+
+
+def _applications(data: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    applications = data.get("applications")
+    for index, application in enumerate(applications if isinstance(applications, list) else ()):
+        if isinstance(application, dict):
+            yield ("applications", index), application
+
+
+def _is_router(application: dict[str, Any]) -> bool:
+    return str(application.get("import_path")).replace(":", ".") == f"{router.__module__}.{router.__name__}"
+
+
+def _store_of(application: dict[str, Any]) -> object:
+    args = application.get("args")
+    return args.get("store") if isinstance(args, dict) else None
+
+
+def _auth_of(application: dict[str, Any]) -> object:
+    for _, deployment in _deployments(application, ROUTER_DEPLOYMENT):
+        config = deployment.get("user_config")
+        return config.get("auth") if isinstance(config, dict) else None
+    return None
+
+
+def _deployments(application: dict[str, Any], name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    deployments = application.get("deployments")
+    for index, deployment in enumerate(deployments if isinstance(deployments, list) else ()):
+        if isinstance(deployment, dict) and deployment.get("name") == name:
+            yield index, deployment
+
+
+def _spelled(path: Path) -> str:
+    return f"applications[{path[-1]}]"

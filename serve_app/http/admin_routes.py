@@ -1,0 +1,55 @@
+"""Routes of administrators: each hands its arguments to the office of tenants and answers what that answers."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from serve_app.api.admin import SERVICES
+from serve_app.api.json_body import read_json_object
+from serve_app.api.paths import AdminPath
+from serve_app.api.shown import shown
+from serve_app.core.errors import InvalidRequest
+from serve_app.http.bodies import body_of
+from serve_app.http.guard import Administer
+
+MAX_DEPTH = 8
+HEADERS = {"cache-control": "no-store"}
+"""An answer may hold a key."""
+
+
+def admin_routes(administer: Administer, *, max_body_bytes: int) -> list[Route]:
+    """Who may call them is the guard's to say."""
+
+    async def answer(request: Request) -> Response:
+        path: AdminPath = AdminPath(request.scope["route"].path)
+        service = SERVICES[path, "GET" if request.method == "HEAD" else request.method]
+        arguments = _merged(request.path_params, _asked(request, service.query))
+        if service.body is not None:
+            body = await body_of(request, max_bytes=max_body_bytes)
+            arguments = _merged(arguments, read_json_object(body, max_depth=MAX_DEPTH) if body else {})
+        actor = request.scope["state"]["identity"].key_id
+        return JSONResponse(await administer(service.name, arguments, actor), headers=HEADERS)
+
+    return [Route(path, answer, methods=[method for each, method in SERVICES if each is path]) for path in AdminPath]
+
+
+def _asked(request: Request, known: tuple[str, ...]) -> dict[str, object]:
+    """What stands behind `?`, numbers as numbers."""
+    asked: dict[str, object] = {}
+    for name, value in request.query_params.items():
+        if name not in known:
+            must = f"be one of {', '.join(known)}" if known else "not be sent here"
+            raise InvalidRequest.refusing("query", must=must, found=shown(name))
+        asked[name] = int(value) if name == "after" and value.isascii() and value.isdigit() else value
+    return asked
+
+
+def _merged(first: dict[str, object], second: dict[str, object]) -> dict[str, object]:
+    """Both; what the address says already may be said again and not otherwise."""
+    for name in first.keys() & second.keys():
+        if first[name] != second[name]:
+            must = f"be that of the address, {shown(first[name])}"
+            raise InvalidRequest.refusing(name, must=must, found=shown(second[name]))
+    return {**second, **first}

@@ -1,0 +1,47 @@
+"""For how long a router goes by what it heard."""
+
+from __future__ import annotations
+
+import pytest
+
+from serve_app.core.errors import Unauthenticated, Unavailable
+from serve_app.core.tenants import Scope, Tenant
+from serve_app.tenants.directory import Directory
+from serve_app.tenants.held import HeldDirectory
+from serve_app.tenants.keys import Key, digest_of, new_key
+
+PEPPER = b"p" * 32
+SECRET = new_key()
+
+
+def directory(version: int, *, origins: tuple[str, ...] = ()) -> Directory:
+    key = Key(
+        id="k", tenant="a", digest=digest_of(SECRET, PEPPER), scopes=frozenset({Scope.INFER}), created_at=0.0
+    )  # fmt: skip
+    return Directory([Tenant(name="a", cors_origins=origins)], [key], pepper=PEPPER, version=version)
+
+
+def test_nobody_is_let_in_before_anything_was_heard() -> None:
+    held = HeldDirectory(grace_s=10.0)
+    assert (held.version, held.origins) == (-1, frozenset())
+    with pytest.raises(Unavailable) as refusal:
+        held.identify(SECRET, now=1.0, at=1.0)
+    assert refusal.value.retry_after_s == 2
+
+
+def test_what_was_heard_is_good_for_its_time_and_then_nobody_is_let_in() -> None:
+    held = HeldDirectory(grace_s=10.0)
+    held.hear(directory(4, origins=("https://a",)), 100.0)
+    assert (held.version, held.origins) == (4, {"https://a"})
+    assert held.identify(SECRET, now=1.0, at=110.0).tenant.name == "a"
+    with pytest.raises(Unavailable):
+        held.identify(SECRET, now=1.0, at=110.1)
+    held.hear(None, 111.0)  # nothing changed meanwhile
+    assert held.identify(SECRET, now=1.0, at=121.0).key_id == "k"
+
+
+def test_a_wrong_key_is_refused_as_ever() -> None:
+    held = HeldDirectory(grace_s=10.0)
+    held.hear(directory(1), 0.0)
+    with pytest.raises(Unauthenticated):
+        held.identify(new_key(), now=1.0, at=1.0)
