@@ -50,7 +50,7 @@ class Completions:
             status = CLIENT_CLOSED if has_left else exchange.status
             story.end(status, self._router.books)
             logger.info(dump(story.facts(status)))
-            scope["state"]["served"] = Served(status=status, run=story.run)
+            scope["state"]["served"] = Served(status=status, run=story.run, is_whole=story.error is None)
 
     async def _serve(self, headers: Headers, receive: Receive, exchange: Exchange, *, story: Story) -> bool:
         """Answer, but stop at once where the client leaves meanwhile; True where it did."""

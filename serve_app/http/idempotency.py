@@ -54,11 +54,9 @@ class Idempotent:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         await _follow(recording, receive, send, is_first=is_first)
-        scope["state"].setdefault("served", None)
 
     async def _answer(self, scope: Scope, body: bytes, recording: Recording, *, tenant: str, key: str) -> None:
         """Have the request computed, whoever is still there."""
-        asked = {**scope, "state": dict(scope["state"])}
         sent: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:
@@ -72,8 +70,8 @@ class Idempotent:
 
         is_kept = False
         try:
-            await self._app(asked, receive, send)
-            served: Served | None = asked["state"].get("served")
+            await self._app(scope, receive, send)  # the first client's scope, so that it is counted once
+            served: Served | None = scope["state"].get("served")
             is_kept = served is not None and served.status == 200 and served.is_whole
         finally:
             self._replays.end(tenant, key, recording, is_kept=is_kept)
