@@ -5,71 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import yaml
 
-from serve_app.cli.processes import Process, listener_on, processes_of_runs
+from serve_app.cli.processes import listener_on
+from tests.cluster.started import TIMEOUT_S, Started
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(sys.platform != "linux", reason="what a process belongs to is told by /proc"),
 ]
 
-REPOSITORY = Path(__file__).parents[2]
-TIMEOUT_S = 180.0
 LISTENING = "0A"
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
 """127.0.0.1, ::1 and ::ffff:127.0.0.1 as the kernel writes them."""
-
-
-class Started:
-    """`serve_app up` in a folder of its own; what it says goes to a file there."""
-
-    def __init__(self, folder: Path) -> None:
-        self.port = _free_port()
-        self.said = folder / "said.txt"
-        (folder / "cluster.yaml").write_text(yaml.safe_dump(_content(self.port)), encoding="utf-8")
-        with self.said.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "serve_app", "up"],
-                cwd=folder,
-                env=os.environ | {"PYTHONPATH": str(REPOSITORY), "SERVE_APP_PROXY_MAX_REQUESTS": "1"},
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def processes(self) -> list[Process]:
-        return processes_of_runs(f"{self.port}-")
-
-    def until(self, holds: Callable[[], object]) -> None:
-        """Fail with what it said where it never does."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while not holds():
-            assert time.monotonic() < deadline, self.said.read_text(errors="replace")[-3000:]
-            time.sleep(0.1)
-
-    def until_a_worker_runs(self) -> None:
-        """From then on Ray has started all of its own processes."""
-        self.until(lambda: any(each.command.startswith("ray::Serve") for each in self.processes()))
-
-    def end(self) -> None:
-        """Whatever is left of it after a test that failed."""
-        self.process.terminate()
-        self.process.wait(TIMEOUT_S)
-        self.until(lambda: not self.processes())
 
 
 @pytest.fixture
@@ -138,23 +92,6 @@ def test_a_cluster_whose_raylet_died_is_given_up_and_nothing_of_it_is_left(start
     assert "raylet died; ending what is left of the cluster" in started.said.read_text(errors="replace")
     assert started.processes() == []
     assert listener_on(started.port) is None
-
-
-def _content(port: int) -> dict[str, Any]:
-    """The cluster file of this repository with one small replica, and nothing beside it that it would need."""
-    content: dict[str, Any] = yaml.safe_load((REPOSITORY / "cluster.yaml").read_text(encoding="utf-8"))
-    content["http_options"]["port"] = port
-    for application in content["applications"]:
-        application["args"].pop("adapters", None)
-        for deployment in application["deployments"]:
-            deployment |= {"num_replicas": 1, "graceful_shutdown_timeout_s": 2}
-    return content
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _oom_score(pid: int) -> int:

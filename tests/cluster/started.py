@@ -1,0 +1,86 @@
+"""A cluster that `serve_app up` started in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from serve_app.cli.processes import Process, processes_of_runs
+
+REPOSITORY = Path(__file__).parents[2]
+TIMEOUT_S = 180.0
+
+
+class Started:
+    """`serve_app up` in a folder of its own; what it says goes to a file there.
+
+    change: of the cluster file
+    """
+
+    def __init__(self, folder: Path, change: Callable[[dict[str, Any]], object] = lambda content: None) -> None:
+        self.port = _free_port()
+        self.said = folder / "said.txt"
+        content = _content(self.port)
+        change(content)
+        (folder / "cluster.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+        with self.said.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "serve_app", "up"],
+                cwd=folder,
+                env=os.environ | {"PYTHONPATH": str(REPOSITORY), "SERVE_APP_PROXY_MAX_REQUESTS": "1"},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def processes(self) -> list[Process]:
+        return processes_of_runs(f"{self.port}-")
+
+    def until(self, holds: Callable[[], object]) -> None:
+        """Fail with what it said where it never does."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not holds():
+            assert time.monotonic() < deadline, self.said.read_text(errors="replace")[-3000:]
+            time.sleep(0.1)
+
+    def until_ready(self) -> None:
+        self.until(lambda: self.process.poll() is not None or "Ready on" in self.said.read_text(errors="replace"))
+
+    def until_a_worker_runs(self) -> None:
+        """From then on Ray has started all of its own processes."""
+        self.until(lambda: any(each.command.startswith("ray::Serve") for each in self.processes()))
+
+    def end(self) -> None:
+        """Whatever is left of it after a test that failed."""
+        self.process.terminate()
+        self.process.wait(TIMEOUT_S)
+        self.until(lambda: not self.processes())
+
+
+def _content(port: int) -> dict[str, Any]:
+    """The cluster file of this repository with one small replica, and nothing beside it that it would need."""
+    content: dict[str, Any] = yaml.safe_load((REPOSITORY / "cluster.yaml").read_text(encoding="utf-8"))
+    content["http_options"]["port"] = port
+    for application in content["applications"]:
+        application["args"].pop("adapters", None)
+        for deployment in application["deployments"]:
+            deployment |= {"num_replicas": 1, "graceful_shutdown_timeout_s": 2}
+    return content
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
