@@ -21,7 +21,11 @@ class Price:
     def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
         """In billionths. The prompt's tokens are with those of them that were cached."""
         cached = self.prompt if self.cached is None else self.cached
-        each = (prompt_tokens - cached_tokens, self.prompt), (cached_tokens, cached), (completion_tokens, self.completion)
+        each = (
+            (prompt_tokens - cached_tokens, self.prompt),
+            (cached_tokens, cached),
+            (completion_tokens, self.completion),
+        )
         return sum(num_tokens * round(price * NANO_PER_TOKEN) for num_tokens, price in each)
 
 

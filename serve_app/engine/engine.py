@@ -30,8 +30,8 @@ from serve_app.engine.sampling.sampler import Sampler
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.speculation.speculator import Speculator
-from serve_app.engine.spending import Spending, with_times
 from serve_app.engine.speculation.verification import Verifier
+from serve_app.engine.spending import Spending, with_times
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)

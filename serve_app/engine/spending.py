@@ -56,9 +56,7 @@ class Spending:
         for flow, part in by_flow.items():
             self._add(flow, engine_ns=part)
 
-    def _add(
-        self, flow: str, *, prompt: int = 0, cached: int = 0, completion: int = 0, engine_ns: int = 0
-    ) -> None:
+    def _add(self, flow: str, *, prompt: int = 0, cached: int = 0, completion: int = 0, engine_ns: int = 0) -> None:
         before = self.by_flow.get(flow) or Spent(flow=flow)
         after = Spent(
             flow=flow,

@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
-from serve_app.core.errors import InvalidRequest, KeyReused, QuotaExceeded
 from serve_app.api.shown import shown
+from serve_app.core.errors import InvalidRequest, KeyReused, QuotaExceeded
 
 MAX_KEY_CHARS = 255
 """Stripe's bound (https://docs.stripe.com/api/idempotent_requests)."""

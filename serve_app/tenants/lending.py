@@ -58,7 +58,7 @@ class Lending:
 
     def free(self, tenant: str) -> Amounts:
         """What of each of its limits nobody holds."""
-        return {meter: self._meter(tenant, meter, bound).free(self._now(meter)) for meter, bound in self._bounds(tenant)}
+        return {name: self._meter(tenant, name, bound).free(self._now(name)) for name, bound in self._bounds(tenant)}
 
     def renew(self, router_id: str, statement: Statement) -> Lease:
         """Grant what is wanted, as far as it is there, and take back what is wanted no more."""
@@ -66,9 +66,7 @@ class Lending:
         now = self._clock()
         known = self._loans.setdefault((router_id, statement.tenant), _Loan(now))
         known.expires_at = now + self._lease_s
-        waits = {
-            meter: self._settle(statement, known, meter, bound) for meter, bound in self._bounds(statement.tenant)
-        }
+        waits = {meter: self._settle(statement, known, meter, bound) for meter, bound in self._bounds(statement.tenant)}
         free = self.free(statement.tenant)
         resets = {meter: self._meters[statement.tenant, meter].reset_s(self._now(meter)) for meter in free}
         return Lease(

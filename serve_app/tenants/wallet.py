@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from serve_app.core.quotas import Amounts, Lease, Meter, Statement
 
 SHARE = 8
-"""Routers hold at most so small a part of each limit together beyond what is waited for: that is the size of a lease."""
+"""Routers hold at most so small a part of each limit together beyond what is waited for: that is a lease."""
 MAX_DENIAL_S = 0.25
 """What was said to be missing is believed for so long; those who come meanwhile are refused without asking again."""
 NEVER_TOLD = Lease(granted={}, left={}, waits={}, resets={}, lasts_s=0.0, num_routers=sys.maxsize)
