@@ -62,7 +62,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """What a router says of a tenant when it renews its lease. It may be told twice and changes nothing the second time.
+    """What a router says of a tenant when it renews its lease. Told twice, it changes nothing the second time.
 
     used:   all that the router ever took of what it was granted, less refunds; of gauges what is in use now
     wanted: what it wants to hold beyond that

@@ -150,8 +150,8 @@ class RouterSettings(BaseModel):
                     null is `keys` where args has a store, else `none`
     auth_grace_s:   for so long a router goes by the tenants and keys that it has heard of last where it cannot ask;
                     then requests are refused with 503
-    prices:         what tokens of a model cost, `base:adapter: {prompt: 0.5, cached: 0.1, completion: 1.5}` per million;
-                    `base` is also of its adapters, `*` of every model; what has no price costs nothing
+    prices:         what a million tokens cost, `base:adapter: {prompt: 0.5, cached: 0.1, completion: 1.5}`; `base` is
+                    also of its adapters, `*` of every model; what has no price costs nothing
     idempotency_s:  a request that comes again under its Idempotency-Key within so long gets the answer that was given;
                     0 ignores the header
     """

@@ -46,14 +46,16 @@ class Idempotent:
         body = await read_body(receive, content_length=length, max_bytes=self._max_body_bytes)
         fingerprint = fingerprint_of(scope["path"], headers.get(HEADER, ""), body)
         recording = self._replays.find(tenant, key, fingerprint)
-        is_first = recording is None
-        if recording is None:
-            recording = self._replays.begin(tenant, key, fingerprint)
-            answer = self._answer(scope, body, recording, tenant=tenant, key=key)
-            task = asyncio.get_running_loop().create_task(answer, context=Context())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        await _follow(recording, receive, send, is_first=is_first)
+        if recording is not None:
+            await _follow(recording, receive, send, is_first=False)
+            return
+        recording = self._replays.begin(tenant, key, fingerprint)
+        answer = self._answer(scope, body, recording, tenant=tenant, key=key)
+        task = asyncio.get_running_loop().create_task(answer, context=Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await _follow(recording, receive, send, is_first=True)
+        await asyncio.shield(task)
 
     async def _answer(self, scope: Scope, body: bytes, recording: Recording, *, tenant: str, key: str) -> None:
         """Have the request computed, whoever is still there."""

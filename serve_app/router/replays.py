@@ -56,11 +56,14 @@ class Recording:
         self._wake()
 
     async def messages(self) -> AsyncIterator[Message]:
-        """From the first on, until it is over."""
+        """From the first on, to the last of the body, or until it is over without one."""
         place = 0
         while True:
             while place < len(self._messages):
-                yield self._messages[place]
+                message = self._messages[place]
+                yield message
+                if message["type"] == "http.response.body" and not message.get("more_body", False):
+                    return
                 place += 1
             if self.is_over:
                 return
@@ -90,7 +93,7 @@ class Replays:
 
     def num_bytes(self, tenant: str) -> int:
         """That are kept of a tenant."""
-        return sum(each.recording.num_bytes for each in self._kept.get(tenant, {}).values())
+        return sum(each.recording.num_bytes for each in self._kept.get(tenant, OrderedDict()).values())
 
     def find(self, tenant: str, key: str, fingerprint: bytes) -> Recording | None:
         """The answer to the same request, whether it is over or not.
@@ -101,7 +104,7 @@ class Replays:
             must = f"be 1 to {MAX_KEY_CHARS} printable characters"
             raise InvalidRequest.refusing("Idempotency-Key", must=must, found=shown(key))
         self._forget_old(tenant)
-        kept = self._kept.get(tenant, {}).get(key)
+        kept = self._kept.get(tenant, OrderedDict()).get(key)
         if kept is None:
             return None
         if kept.recording.fingerprint != fingerprint:
