@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serve_app.cli.address import Address, address_of, read_cluster_file
+from serve_app.cli.client import KEY_VARIABLE
 from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
 from serve_app.cli.guard import start_guard
 from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs
@@ -131,10 +132,12 @@ def _welcome(address: Address, file: Path) -> str:
     applications = read_cluster_file(file)["applications"]
     name = next((each["args"]["name"] for each in applications if "name" in (each.get("args") or {})), "demo")
     body = f'{{"model": "{name}", "prompt": "Once upon a time", "max_tokens": 48}}'
+    asks = any((each.get("args") or {}).get("store") for each in applications)
+    key = f' -H "authorization: Bearer ${KEY_VARIABLE}"' if asks else ""
     return (
         f"\nReady on {address}. Try:\n\n"
-        f"  curl {address}/v1/completions -H 'content-type: application/json' \\\n    -d '{body}'\n\n"
-        f"  curl {address}/v1/models\n\nCtrl-C ends everything.\n"
+        f"  curl {address}/v1/completions{key} -H 'content-type: application/json' \\\n    -d '{body}'\n\n"
+        f"  curl {address}/v1/models{key}\n\nCtrl-C ends everything.\n"
     )
 
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from serve_app.api.limits import WireLimits
 from serve_app.cli.environment import FAST_SETTINGS, LOCAL_SETTINGS, SETTINGS, Setting
 from serve_app.cli.main import main
-from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings
+from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterArgs, RouterSettings
 from serve_app.engine.config import EngineConfig
 from serve_app.http.metrics import Metrics
 from serve_app.router.admission import Admission
@@ -28,6 +28,11 @@ from tests.docs.markdown import code, table
 def model_settings() -> str:
     """`args` of a model."""
     return _settings(ModelArgs, EngineConfig, ModelArgs)
+
+
+def router_args() -> str:
+    """`args` of the router."""
+    return _settings(RouterArgs, RouterArgs)
 
 
 def router_settings() -> str:

@@ -28,6 +28,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "chat": contract.chat,
         "errors": contract.errors,
         "model-settings": operations.model_settings,
+        "router-args": operations.router_args,
         "router-settings": operations.router_settings,
         "limit-settings": operations.limit_settings,
         "cluster-environment": operations.cluster_environment,

@@ -51,9 +51,10 @@ def claims_of(page: str) -> list[str]:
 
 
 def copy_of(repository: Path, target: Path, *folders: str) -> Path:
-    """The code of these folders, without weights."""
+    """The code of these folders, without weights, and the cluster file."""
     for folder in folders:
         shutil.copytree(repository / folder, target / folder, ignore=WEIGHTS)
+    shutil.copy(repository / "cluster.yaml", target)
     return target
 
 
