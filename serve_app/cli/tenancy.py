@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from serve_app.core.csv_lines import as_csv
 from serve_app.cli.address import read_cluster_file
 from serve_app.cli.tenancy_options import DAY_S, FIELDS, HOUR_S, LIMITS, LISTS, field_of
+from serve_app.core.csv_lines import as_csv
 from serve_app.tenants.errors import TenancyError
 from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
