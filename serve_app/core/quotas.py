@@ -36,6 +36,7 @@ class Meter(StrEnum):
 
 GAUGES = frozenset({Meter.IN_FLIGHT, Meter.IN_FLIGHT_TOKENS})
 BUDGETS = frozenset({Meter.DAY, Meter.MONTH})
+COUNTS_TOKENS = frozenset({Meter.TOKENS, Meter.IN_FLIGHT_TOKENS})
 
 Amounts = dict[Meter, int]
 """By meter; of meters without a limit nothing."""
@@ -51,13 +52,9 @@ class Amount:
 
     def on(self, meter: Meter) -> int:
         """How far it moves that meter."""
-        match meter:
-            case Meter.REQUESTS | Meter.IN_FLIGHT:
-                return self.requests
-            case Meter.TOKENS | Meter.IN_FLIGHT_TOKENS:
-                return self.tokens
-            case Meter.DAY | Meter.MONTH:
-                return self.cost
+        if meter in BUDGETS:
+            return self.cost
+        return self.tokens if meter in COUNTS_TOKENS else self.requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,12 +46,14 @@ class Wallet:
             self._demand[meter] += amount
         if not self.is_valid(now) or self.short(need):
             return False
-        self._used.update(need)
+        for meter, amount in need.items():  # Counter.update is made for other things, and slow
+            self._used[meter] += amount
         return True
 
     def give(self, amounts: Mapping[Meter, int]) -> None:
         """Put back what was taken and not used."""
-        self._used.subtract(amounts)
+        for meter, amount in amounts.items():
+            self._used[meter] -= amount
 
     def short(self, need: Mapping[Meter, int]) -> list[Meter]:
         """The meters on which there is too little of this."""
