@@ -14,11 +14,11 @@ import yaml
 
 from serve_app.cli.address import read_cluster_file
 from serve_app.cli.tenancy_options import DAY_S, FIELDS, HOUR_S, LIMITS, LISTS, field_of
-from serve_app.core.csv_lines import as_csv
 from serve_app.tenants.errors import TenancyError
 from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
 from serve_app.tenants.pepper import DEFAULT_PEPPER, VARIABLE
+from serve_app.tenants.reports import csv_of
 from serve_app.tenants.store import Author
 
 MAX_ACTOR_CHARS = 96
@@ -42,7 +42,7 @@ def carry_out(options: argparse.Namespace) -> str:
     except TenancyError as error:
         raise TenancyFailed(str(error)) from error
     if options.command == "usage" and options.csv:
-        return as_csv(answer["data"]).rstrip()  # type: ignore[arg-type]
+        return csv_of(answer).rstrip()
     return json.dumps(answer, indent=2) if options.json else "\n".join(_lines(service, answer))
 
 

@@ -1,4 +1,4 @@
-"""Reports as CSV."""
+"""Writes reports as comma-separated values."""
 
 from __future__ import annotations
 

@@ -12,10 +12,7 @@ from serve_app.core.delta import Delta, FinishReason, Load
 from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
 from serve_app.engine.batch import Batch
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.kv.lanes import LaneStorage
-from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.kv.storage import Storage
-from serve_app.engine.kv.store import KeyValueStore
+from serve_app.engine.kv.making import make_store
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.adapter import Adapter
 from serve_app.engine.lora.bank import AdapterBank
@@ -95,8 +92,7 @@ class Engine:
         self._unsampled: list[Sequence] = []
         self.spending = Spending()
         self._work_clock = work_clock(model.device.type)
-        self.num_steps = self.num_failed_steps = 0
-        self.step_s, self.is_stalled = 0.0, False
+        self.num_steps, self.num_failed_steps, self.step_s, self.is_stalled = 0, 0, 0.0, False
 
     @property
     def has_work(self) -> bool:
@@ -270,37 +266,3 @@ class Engine:
                     deltas.append(Delta(request_id=lost.request.request_id, sample=lost.sample, error=error))
             sequence.siblings = []
         return deltas
-
-
-def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:
-    """A store of as many blocks as the model's budget holds."""
-    bytes_per_block = model.shape.bytes_per_token(model.dtype) * config.block_size
-    num_blocks = model.kv_cache_bytes // bytes_per_block
-    return KeyValueStore(
-        _make_storage(config, model, num_blocks),
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        num_places=config.max_num_sequences,
-        bytes_per_block=bytes_per_block,
-    )
-
-
-def _make_storage(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Storage:
-    if config.is_paged(model.device.type):
-        return PageStorage(
-            model.shape,
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            dtype=model.dtype,
-            device=model.device,
-            kernels=model.kernels,
-            max_model_len=model.max_model_len,
-        )
-    return LaneStorage(
-        model.shape,
-        num_lanes=config.max_num_sequences,
-        max_model_len=model.max_model_len,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        dtype=model.dtype,
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from serve_app.core.csv_lines import as_csv
 from serve_app.core.ledger import DIMENSIONS, UsageLine, UsageQuestion
 from serve_app.core.quotas import NANO
 from serve_app.tenants.errors import TenancyError
@@ -38,3 +39,10 @@ def report_of(lines: Sequence[UsageLine]) -> list[dict[str, object]]:
         }
         for line in lines
     ]
+
+
+def csv_of(answer: Mapping[str, object]) -> str:
+    """What the office answered of usage, as comma-separated values."""
+    data = answer["data"]
+    assert isinstance(data, list)
+    return as_csv(data)
