@@ -13,6 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from serve_app.core.ledger import SUMS, UNATTRIBUTED, Counted, Row, UsageLine, UsageQuestion
 from serve_app.tenants import ledger_tables as tables
 from serve_app.tenants.meters import period_of
+from serve_app.tenants.tables import metadata
 
 Key = tuple[str, ...]
 Sums = Counter[str]
@@ -29,7 +30,7 @@ class LedgerStore:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._insert = sqlite.insert if engine.dialect.name == "sqlite" else postgresql.insert
-        tables.metadata.create_all(engine)
+        metadata.create_all(engine)
 
     def record(self, rows: Sequence[Row], counted: Sequence[Counted], now: float) -> int:
         """Keep them; those that are there already change nothing. Returns how many rows are new.
@@ -93,9 +94,9 @@ class LedgerStore:
     def _add_days(self, connection: Connection, rows: Iterable[Row]) -> None:
         sums: dict[Key, Sums] = {}
         for row in rows:
-            key = (period_of(row.at, is_monthly=False), row.tenant, row.model, row.adapter, row.key_id)
+            line = (period_of(row.at, is_monthly=False), row.tenant, row.model, row.adapter, row.key_id)
             amounts = {name: getattr(row, name) for name in SUMS if name != "requests"}
-            sums.setdefault(key, Counter()).update({"requests": 1, **amounts})
+            sums.setdefault(line, Counter()).update({"requests": 1, **amounts})
         for key, amounts_of_key in sums.items():
             self._add(connection, tables.days, key, SUMS, amounts_of_key)
 
@@ -130,8 +131,8 @@ class LedgerStore:
             amounts = {name: min(left - taken[name], row[name]) for name, left in excess.items()}
             amounts = {name: amount for name, amount in amounts.items() if amount > 0}
             taken.update(amounts)
-            key = tuple(str(row[column.name]) for column in tables.days.primary_key)
-            self._add(connection, tables.days, key, SUMS, Counter({n: -a for n, a in amounts.items()}))
+            taken_from = tuple(str(row[column.name]) for column in tables.days.primary_key)
+            self._add(connection, tables.days, taken_from, SUMS, Counter({n: -a for n, a in amounts.items()}))
         return taken
 
     def _add(
