@@ -5,6 +5,8 @@ from __future__ import annotations
 import httpx
 
 from serve_app.core.ledger import Row
+from serve_app.tenants.reports import csv_of
+from serve_app.tenants.store import Author
 from tests.flow.test_admin import House, client, house  # noqa: F401
 
 AT = 1.8e9
@@ -21,18 +23,16 @@ def record(house: House) -> None:  # noqa: F811
 
 async def test_a_tenant_sees_its_own_whatever_it_asks(house: House, client: httpx.AsyncClient) -> None:  # noqa: F811
     record(house)
-    mine = await client.get("/v1/usage?by=tenant,day", headers=house.key("acme"))
+    key = house.key("acme")
+    mine = await client.get("/v1/usage?by=tenant,day", headers=key)
     assert [(line["tenant"], line["requests"], line["cost"]) for line in mine.json()["data"]] == [("acme", 2, 1.0)]
     for query in ("tenant=beta", "by=secret", "since=yesterday", "format=parquet"):
-        assert (await client.get(f"/v1/usage?{query}", headers=house.key("acme"))).status_code == 400
+        assert (await client.get(f"/v1/usage?{query}", headers=key)).status_code == 400
     assert (await client.get("/v1/usage")).status_code == 401
 
 
 async def test_csv_holds_no_formula(house: House) -> None:  # noqa: F811
     record(house)
-    from serve_app.tenants.reports import csv_of
-    from serve_app.tenants.store import Author
-
     answer = house.office.answer("show_usage", {"by": "tenant"}, Author(name="test", at=0.0))
     lines = csv_of(answer).splitlines()
     assert lines[0].startswith("tenant,requests,")
