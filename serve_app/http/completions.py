@@ -101,8 +101,8 @@ class Completions:
             ]
             opened = self._router.open(request, story.ticket)
             story.permit = await self._router.reserve(opened)
-            story.run = opened  # from here on it is written down
             async with opened as run:
+                story.run = run  # from here on it is written down
                 own_id = run.response_id if request.request_id is None else f"{request.id_prefix}-{request.request_id}"
                 head = ResponseHead(id=own_id, created=int(time.time()), model=request.model)
                 if request.stream:

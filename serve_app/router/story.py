@@ -13,6 +13,7 @@ from serve_app.api.dialects.tables import HEADER
 from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.parameters import PARAMETERS
 from serve_app.core.errors import ServeError
+from serve_app.core.quotas import Amount
 from serve_app.core.tenants import LOCAL, Identity
 from serve_app.router.admission import Ticket
 from serve_app.router.books import Books
@@ -70,6 +71,8 @@ class Story:
             self.ticket.give_back(None if self.run is None else self.run.num_finished)
         if books is not None and self.run is not None:
             books.close(self.identity, self.run, request_id=self.request_id, status=status, permit=self.permit)
+        elif self.permit is not None:  # no replica took it
+            self.permit.settle(Amount())
 
 
 def _known(param: str | None) -> str | None:
