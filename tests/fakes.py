@@ -19,6 +19,7 @@ from serve_app.core.delta import (
     TopLogprob,
 )
 from serve_app.core.errors import ServeError
+from serve_app.core.ledger import Spent
 from serve_app.core.recording import Recording
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
@@ -110,6 +111,7 @@ class FakeBackend:
         self._outboxes: dict[str, Outbox] = {}
         self._stepper: asyncio.Task[None] | None = None
         self._has_died = False
+        self.spent: dict[str, Spent] = {}
 
     @property
     def num_live(self) -> int:
@@ -118,7 +120,12 @@ class FakeBackend:
 
     @property
     def load(self) -> Load:
-        return Load(num_running=self.num_live, num_blocks=100, num_free_blocks=100 - self.num_live)
+        return Load(
+            num_running=self.num_live,
+            num_blocks=100,
+            num_free_blocks=100 - self.num_live,
+            spent=tuple(self.spent.values()),
+        )
 
     async def hello(self, router_id: str) -> ReplicaCard:
         return self.card
@@ -189,6 +196,7 @@ class FakeBackend:
         for request_id, sequences in list(self._live.items()):
             for sequence in list(sequences) if request_id not in self.paused else ():
                 delta = self._advance(sequence)
+                self._count(sequence.request.share.flow, delta)
                 deltas.setdefault(self._routers[request_id], []).append(delta)
                 if delta.finish is not None:
                     sequences.remove(sequence)
@@ -220,6 +228,16 @@ class FakeBackend:
             self.step()
             await asyncio.sleep(0)
         self._stepper = None
+
+    def _count(self, flow: str, delta: Delta) -> None:
+        before, report = self.spent.get(flow) or Spent(flow=flow), delta.prompt
+        self.spent[flow] = Spent(
+            flow=flow,
+            prompt_tokens=before.prompt_tokens + (0 if report is None else report.num_tokens),
+            cached_tokens=before.cached_tokens + (0 if report is None else report.num_cached_tokens),
+            completion_tokens=before.completion_tokens + len(delta.token_ids),
+            engine_ns=before.engine_ns + 1000,
+        )
 
     def _outbox(self, router_id: str) -> Outbox:
         return self._outboxes.setdefault(router_id, Outbox())

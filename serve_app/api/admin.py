@@ -10,10 +10,12 @@ from typing import get_args
 from serve_app.api.forms.form import Schema
 from serve_app.api.openapi_schemas import COUNT, INTEGER, NUMBER, STRING, array, nullable, record, reference
 from serve_app.api.paths import AdminPath
+from serve_app.core.ledger import DIMENSIONS
 from serve_app.core.shares import Priority
 from serve_app.core.tenants import Scope
 
 POSITIVE: Schema = {"type": "integer", "minimum": 1}
+COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "choices")
 AMOUNT: Schema = {"type": "number", "exclusiveMinimum": 0}
 SCOPES = array({"enum": list(Scope)})
 
@@ -60,6 +62,18 @@ SERVICES: Mapping[tuple[AdminPath, str], Service] = MappingProxyType(
         ),
         (AdminPath.EVENTS, "GET"): Service(
             name="list_events", summary="What was changed, when and by whom", answer="EventList", query=("after",)
+        ),
+        (AdminPath.USAGE, "GET"): Service(
+            name="show_usage",
+            summary="Who used what",
+            answer="UsageList",
+            query=("by", "tenant", "since", "until", "format"),
+        ),
+        (AdminPath.OWN_USAGE, "GET"): Service(
+            name="show_usage",
+            summary="What the tenant of the key used",
+            answer="UsageList",
+            query=("by", "since", "until", "format"),
         ),
     }
 )
@@ -128,5 +142,10 @@ ADMIN_SCHEMAS: Mapping[str, Schema] = MappingProxyType(
         "ShownKey": record({**KEY, "key": STRING}),
         "Event": record(EVENT),
         "EventList": _list_of("Event"),
+        "Usage": record(
+            {**dict.fromkeys(COUNTS, COUNT), "engine_seconds": NUMBER, "cost": NUMBER},
+            optional=dict.fromkeys(DIMENSIONS, STRING),
+        ),
+        "UsageList": _list_of("Usage"),
     }
 )

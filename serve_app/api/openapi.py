@@ -28,6 +28,7 @@ ERRORS = {
     413: "The body is larger than the server reads.",
     415: "The body is not JSON, or in an encoding other than gzip.",
     422: "As 400, in the dialect mistral.rs.",
+    429: "A limit of the key's tenant has too little left; repeat after `Retry-After` seconds.",
     500: "The server failed.",
     501: "The model that was asked is not made for this route.",
     503: "No replica is ready, or every queue is full; repeat after `Retry-After` seconds.",

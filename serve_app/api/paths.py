@@ -62,7 +62,7 @@ OPEN = frozenset({Path.HEALTH})
 
 
 class AdminPath(StrEnum):
-    """One route of administrators; there only where keys are asked for."""
+    """One route of administrators, or of a tenant's own usage; there only where keys are asked for."""
 
     TENANTS = "/admin/tenants"
     TENANT = "/admin/tenants/{name}"
@@ -70,8 +70,10 @@ class AdminPath(StrEnum):
     KEY = "/admin/keys/{id}"
     ROTATION = "/admin/keys/{id}/rotate"
     EVENTS = "/admin/events"
+    USAGE = "/admin/usage"
+    OWN_USAGE = "/v1/usage"
 
     @property
-    def scope(self) -> Scope:
-        """What a key has to be for."""
-        return Scope.ADMIN
+    def scope(self) -> Scope | None:
+        """What a key has to be for; None where any key will do."""
+        return None if self is AdminPath.OWN_USAGE else Scope.ADMIN

@@ -1,4 +1,4 @@
-"""The command line: `serve_app up | down | check | env | tenants | keys | models | complete`."""
+"""The command line: `serve_app up | down | check | env | tenants | keys | usage | models | complete`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _env(options)
             case "models":
                 return _models(options)
-            case "tenants" | "keys":
+            case "tenants" | "keys" | "usage":
                 return _tenancy(options)
             case _:
                 return _complete(options)

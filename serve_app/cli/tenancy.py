@@ -18,6 +18,7 @@ from serve_app.tenants.errors import TenancyError
 from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
 from serve_app.tenants.pepper import DEFAULT_PEPPER, VARIABLE
+from serve_app.tenants.reports import csv_of
 from serve_app.tenants.store import Author
 
 MAX_ACTOR_CHARS = 96
@@ -40,12 +41,16 @@ def carry_out(options: argparse.Namespace) -> str:
             store.close()
     except TenancyError as error:
         raise TenancyFailed(str(error)) from error
+    if options.command == "usage" and options.csv:
+        return csv_of(answer).rstrip()
     return json.dumps(answer, indent=2) if options.json else "\n".join(_lines(service, answer))
 
 
 def _asked(options: argparse.Namespace) -> tuple[str, dict[str, object]]:
     """The service of the office that a command line means."""
-    match options.command, options.action:
+    match options.command, getattr(options, "action", None):
+        case "usage", _:
+            return "show_usage", {name: getattr(options, name) for name in ("by", "tenant", "since", "until")}
         case "tenants", "add" | "set":
             return f"{options.action}_tenant", _fields(options)
         case "tenants", "remove":
@@ -106,6 +111,8 @@ def _store_of(file: Path) -> tuple[str, str]:
 def _lines(service: str, answer: dict[str, Any]) -> list[str]:
     """The answer for a person."""
     match service:
+        case "show_usage":
+            return ["  ".join(f"{name}={value}" for name, value in each.items()) for each in answer["data"]]
         case "list_tenants":
             return [_told_of_tenant(each) for each in answer["data"]] or ["There is no tenant."]
         case "list_keys":

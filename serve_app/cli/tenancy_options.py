@@ -51,9 +51,17 @@ LISTS: Mapping[str, str] = MappingProxyType(
 
 
 def add_tenancy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Both commands with their own."""
+    """The commands with their own."""
     _add_tenants(commands.add_parser("tenants", help="say which teams may use the service, and how much of it"))
     _add_keys(commands.add_parser("keys", help="make, exchange and revoke the keys of tenants"))
+    usage = _with_store(commands.add_parser("usage", help="say who used what, and what it cost"))
+    usage.add_argument(
+        "--by", default="tenant,model,day", help="of tenant,model,adapter,key_id,day; default: %(default)s"
+    )
+    usage.add_argument("--tenant", help="of this one alone")
+    usage.add_argument("--since", help="from this day on, like 2026-11-22")
+    usage.add_argument("--until", help="to this day, which is included")
+    usage.add_argument("--csv", action="store_true", help="as comma-separated values")
 
 
 def field_of(flag: str) -> str:

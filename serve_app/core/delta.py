@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from serve_app.core.errors import ServeError
+from serve_app.core.ledger import Spent
 from serve_app.core.recording import Recording
 
 
@@ -81,6 +82,7 @@ class Finish:
     num_tokens:   generated tokens in all, those never shown included
     is_context_end: length ended it because the context was full, not because enough was generated
     predicted:    guesses that were computed for it, drawn and not drawn; None where its client expected nothing
+    engine_ns:    of the steps' time, its share of each that computed something of it
     """
 
     reason: FinishReason
@@ -88,6 +90,7 @@ class Finish:
     num_tokens: int
     is_context_end: bool = False
     predicted: tuple[int, int] | None = None
+    engine_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +136,7 @@ class Load:
     num_drafted_tokens, num_accepted_tokens: guesses that were computed since then, and those of them that were drawn
     step_s: seconds spent in steps since then
     num_failures: failed steps, commands and deliveries since then; the engine went on after each
+    spent: since then, by flow
     """
 
     num_running: int = 0
@@ -148,6 +152,7 @@ class Load:
     num_accepted_tokens: int = 0
     step_s: float = 0.0
     num_failures: int = 0
+    spent: tuple[Spent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

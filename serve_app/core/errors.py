@@ -16,6 +16,9 @@
     ├── RequestTimeout             408 timeout_error
     ├── PayloadTooLarge            413
     ├── UnsupportedMediaType       415
+    ├── KeyReused                  422 invalid_request_error
+    ├── QuotaExceeded              429 rate_limit_error
+    │   └── OutOfBudget            429
     ├── NotSupported               501 not_supported_error
     ├── Unavailable                503 unavailable_error
     │   ├── ModelLoading           503
@@ -189,6 +192,28 @@ class UnsupportedMediaType(ServeError):
     status = 415
     type = "invalid_request_error"
     code = "unsupported_media_type"
+
+
+class KeyReused(ServeError):
+    """Another request came with the same Idempotency-Key."""
+
+    status = 422
+    type = "invalid_request_error"
+    code = "idempotency_key_reused"
+
+
+class QuotaExceeded(ServeError):
+    """A limit of the tenant has too little left; the request may be repeated after `retry_after_s`."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+class OutOfBudget(QuotaExceeded):
+    """What the tenant may spend within a day or a month is spent."""
+
+    code = "insufficient_quota"
 
 
 class NotSupported(ServeError):

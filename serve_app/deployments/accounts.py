@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import Context
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,15 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from serve_app.core.errors import InvalidRequest, NotFound, ServeError, Unavailable
-from serve_app.core.tenants import Identity
+from serve_app.core.ledger import Counted, Row, UsageLine, UsageQuestion
+from serve_app.core.quotas import Lease, Statement
+from serve_app.core.tenants import Identity, Limits
 from serve_app.deployments.logs import log_as_configured
 from serve_app.deployments.transport import by_value
 from serve_app.tenants.directory import Directory
 from serve_app.tenants.errors import NotThere, TenancyError
 from serve_app.tenants.held import HeldDirectory
+from serve_app.tenants.lending import Lending
 from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
 from serve_app.tenants.pepper import VARIABLE
@@ -45,6 +48,11 @@ class Accounts:
         log_as_configured()
         self._store, self._pepper = open_store(store, pepper_file=Path(pepper), environment=os.environ.get(VARIABLE))
         self._office = Office(self._store, self._pepper)
+        self._directory = self._store.directory(self._pepper)
+        self._lending = Lending(
+            self._limits_of, clock=time.monotonic, wall=time.time, spent_of=self._office.ledger.cost_of
+        )
+        self._writing = asyncio.Lock()
 
     async def directory(self, known_version: int) -> Directory | None:
         """All tenants and keys; None where that version is what there is."""
@@ -60,12 +68,32 @@ class Accounts:
         except TenancyError as error:
             return InvalidRequest(str(error))
 
+    async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
+        """Leases of tenants' limits, as they are now; on the event loop alone, so that there is one writer."""
+        return [self._lending.renew(router_id, statement) for statement in statements]
+
+    async def record(self, rows: Sequence[Row], counted: Sequence[Counted]) -> None:
+        """As LedgerStore.record, one batch after the other."""
+        async with self._writing:
+            await asyncio.to_thread(self._office.ledger.record, rows, counted, time.time())
+
+    async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
+        return await asyncio.to_thread(self._office.ledger.usage, question)
+
     async def check_health(self) -> None:
         """Called by Serve; a store that cannot be read is opened anew by another replica."""
         await asyncio.to_thread(lambda: self._store.version)
 
     def _newer(self, known_version: int) -> Directory | None:
-        return None if self._store.version == known_version else self._store.directory(self._pepper)
+        version = self._store.version
+        if self._directory.version != version:
+            self._directory = self._store.directory(self._pepper)
+        return None if version == known_version else self._directory
+
+    def _limits_of(self, tenant: str) -> Limits:
+        """As of the last look of any router, which is half a second ago at most; of one that is gone none."""
+        known = self._directory.tenants.get(tenant)
+        return Limits() if known is None else known.limits
 
 
 class AccountsLink:
@@ -99,6 +127,24 @@ class AccountsLink:
         await self.look()
         found: Mapping[str, object] = answer
         return found
+
+    async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
+        """Raises Unavailable."""
+        leases: Sequence[Lease] = await self._ask(
+            partial(self._accounts.renew.remote, router_id, statements), timeout_s=TIMEOUT_S
+        )
+        return leases
+
+    async def record(self, rows: Sequence[Row], counted: Sequence[Counted]) -> None:
+        """Raises Unavailable; what was kept by then, nobody knows."""
+        await self._ask(partial(self._accounts.record.remote, rows, counted), timeout_s=ADMINISTRATION_TIMEOUT_S)
+
+    async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
+        """Raises Unavailable."""
+        lines: Sequence[UsageLine] = await self._ask(
+            partial(self._accounts.usage.remote, question), timeout_s=ADMINISTRATION_TIMEOUT_S
+        )
+        return lines
 
     async def run(self) -> None:
         """Look for ever."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.core.prices import Price, Prices
 from serve_app.core.tools import ToolParserName
 from serve_app.tenants.pepper import DEFAULT_PEPPER
 
@@ -119,6 +120,16 @@ class LimitSettings(BaseModel):
     max_image_bytes: PositiveInt = 10_485_760
 
 
+class PriceSettings(BaseModel):
+    """Per million tokens, in the one currency of the file; cached prompt tokens cost as others do where null."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompt: Annotated[float, Field(ge=0)] = 0.0
+    cached: Annotated[float, Field(ge=0)] | None = None
+    completion: Annotated[float, Field(ge=0)] = 0.0
+
+
 class RouterSettings(BaseModel):
     """The router's `user_config`: taken over by running replicas within a second, nothing restarts.
 
@@ -139,6 +150,10 @@ class RouterSettings(BaseModel):
                     null is `keys` where args has a store, else `none`
     auth_grace_s:   for so long a router goes by the tenants and keys that it has heard of last where it cannot ask;
                     then requests are refused with 503
+    prices:         what a million tokens cost, `base:adapter: {prompt: 0.5, cached: 0.1, completion: 1.5}`; `base` is
+                    also of its adapters, `*` of every model; what has no price costs nothing
+    idempotency_s:  a request that comes again under its Idempotency-Key within so long gets the answer that was given;
+                    0 ignores the header
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -157,7 +172,13 @@ class RouterSettings(BaseModel):
     accept_any_model: bool = False
     auth: Literal["none", "keys"] | None = None
     auth_grace_s: PositiveFloat = 300.0
+    prices: dict[str, PriceSettings] = Field(default_factory=dict)
+    idempotency_s: Annotated[float, Field(ge=0)] = 3600.0
     limits: LimitSettings = LimitSettings()
+
+    @property
+    def known_prices(self) -> Prices:
+        return Prices(by_model={name: Price(**each.model_dump()) for name, each in self.prices.items()})
 
     def asks_for_keys(self, *, has_accounts: bool) -> bool:
         """has_accounts: whether the application has a store of tenants"""

@@ -11,23 +11,30 @@ from dataclasses import fields
 from operator import attrgetter
 
 from serve_app.core.delta import Delta, Frame, Load
+from serve_app.core.ledger import Spent
 
 Packed = tuple[str, int, str, tuple[int, ...]] | Delta
 """Request, sample, text and token ids of a delta that has nothing else; any other as it is."""
 
-_LOAD_NAMES = tuple(field.name for field in fields(Load))
+_LOAD_NAMES = tuple(field.name for field in fields(Load) if field.name != "spent")
+_SPENT_NAMES = tuple(field.name for field in fields(Spent))
 _load_values = attrgetter(*_LOAD_NAMES)
+_spent_values = attrgetter(*_SPENT_NAMES)
 
 
 def pack(frame: Frame) -> bytes:
     """The frame as bytes, which Ray carries as they are. `unpack` gives an equal one."""
-    return pickle.dumps((tuple(map(_packed, frame.deltas)), _load_values(frame.load)), pickle.HIGHEST_PROTOCOL)
+    deltas, load = tuple(map(_packed, frame.deltas)), frame.load
+    spent = tuple(map(_spent_values, load.spent))
+    return pickle.dumps((deltas, _load_values(load), spent), pickle.HIGHEST_PROTOCOL)
 
 
 def unpack(packed: bytes) -> Frame:
     """The frame that a replica of ours has packed."""
-    deltas, load = pickle.loads(packed)
-    return Frame(deltas=tuple(map(_unpacked, deltas)), load=Load(**dict(zip(_LOAD_NAMES, load, strict=True))))
+    deltas, values, of_flows = pickle.loads(packed)
+    spent = tuple(Spent(**dict(zip(_SPENT_NAMES, each, strict=True))) for each in of_flows)
+    load = Load(**dict(zip(_LOAD_NAMES, values, strict=True)), spent=spent)
+    return Frame(deltas=tuple(map(_unpacked, deltas)), load=load)
 
 
 def _packed(delta: Delta) -> Packed:

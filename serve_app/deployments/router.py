@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from contextvars import Context
 from typing import Any, ClassVar
 
@@ -23,10 +24,14 @@ from serve_app.http.guard import OPEN_DOOR, Door
 from serve_app.http.metrics import Metrics
 from serve_app.http.settings import HttpSettings
 from serve_app.router.admission import Admission, AdmissionSettings
+from serve_app.router.books import Books
 from serve_app.router.discovery import Discovery
 from serve_app.router.fleet import Fleet
+from serve_app.router.quotas import Quotas
+from serve_app.router.replays import Replays, ReplaySettings
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import RunSettings
+from serve_app.router.scribe import Scribe
 
 STOPPED_RETRY_S = 5
 
@@ -58,11 +63,18 @@ class RouterReplica:
         self._fleet = Fleet(router_id)
         self._admission = Admission(lambda: self._fleet.rooms)
         self._metrics = Metrics(self._fleet, router_id=router_id, admission=self._admission)
+        self._books = None if self._accounts is None else self._books_with(self._accounts, router_id)
+        self._replays = Replays()
         self._hot_app = HotApp(self._app_for(defaults))
         discovery = Discovery(ServeCluster(context.app_name), self._fleet, router_id, on_deleted=self._stop)
         begin = asyncio.get_running_loop().create_task
         self._discovery = begin(discovery.run(), context=Context())
         self._hearing = None if self._accounts is None else begin(self._accounts.run(), context=Context())
+        self._writing = (
+            ()
+            if self._books is None
+            else tuple(begin(each.run(), context=Context()) for each in (self._books.quotas, self._books.scribe))
+        )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._hot_app
@@ -76,6 +88,9 @@ class RouterReplica:
         )
         if self._accounts is not None:
             self._accounts.last_for(settings.auth_grace_s)
+        if self._books is not None:
+            self._books.prices = settings.known_prices
+        self._replays.settings = ReplaySettings(seconds=settings.idempotency_s)
         self._hot_app.app = self._app_for(settings)
 
     async def check_health(self) -> None:
@@ -94,6 +109,14 @@ class RouterReplica:
                 self._hearing.cancel()
             self._stop()
             await self._fleet.close()
+            for each in self._writing:
+                each.cancel()
+            if self._books is not None:
+                with suppress(Unavailable):  # then it is unattributed
+                    await self._books.scribe.flush()
+
+    def _books_with(self, accounts: AccountsLink, router_id: str) -> Books:
+        return Books(Quotas(router_id, accounts), Scribe(accounts, lambda: self._fleet.counted), accounts)
 
     def _stop(self) -> None:
         """Tell every client that is still here, before the connections are closed."""
@@ -112,7 +135,9 @@ class RouterReplica:
             dialect=DIALECTS[settings.dialect],
             accepts_any_model=settings.accept_any_model,
         )
-        router = Router(self._fleet, config, admission=self._admission)
+        asks_for_keys = settings.asks_for_keys(has_accounts=self._accounts is not None)
+        books = self._books if asks_for_keys else None
+        router = Router(self._fleet, config, admission=self._admission, books=books)
         http_settings = HttpSettings(
             max_body_bytes=settings.max_body_bytes,
             keep_alive_s=settings.keep_alive_s,
@@ -121,7 +146,9 @@ class RouterReplica:
             limits=WireLimits(**settings.limits.model_dump()),
             sends_request_id=False,  # Serve does
         )
-        return build_app(router, http_settings, metrics=self._metrics, door=self._door_for(settings))
+        return build_app(
+            router, http_settings, metrics=self._metrics, door=self._door_for(settings), replays=self._replays
+        )
 
     def _door_for(self, settings: RouterSettings) -> Door:
         """Raises ValueError where keys are asked for and nobody knows any; Serve then keeps what was before."""

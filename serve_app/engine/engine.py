@@ -12,10 +12,7 @@ from serve_app.core.delta import Delta, FinishReason, Load
 from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
 from serve_app.engine.batch import Batch
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.kv.lanes import LaneStorage
-from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.kv.storage import Storage
-from serve_app.engine.kv.store import KeyValueStore
+from serve_app.engine.kv.making import make_store
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.adapter import Adapter
 from serve_app.engine.lora.bank import AdapterBank
@@ -31,6 +28,7 @@ from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.speculation.speculator import Speculator
 from serve_app.engine.speculation.verification import Verifier
+from serve_app.engine.spending import Spending, with_times
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -92,9 +90,9 @@ class Engine:
         self._output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
         self._verifier = Verifier(self._masks, Sampler(model.eos_token_ids), self._output)
         self._unsampled: list[Sequence] = []
+        self.spending = Spending()
         self._work_clock = work_clock(model.device.type)
-        self.num_steps = self.num_failed_steps = 0
-        self.step_s, self.is_stalled = 0.0, False
+        self.num_steps, self.num_failed_steps, self.step_s, self.is_stalled = 0, 0, 0.0, False
 
     @property
     def has_work(self) -> bool:
@@ -115,6 +113,7 @@ class Engine:
             num_drafted_tokens=self._verifier.num_drafted,
             num_accepted_tokens=self._verifier.num_accepted,
             step_s=self.step_s,
+            spent=self.spending.told,
         )
 
     @property
@@ -143,6 +142,7 @@ class Engine:
 
         self._unsampled = [sequence for sequence in self._unsampled if not is_aborted(sequence)]
         for sequence in self._scheduler.withdraw(is_aborted):
+            self.spending.note_given_up([sequence])
             sequence.end(FinishReason.ABORT)
             self._scheduler.release(sequence)
 
@@ -160,6 +160,7 @@ class Engine:
         A failure ends the sequences that were running with an error each and leaves the engine empty and usable.
         """
         deltas = [delta for leader in self._unsampled for delta in self._output.finish_unsampled(leader)]
+        self.spending.note(self._unsampled)
         self._unsampled.clear()
         try:
             self._advance(deltas)
@@ -171,8 +172,8 @@ class Engine:
 
     def reset(self) -> None:
         """Give up every sequence and all keys and values, and begin anew; no delta tells of it."""
-        self._scheduler.withdraw(lambda sequence: True)
-        self._scheduler.clear()
+        self.spending.note_given_up(self._scheduler.withdraw(lambda sequence: True))
+        self.spending.note_given_up(self._scheduler.clear())
         self._unsampled.clear()
 
     def check_integrity(self) -> None:
@@ -206,7 +207,10 @@ class Engine:
             logits = self._runner.forward(batch)
         deltas += self._verifier.draw(logits, batch, masks)
         deltas += self._settle(batch)
-        self.step_s += time.perf_counter() - started
+        step_s = time.perf_counter() - started
+        self.step_s += step_s
+        self.spending.note_step(batch, round(step_s * 1e9))
+        deltas[:] = with_times(deltas, batch)
         self._note(batch, self._work_clock() - work_started)
 
     def _note(self, batch: Batch, work_s: float) -> None:
@@ -228,6 +232,7 @@ class Engine:
         return errors
 
     def _settle_one(self, sequence: Sequence) -> None:
+        self.spending.note([sequence])
         if sequence.is_sound and not sequence.is_prompt_published:
             self._scheduler.publish(sequence)
         if sequence.siblings and sequence.is_prompt_computed:
@@ -251,48 +256,14 @@ class Engine:
             while siblings:
                 scheduler.waiting.push_front(siblings.pop())
 
-    @staticmethod
-    def _lose(sequences: Items[Sequence], error: ServeError) -> list[Delta]:
+    def _lose(self, sequences: Items[Sequence], error: ServeError) -> list[Delta]:
         """End sequences, and what was to follow them, with an error each."""
         deltas = []
         for sequence in sequences:
+            self.spending.note_given_up([sequence])
             for lost in (sequence, *sequence.siblings):
                 if not lost.is_finished:
                     lost.end(FinishReason.ERROR)
                     deltas.append(Delta(request_id=lost.request.request_id, sample=lost.sample, error=error))
             sequence.siblings = []
         return deltas
-
-
-def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:
-    """A store of as many blocks as the model's budget holds."""
-    bytes_per_block = model.shape.bytes_per_token(model.dtype) * config.block_size
-    num_blocks = model.kv_cache_bytes // bytes_per_block
-    return KeyValueStore(
-        _make_storage(config, model, num_blocks),
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        num_places=config.max_num_sequences,
-        bytes_per_block=bytes_per_block,
-    )
-
-
-def _make_storage(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Storage:
-    if config.is_paged(model.device.type):
-        return PageStorage(
-            model.shape,
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            dtype=model.dtype,
-            device=model.device,
-            kernels=model.kernels,
-            max_model_len=model.max_model_len,
-        )
-    return LaneStorage(
-        model.shape,
-        num_lanes=config.max_num_sequences,
-        max_model_len=model.max_model_len,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        dtype=model.dtype,
-    )

@@ -37,6 +37,7 @@ class Sequence:
     sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
     num_held:   of its last tokens, which were forced and are shown once they were scored
     is_prompt_published: whether others can find its prompt's blocks
+    num_charged, is_prompt_charged: what of it was counted as spent;  engine_ns: its share of the steps' time
     """
 
     def __init__(
@@ -79,8 +80,8 @@ class Sequence:
         self.finish: Finish | None = None
 
         self.num_drafted = self.num_accepted = 0
-        self.num_cached_tokens = 0
-        self.was_reported = False
+        self.num_cached_tokens = self.num_charged = self.engine_ns = 0
+        self.was_reported = self.is_prompt_charged = False
         self.num_shown_chars = 0
         self.prompt_logprobs: list[TokenLogprob] = []
         self.pending_logprobs: list[TokenLogprob] = []

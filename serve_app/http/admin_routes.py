@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -10,11 +12,14 @@ from serve_app.api.admin import SERVICES
 from serve_app.api.json_body import read_json_object
 from serve_app.api.paths import AdminPath
 from serve_app.api.shown import shown
+from serve_app.core.csv_lines import as_csv
 from serve_app.core.errors import InvalidRequest
 from serve_app.http.bodies import body_of
 from serve_app.http.guard import Administer
 
 MAX_DEPTH = 8
+FORMATS = ("json", "csv")
+"""Of usage; everything else is JSON."""
 HEADERS = {"cache-control": "no-store"}
 """An answer may hold a key."""
 
@@ -29,10 +34,25 @@ def admin_routes(administer: Administer, *, max_body_bytes: int) -> list[Route]:
         if service.body is not None:
             body = await body_of(request, max_bytes=max_body_bytes)
             arguments = _merged(arguments, read_json_object(body, max_depth=MAX_DEPTH) if body else {})
-        actor = request.scope["state"]["identity"].key_id
-        return JSONResponse(await administer(service.name, arguments, actor), headers=HEADERS)
+        identity = request.scope["state"]["identity"]
+        if path is AdminPath.OWN_USAGE:
+            arguments["tenant"] = identity.tenant.name
+        form = arguments.pop("format", "json")
+        if form not in FORMATS:
+            must = f"be one of {', '.join(FORMATS)}; a CSV becomes Parquet with any tool for tables"
+            raise InvalidRequest.refusing("format", must=must, found=shown(form))
+        found = await administer(service.name, arguments, identity.key_id)
+        if form == "csv":
+            return Response(as_csv(_lines(found)), headers={**HEADERS, "content-type": "text/csv; charset=utf-8"})
+        return JSONResponse(found, headers=HEADERS)
 
     return [Route(path, answer, methods=[method for each, method in SERVICES if each is path]) for path in AdminPath]
+
+
+def _lines(found: Mapping[str, object]) -> list[dict[str, object]]:
+    data = found["data"]
+    assert isinstance(data, list)
+    return data
 
 
 def _asked(request: Request, known: tuple[str, ...]) -> dict[str, object]:

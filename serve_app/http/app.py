@@ -21,6 +21,7 @@ from serve_app.http.failures import FailuresAsJson
 from serve_app.http.framing import WholeForHttp10
 from serve_app.http.guard import OPEN_DOOR, Door, Guard
 from serve_app.http.headers import HeaderGate
+from serve_app.http.idempotency import Idempotent
 from serve_app.http.metrics import CountedRequests, Metrics
 from serve_app.http.model_routes import answer_nobody, model_routes
 from serve_app.http.refusals import raise_as_ours
@@ -29,9 +30,10 @@ from serve_app.http.service_routes import service_routes
 from serve_app.http.settings import HttpSettings
 from serve_app.http.slashes import TrailingSlash
 from serve_app.http.slots import TellsSlots
-from serve_app.http.styles import ChatStyle, EmbeddingStyle, InfillStyle, NativeStyle, OpenAiStyle
+from serve_app.http.styles import ChatStyle, EmbeddingStyle, InfillStyle, NativeStyle, OpenAiStyle, Style
 from serve_app.http.upgrades import Upgrades
 from serve_app.router.inquiries import Inquiries
+from serve_app.router.replays import Replays
 from serve_app.router.router import Router
 
 
@@ -41,18 +43,21 @@ def build_app(
     *,
     metrics: Metrics | None = None,
     door: Door = OPEN_DOOR,
+    replays: Replays | None = None,
 ) -> Starlette:
     """The whole service over HTTP, for any ASGI server.
 
     metrics: what to count in; one that outlives the application keeps counting when that is exchanged
     door:    who is let in
+    replays: answers under an Idempotency-Key; None ignores those
     """
     settings = settings or HttpSettings()
     metrics = metrics or Metrics(router.fleet, admission=router.admission)
 
     def routes_for(tenant: Tenant) -> ASGIApp:
         seen = router.seen_by(tenant)
-        return Routes(routes(seen, settings.for_tenant(tenant), metrics, door), redirect_slashes=False)
+        found = routes(seen, settings.for_tenant(tenant), metrics, door, replays=replays)
+        return Routes(found, redirect_slashes=False)
 
     app = Starlette(
         middleware=_middleware(router, settings, metrics, door),
@@ -63,17 +68,29 @@ def build_app(
     return app
 
 
-def routes(router: Router, settings: HttpSettings, metrics: Metrics, door: Door = OPEN_DOOR) -> list[Route]:
+def routes(
+    router: Router,
+    settings: HttpSettings,
+    metrics: Metrics,
+    door: Door = OPEN_DOOR,
+    *,
+    replays: Replays | None = None,
+) -> list[Route]:
     """Every route, as it answers who sees this router."""
     inquiries = Inquiries(router.view)
-    native = Completions(router, settings, NativeStyle(inquiries))
+
+    def completions(style: Style) -> ASGIApp:
+        found = Completions(router, settings, style)
+        return found if replays is None else Idempotent(found, replays, max_body_bytes=settings.max_body_bytes)
+
+    native = completions(NativeStyle(inquiries))
     return [
-        route(Path.COMPLETIONS, Completions(router, settings, OpenAiStyle(router))),
-        route(Path.CHAT, Completions(router, settings, ChatStyle(router))),
-        route(Path.EMBEDDINGS, Completions(router, settings, EmbeddingStyle(router, inquiries))),
+        route(Path.COMPLETIONS, completions(OpenAiStyle(router))),
+        route(Path.CHAT, completions(ChatStyle(router))),
+        route(Path.EMBEDDINGS, completions(EmbeddingStyle(router, inquiries))),
         route(Path.NATIVE_COMPLETION, native),
         route(Path.NATIVE_COMPLETIONS, native),
-        route(Path.INFILL, Completions(router, settings, InfillStyle(inquiries))),
+        route(Path.INFILL, completions(InfillStyle(inquiries))),
         *model_routes(inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         *service_routes(router, settings.limits),
         *docs_routes(settings.limits, router.dialect, asks_for_keys=not door.is_open),

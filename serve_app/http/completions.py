@@ -19,6 +19,7 @@ from serve_app.core.errors import DeadlineExceeded, ServeError
 from serve_app.http.bodies import check_media_type
 from serve_app.http.exchange import CLIENT_CLOSED, ClientGone, Exchange, read_body, watch
 from serve_app.http.metrics import Served
+from serve_app.http.rate_headers import rate_headers
 from serve_app.http.refusals import as_serve_error
 from serve_app.http.settings import HttpSettings
 from serve_app.http.streams import Renderer, in_time, stream
@@ -46,10 +47,10 @@ class Completions:
         try:
             has_left = await self._serve(Headers(scope=scope), receive, exchange, story=story)
         finally:
-            story.end()
             status = CLIENT_CLOSED if has_left else exchange.status
+            story.end(status, self._router.books)
             logger.info(dump(story.facts(status)))
-            scope["state"]["served"] = Served(status=status, run=story.run)
+            scope["state"]["served"] = Served(status=status, run=story.run, is_whole=story.error is None)
 
     async def _serve(self, headers: Headers, receive: Receive, exchange: Exchange, *, story: Story) -> bool:
         """Answer, but stop at once where the client leaves meanwhile; True where it did."""
@@ -94,9 +95,14 @@ class Completions:
         try:
             story.request = self._style.parse(body, self._settings.limits, choose_dialect)
             request = story.request = self._router.settled(story.request)
-            exchange.tell = lambda: response_headers(request, None if story.run is None else story.run.tally.usage)
-            async with self._router.open(request, story.ticket) as run:
-                story.run = run
+            exchange.tell = lambda: [
+                *response_headers(request, None if story.run is None else story.run.tally.usage),
+                *rate_headers(self._router.rates),
+            ]
+            opened = self._router.open(request, story.ticket)
+            story.permit = await self._router.reserve(opened)
+            async with opened as run:
+                story.run = run  # from here on it is written down
                 own_id = run.response_id if request.request_id is None else f"{request.id_prefix}-{request.request_id}"
                 head = ResponseHead(id=own_id, created=int(time.time()), model=request.model)
                 if request.stream:

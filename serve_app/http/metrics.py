@@ -53,10 +53,15 @@ TOTALS: dict[str, tuple[str, Callable[[Load], float]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a completion came to. status: 499 where the client left"""
+    """What a completion came to.
+
+    status:   499 where the client left
+    is_whole: nothing went wrong, not even within a stream
+    """
 
     status: int
     run: Run | None
+    is_whole: bool = True
 
 
 class Metrics:

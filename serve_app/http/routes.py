@@ -30,7 +30,7 @@ def path_of(path: str) -> Path | AdminPath | None:
         return found
     if path.startswith(MODEL_PREFIX):
         return Path.MODEL
-    return _admin_path(path) if path.startswith(ADMIN_PREFIX) else None
+    return _admin_path(path) if path.startswith(ADMIN_PREFIX) or path == AdminPath.OWN_USAGE else None
 
 
 def _admin_path(path: str) -> AdminPath | None:

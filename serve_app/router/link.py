@@ -81,7 +81,8 @@ class ReplicaLink:
     def refresh(self, card: ReplicaCard) -> None:
         """Take over what the replica says of itself now."""
         self.card = card
-        self._load = card.load
+        if card.load.num_steps >= self._load.num_steps:  # a frame may have passed it on the way
+            self._load = card.load
 
     @property
     def standing(self) -> Standing:

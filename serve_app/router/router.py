@@ -19,9 +19,11 @@ from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest, StopParams
 from serve_app.core.tenants import LOCAL, Tenant
 from serve_app.router.admission import Admission, Ticket
+from serve_app.router.books import Books
 from serve_app.router.fleet import Fleet
 from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_response_id
 from serve_app.router.placement import Placement
+from serve_app.router.quotas import Permit, Rates
 from serve_app.router.run import Run, RunSettings
 from serve_app.router.suffixes import with_suffix_mode
 from serve_app.tools.forms import JSON, AnyForm, form_for
@@ -46,6 +48,7 @@ class Router:
 
     admission: what lets them in; one that outlives the router goes on counting when that is exchanged
     tenant:    who asks, and so what there is to be asked for
+    books:     where limits are kept and requests written down; None is nowhere
     """
 
     def __init__(
@@ -56,7 +59,9 @@ class Router:
         placement: Placement | None = None,
         admission: Admission | None = None,
         tenant: Tenant = LOCAL.tenant,
+        books: Books | None = None,
     ) -> None:
+        self.books = books
         self.fleet = fleet
         self.view = fleet.seen_with(tenant.rights)
         self._tenant = tenant
@@ -92,7 +97,23 @@ class Router:
 
     def seen_by(self, tenant: Tenant) -> Router:
         """The same as it is for this tenant."""
-        return Router(self.fleet, self._config, placement=self._placement, admission=self.admission, tenant=tenant)
+        return Router(
+            self.fleet,
+            self._config,
+            placement=self._placement,
+            admission=self.admission,
+            tenant=tenant,
+            books=self.books,
+        )
+
+    async def reserve(self, run: Run) -> Permit | None:
+        """What a run that was opened may come to, of its tenant's limits. Raises as `Quotas.reserve`."""
+        return None if self.books is None else await self.books.reserve(self._tenant, run, self._card_of)
+
+    @property
+    def rates(self) -> Rates:
+        """How the tenant's limits per minute stand."""
+        return {} if self.books is None else self.books.rates(self._tenant)
 
     def templates_of(self, run: Run) -> tuple[str, ...]:
         """The chat template of the model of each part of a run; "" where the model is gone."""

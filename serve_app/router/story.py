@@ -13,8 +13,11 @@ from serve_app.api.dialects.tables import HEADER
 from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.parameters import PARAMETERS
 from serve_app.core.errors import ServeError
+from serve_app.core.quotas import Amount
 from serve_app.core.tenants import LOCAL, Identity
 from serve_app.router.admission import Ticket
+from serve_app.router.books import Books
+from serve_app.router.quotas import Permit
 from serve_app.router.run import Run
 
 NAME = re.compile(r"([A-Za-z_][\w-]*)(?:\[\d+\])*")
@@ -27,7 +30,7 @@ class Story:
     """Filled while the request is served. Nothing of prompts or completions gets in, nor a name that a client made up.
 
     identity: who it is from
-    ticket: its place, where it was let in
+    ticket: its place, where it was let in;  permit: what it holds of its tenant's limits
     started_at, first_sent_at: by the monotonic clock, seconds
     """
 
@@ -38,6 +41,7 @@ class Story:
     request: CompletionRequest | None = None
     ticket: Ticket | None = None
     run: Run | None = None
+    permit: Permit | None = None
     error: ServeError | None = None
 
     def facts(self, status: int) -> dict[str, object]:
@@ -61,10 +65,14 @@ class Story:
             facts |= {"error_code": self.error.code, "param": _known(self.error.param)}
         return facts
 
-    def end(self) -> None:
-        """The request is over: its place is free."""
+    def end(self, status: int, books: Books | None = None) -> None:
+        """The request is over: its place is free, and where there are books it is written down."""
         if self.ticket is not None:
             self.ticket.give_back(None if self.run is None else self.run.num_finished)
+        if books is not None and self.run is not None:
+            books.close(self.identity, self.run, request_id=self.request_id, status=status, permit=self.permit)
+        elif self.permit is not None:  # no replica took it
+            self.permit.settle(Amount())
 
 
 def _known(param: str | None) -> str | None:

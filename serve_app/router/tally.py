@@ -16,7 +16,7 @@ class PromptTally:
     """One prompt for one model, as far as its present attempt goes.
 
     completion_tokens: by choice; num_completion_tokens: of all of them
-    predicted:         of those choices that have ended, see `Usage`
+    predicted, engine_ns: of those choices that have ended, see `Usage` and `Finish`
     """
 
     report: PromptReport | None = None
@@ -26,6 +26,7 @@ class PromptTally:
     num_completion_tokens: int = 0
     finish_reasons: Counter[FinishReason] = field(default_factory=Counter)
     predicted: tuple[int, int] | None = None
+    engine_ns: int = 0
 
 
 class Tally:
@@ -91,6 +92,11 @@ class Tally:
         return sum(self.finish_reasons.values())
 
     @property
+    def engine_ns(self) -> int:
+        """Of the engines' steps, for choices that have ended."""
+        return sum(each.engine_ns for each in self._prompts.values())
+
+    @property
     def queue_s(self) -> list[float]:
         """Of each prompt, from its arrival at a replica to the step that took it in."""
         return [report.queue_s for report in self._reports]
@@ -127,6 +133,7 @@ class Tally:
         prompt.num_completion_tokens += now - before
         if delta.finish is not None:
             prompt.finish_reasons[delta.finish.reason] += 1
+            prompt.engine_ns += delta.finish.engine_ns
             prompt.predicted = _added([prompt.predicted, delta.finish.predicted])
         return now
 

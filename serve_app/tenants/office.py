@@ -9,6 +9,8 @@ from serve_app.core.tenants import Scope
 from serve_app.tenants.administration import DEFAULT_SCOPES, Administration, NewKey, told_of_key
 from serve_app.tenants.declaration import tenant_from, told_of
 from serve_app.tenants.errors import TenancyError
+from serve_app.tenants.ledger import LedgerStore
+from serve_app.tenants.reports import question_of, report_of
 from serve_app.tenants.store import Author, TenantStore
 
 DAY_S = 86_400.0
@@ -25,6 +27,7 @@ class Office:
     def __init__(self, store: TenantStore, pepper: bytes) -> None:
         self._store = store
         self._administration = Administration(store, pepper)
+        self.ledger = LedgerStore(store.engine)
         self._services: Mapping[str, Callable[[Arguments, Author], Answer]] = {
             "list_tenants": self._list_tenants,
             "show_tenant": self._show_tenant,
@@ -38,6 +41,7 @@ class Office:
             "rotate_key": self._rotate_key,
             "revoke_key": self._revoke_key,
             "list_events": self._list_events,
+            "show_usage": self._show_usage,
         }
 
     def answer(self, service: str, arguments: Arguments, by: Author) -> Answer:
@@ -106,6 +110,9 @@ class Office:
         if not isinstance(after, int):
             raise TenancyError("after must be the number of an event.")
         return _list_of([asdict(each) for each in self._store.events(after=after)])
+
+    def _show_usage(self, arguments: Arguments, by: Author) -> Answer:
+        return _list_of(report_of(self.ledger.usage(question_of(arguments))))
 
 
 def _list_of(found: list[dict[str, object]]) -> Answer:

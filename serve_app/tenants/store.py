@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, create_engine, delete, event, insert, select, update
+from sqlalchemy import Connection, Engine, Row, create_engine, delete, event, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from serve_app.core.tenants import Scope, Tenant
@@ -56,6 +56,11 @@ class TenantStore:
             self._create()
         except (SQLAlchemyError, ImportError) as error:
             raise TenancyError(f"The store of tenants cannot be opened: {_reason(error)}.") from error
+
+    @property
+    def engine(self) -> Engine:
+        """Of the database, for what else is kept there."""
+        return self._engine
 
     def close(self) -> None:
         self._engine.dispose()

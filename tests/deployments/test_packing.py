@@ -9,6 +9,7 @@ import pytest
 
 from serve_app.core.delta import Delta, Finish, FinishReason, Frame, Load, PromptReport, TokenLogprob
 from serve_app.core.errors import EngineFailed
+from serve_app.core.ledger import Spent
 from serve_app.core.recording import Recording
 from serve_app.deployments.packing import pack, unpack
 
@@ -39,7 +40,8 @@ def test_a_delta_keeps_whatever_it_has(name: str) -> None:
 
 def test_deltas_keep_their_order_and_the_frame_its_load() -> None:
     finished = replace(USUAL, finish=OTHERS["finish"])
-    load = Load(**{field.name: number for number, field in enumerate(fields(Load), 1)})
+    numbers = {field.name: number for number, field in enumerate(fields(Load), 1) if field.name != "spent"}
+    load = Load(**numbers, spent=(Spent(flow="a", prompt_tokens=3, engine_ns=9), Spent(flow="b")))
     frame = Frame(deltas=(USUAL, finished, replace(USUAL, sample=2), USUAL), load=load)
     assert unpack(pack(frame)) == frame
 
@@ -48,5 +50,5 @@ def test_no_object_is_set_together_for_what_is_usual() -> None:
     def num_objects(packed: bytes) -> int:
         return sum(opcode.name in ("REDUCE", "BUILD", "NEWOBJ") for opcode, _, _ in pickletools.genops(packed))
 
-    assert num_objects(pack(Frame(deltas=(USUAL,) * 32))) == 0
+    assert num_objects(pack(Frame(deltas=(USUAL,) * 32, load=Load(spent=(Spent(flow="a"),))))) == 0
     assert num_objects(pack(Frame(deltas=(replace(USUAL, finish=OTHERS["finish"]),)))) > 0

@@ -17,7 +17,14 @@ from tests.families.making import save_model
 from tests.families.test_parity import test_greedy_equals_generate_with_chunks_hits_and_forks as check_parity
 
 HOW_TO = REPOSITORY / "docs" / "how-to"
-WITH_CLAIMS = ("add-a-parameter", "add-a-dialect", "add-a-sampler-stage", "add-a-route", "give-a-team-a-key")
+WITH_CLAIMS = (
+    "add-a-parameter",
+    "add-a-dialect",
+    "add-a-sampler-stage",
+    "add-a-route",
+    "give-a-team-a-key",
+    "bill-your-teams",
+)
 
 
 def page_of(name: str) -> str:

@@ -97,7 +97,7 @@ def address(path: str) -> str:
     return path.replace("{name}", "nobody").replace("{id}", "nobody")
 
 
-@pytest.mark.parametrize(("path", "method"), WALK)
+@pytest.mark.parametrize(("path", "method"), [each for each in WALK if each[0] is not AdminPath.OWN_USAGE])
 async def test_every_route_of_administrators_wants_a_key_of_theirs(
     house: House, client: httpx.AsyncClient, path: AdminPath, method: str
 ) -> None:

@@ -1,0 +1,30 @@
+"""OpenAI's headers of limits per minute (https://platform.openai.com/docs/guides/rate-limits)."""
+
+from __future__ import annotations
+
+import math
+
+from serve_app.core.quotas import Meter
+from serve_app.router.quotas import Rates
+
+NAMES = {Meter.REQUESTS: "requests", Meter.TOKENS: "tokens"}
+
+
+def rate_headers(rates: Rates) -> list[tuple[bytes, bytes]]:
+    """Of each limit that there is: how much it is, how much is left, and after how long all of it is there again."""
+    headers = []
+    for meter, rate in rates.items():
+        told = {"limit": str(rate.limit), "remaining": str(rate.remaining), "reset": duration(rate.reset_s)}
+        headers += [(f"x-ratelimit-{name}-{NAMES[meter]}".encode(), value.encode()) for name, value in told.items()]
+    return headers
+
+
+def duration(seconds: float) -> str:
+    """As `120ms`, `1s`, `6m0s`, `1h0m0s`."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    whole = math.ceil(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}m{rest}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60}m{rest}s"

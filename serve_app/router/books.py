@@ -1,0 +1,91 @@
+"""A router's books: what tenants may still use, what their requests came to, and who is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from serve_app.core.cards import ModelCard
+from serve_app.core.ledger import Ledger, Row, UsageLine, UsageQuestion
+from serve_app.core.names import ModelRef
+from serve_app.core.prices import Prices
+from serve_app.core.quotas import Amount, bounds_of
+from serve_app.core.tenants import Identity, Tenant
+from serve_app.router.quotas import FREE, Permit, Quotas, Rates
+from serve_app.router.run import Run
+from serve_app.router.scribe import Scribe
+from serve_app.router.tally import Tally
+from serve_app.router.worst_case import worst_case
+
+
+class Books:
+    """Outlives applications, as it knows what is in flight.
+
+    prices: may be exchanged; a request is charged by those of its end
+    wall:   seconds since 1970
+    """
+
+    def __init__(
+        self, quotas: Quotas, scribe: Scribe, ledger: Ledger, *, wall: Callable[[], float] = time.time
+    ) -> None:
+        self.prices = Prices()
+        self.quotas = quotas
+        self.scribe = scribe
+        self._ledger = ledger
+        self._wall = wall
+
+    async def reserve(self, tenant: Tenant, run: Run, card_of: Callable[[ModelRef], ModelCard]) -> Permit:
+        """Raises as `Quotas.reserve`."""
+        if not bounds_of(tenant.limits):
+            return FREE
+        return await self.quotas.reserve(tenant, worst_case(run.requests, card_of=card_of, prices=self.prices))
+
+    def close(self, identity: Identity, run: Run, *, request_id: str, status: int, permit: Permit | None) -> None:
+        """The request is over: settle it, and write it down."""
+        rows = [
+            self._row(identity, run, number, model, tally, request_id=request_id, status=status)
+            for number, (model, tally) in enumerate(run.tallies.items())
+        ]
+        tokens = sum(row.prompt_tokens + row.completion_tokens for row in rows)
+        if permit is not None:
+            permit.settle(Amount(requests=1 if tokens else 0, tokens=tokens, cost=sum(row.cost for row in rows)))
+        self.scribe.write(rows)
+
+    def rates(self, tenant: Tenant) -> Rates:
+        return self.quotas.rates(tenant)
+
+    async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
+        """As the ledger knows it, without what this router has still to bring there."""
+        return await self._ledger.usage(question)
+
+    def _row(
+        self, identity: Identity, run: Run, number: int, model: ModelRef, tally: Tally, *, request_id: str, status: int
+    ) -> Row:
+        usage, queue_s = tally.usage, max(tally.queue_s, default=0.0)
+        last_at = tally.last_event_at or tally.entered_at
+        first_at = tally.first_event_at or last_at
+        price = self.prices.of(model.base, model.adapter)
+        return Row(
+            id=f"{run.response_id}/{number}",
+            tenant=identity.tenant.name,
+            key_id=identity.key_id,
+            request_id=request_id,
+            model=model.base,
+            adapter=model.adapter or "",
+            version=model.version,
+            at=self._wall(),
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            choices=tally.num_finished,
+            queue_s=queue_s,
+            prefill_s=max(0.0, first_at - tally.entered_at - queue_s),
+            decode_s=last_at - first_at,
+            engine_ns=tally.engine_ns,
+            cost=price.cost(
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                completion_tokens=usage.completion_tokens,
+            ),
+            status=status,
+        )

@@ -1,0 +1,246 @@
+"""Reserves what a request may come to from its tenant's limits, and settles what it came to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextvars import Context
+from dataclasses import dataclass
+
+from serve_app.core.errors import InvalidRequest, OutOfBudget, QuotaExceeded, Unavailable
+from serve_app.core.quotas import Amount, Amounts, Lender, Meter, Statement, bounds_of
+from serve_app.core.tenants import Tenant
+from serve_app.router.appointments import Appointments
+from serve_app.tenants.meters import MINUTE_S
+from serve_app.tenants.wallet import Wallet
+
+logger = logging.getLogger(__name__)
+
+RENEW_S = 0.5
+"""So often a router says what it used, and gives back what it needs no more."""
+ANSWER_S = 1.0
+"""A lender that does not answer for so long is taken for gone."""
+MIN_RETRY_S = 1
+MAX_RETRY_S = 120.0
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """How a limit per minute stands. reset_s: until the whole limit is there again"""
+
+    limit: int
+    remaining: int
+    reset_s: float
+
+
+Rates = Mapping[Meter, Rate]
+"""Of requests and of tokens per minute, those that are limited."""
+
+
+class Permit:
+    """What one request has reserved; whoever has it settles it once, or more often in vain."""
+
+    def __init__(self, wallet: Wallet, reserved: Amounts) -> None:
+        self._wallet = wallet
+        self._reserved = reserved
+
+    def settle(self, spent: Amount) -> None:
+        """Give back what was not spent; where more was, it is taken from what comes next."""
+        reserved, self._reserved = self._reserved, {}
+        self._wallet.give(
+            {meter: held - (0 if meter.is_gauge else spent.on(meter)) for meter, held in reserved.items()}
+        )
+
+
+FREE = Permit(Wallet(), {})
+"""Of a tenant without limits."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Waiting:
+    need: Amounts
+    reserved: asyncio.Future[bool]
+
+
+class _Account:
+    """One tenant's wallet, and who waits for more in it."""
+
+    def __init__(self, tenant: Tenant, clock: Clock) -> None:
+        self.tenant = tenant
+        self.wallet = Wallet()
+        self.waiting: list[_Waiting] = []
+        self._clock = clock
+        self._appointments = {
+            meter: Appointments(max_s=MAX_RETRY_S, clock=clock, jitter=random.random) for meter in Meter
+        }
+
+    @property
+    def bounds(self) -> Mapping[Meter, int]:
+        return bounds_of(self.tenant.limits)
+
+    @property
+    def needs_renewal(self) -> bool:
+        return bool(self.waiting) or not self.wallet.is_idle
+
+    def statement(self) -> Statement:
+        """What is used, and what is wanted for those who wait."""
+        wanted: Counter[Meter] = Counter()
+        for each in self.waiting:
+            wanted.update(each.need)
+        return self.wallet.statement(self.tenant.name, self.bounds, wanted)
+
+    def refusal(self, meter: Meter, need: Amounts) -> QuotaExceeded:
+        """What is said to who finds too little left: nobody is told to come at the time of somebody else."""
+        bound, now = self.bounds[meter], self._clock()
+        wait_s = self.wallet.wait_s(meter, now)
+        if meter.is_budget:
+            when = math.ceil(self.wallet.reset_s(meter, now))
+            return OutOfBudget(
+                f"The tenant's {meter} is spent; it begins anew in {when} s.",
+                None,
+                {"limit": meter.value, "retry_after_s": when},
+            )
+        pace_per_s = max(bound, 1) / (1 if meter.is_gauge else MINUTE_S) / max(1, need[meter])
+        at = self._appointments[meter].make(pace_per_s=pace_per_s, excess_s=wait_s)
+        return QuotaExceeded(
+            f"The tenant's {meter}, {bound}, has {self.wallet.remaining(meter)} left, and the request needs"
+            f" {need[meter]}; retry in {at} s.",
+            None,
+            {"limit": meter.value, "retry_after_s": at},
+        )
+
+    def serve(self, asked: list[_Waiting], now: float) -> None:
+        """Let those who were asked for have what is there now, in their order; the others are told that it is not."""
+        self.waiting = [each for each in self.waiting if each not in asked]
+        for each in asked:
+            if not each.reserved.done():
+                each.reserved.set_result(self.wallet.take(each.need, now))
+
+
+class Quotas:
+    """Asks the lender only where the router holds too little, at once for all who wait meanwhile.
+
+    While the lender cannot be reached, requests are served from what is held for as long as the lease lasts.
+    clock: seconds, monotonic
+    """
+
+    def __init__(self, router_id: str, lender: Lender, *, clock: Clock = time.monotonic) -> None:
+        self._router_id = router_id
+        self._lender = lender
+        self._clock = clock
+        self._accounts: dict[str, _Account] = {}
+        self._renewal: asyncio.Task[None] | None = None
+        self._is_reached = True
+
+    async def reserve(self, tenant: Tenant, amount: Amount) -> Permit:
+        """Raises QuotaExceeded where a limit has too little left now, InvalidRequest where it never has so much, and
+        Unavailable where that cannot be found out.
+        """
+        bounds = bounds_of(tenant.limits)
+        if not bounds:
+            return FREE
+        account = self._account(tenant)
+        need = {meter: amount.on(meter) for meter in bounds}
+        _check_possible(need, bounds)
+        wallet = account.wallet
+        if not account.waiting and wallet.take(need, self._clock()):
+            return Permit(wallet, need)
+        denied = wallet.denied(need, self._clock())
+        if denied is not None:
+            raise account.refusal(denied, need)
+        if await self._wait(account, need):
+            return Permit(wallet, need)
+        if not self._is_reached:
+            raise Unavailable(
+                "What is left of the limits is not known now; retry.", None, {"retry_after_s": MIN_RETRY_S}
+            )
+        raise account.refusal(next(iter(wallet.short(need)), next(iter(need))), need)
+
+    def rates(self, tenant: Tenant) -> Rates:
+        """How the tenant's limits per minute stand, as far as this router was told."""
+        account = self._accounts.get(tenant.name)
+        if account is None:
+            return {}
+        bounds, now = bounds_of(tenant.limits), self._clock()
+        return {
+            meter: Rate(
+                limit=bounds[meter],
+                remaining=min(bounds[meter], account.wallet.remaining(meter)),
+                reset_s=account.wallet.reset_s(meter, now),
+            )
+            for meter in (Meter.REQUESTS, Meter.TOKENS)
+            if meter in bounds
+        }
+
+    async def run(self) -> None:
+        """Renew for ever what is held or in use."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            await self.renew()
+
+    async def renew(self) -> None:
+        """Renew everything that is not idle; a renewal that runs already will do."""
+        if self._renewal is None:
+            self._renewal = asyncio.get_running_loop().create_task(self._renew(), context=Context())
+        await asyncio.shield(self._renewal)
+
+    async def _wait(self, account: _Account, need: Amounts) -> bool:
+        """Whether it could be taken, after asking for it."""
+        waiting = _Waiting(need=need, reserved=asyncio.get_running_loop().create_future())
+        account.waiting.append(waiting)
+        try:
+            while not waiting.reserved.done():
+                await self.renew()
+            return waiting.reserved.result()
+        except asyncio.CancelledError:
+            if waiting.reserved.done() and waiting.reserved.result():
+                account.wallet.give(need)
+            waiting.reserved.cancel()
+            raise
+
+    async def _renew(self) -> None:
+        await asyncio.sleep(0)  # who comes in the same turn of the loop is asked for along
+        asked = {account: list(account.waiting) for account in self._accounts.values() if account.needs_renewal}
+        statements = [account.statement() for account in asked]
+        now = self._clock()
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                leases = await self._lender.renew(self._router_id, statements) if statements else ()
+            for account, lease in zip(asked, leases, strict=True):
+                account.wallet.accept(lease, now)
+            self._is_reached = True
+        except Exception as error:
+            if self._is_reached:
+                logger.warning("limits cannot be renewed; what is held is used up: %r", error)
+            self._is_reached = False
+        finally:
+            self._renewal = None
+            for account, waiting in asked.items():
+                account.serve(waiting, self._clock())
+
+    def _account(self, tenant: Tenant) -> _Account:
+        account = self._accounts.get(tenant.name)
+        if account is None:
+            account = self._accounts[tenant.name] = _Account(tenant, self._clock)
+        account.tenant = tenant
+        return account
+
+
+def _check_possible(need: Amounts, bounds: Mapping[Meter, int]) -> None:
+    """Raise InvalidRequest where a limit is less than the request alone may come to."""
+    for meter, amount in need.items():
+        if amount <= bounds[meter] or meter.is_budget:
+            continue
+        what = "the prompts and all that may be generated" if "tokens" in meter else "one request"
+        raise InvalidRequest(
+            f"The tenant's {meter} is {bounds[meter]}, and {what} may come to {amount}; ask for less at once.",
+            None,
+            {"limit": meter.value, "allowed": bounds[meter], "wanted": amount},
+        )

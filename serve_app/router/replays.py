@@ -1,0 +1,160 @@
+"""Answers that were given under an `Idempotency-Key`, kept so that a repeat gets the same bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+
+from serve_app.api.shown import shown
+from serve_app.core.errors import InvalidRequest, KeyReused, QuotaExceeded
+
+MAX_KEY_CHARS = 255
+"""Stripe's bound (https://docs.stripe.com/api/idempotent_requests)."""
+MESSAGE_BYTES = 400
+"""What a message takes besides its bytes, about."""
+
+Message = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySettings:
+    """seconds: for which an answer is kept; 0 ignores the keys
+    max_answers, max_bytes: kept of one tenant; the oldest give way
+    """
+
+    seconds: float = 3600.0
+    max_answers: int = 1000
+    max_bytes: int = 16 << 20
+
+
+class Recording:
+    """One answer, message by message as ASGI has them, as it comes. Everybody who asked for it follows it.
+
+    fingerprint: of the request that it answers
+    """
+
+    def __init__(self, fingerprint: bytes) -> None:
+        self.fingerprint = fingerprint
+        self.num_bytes = 0
+        self.is_over = False
+        self._messages: list[Message] = []
+        self._news = asyncio.Event()
+
+    def add(self, message: Message) -> None:
+        self._messages.append(message)
+        body = message.get("body", b"")
+        self.num_bytes += MESSAGE_BYTES + (len(body) if isinstance(body, bytes) else 0)
+        self._wake()
+
+    def end(self) -> None:
+        """Nothing follows."""
+        self.is_over = True
+        self._wake()
+
+    async def messages(self) -> AsyncIterator[Message]:
+        """From the first on, to the last of the body, or until it is over without one."""
+        place = 0
+        while True:
+            while place < len(self._messages):
+                message = self._messages[place]
+                yield message
+                if message["type"] == "http.response.body" and not message.get("more_body", False):
+                    return
+                place += 1
+            if self.is_over:
+                return
+            await self._news.wait()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+@dataclass(slots=True)
+class _Kept:
+    recording: Recording
+    expires_at: float
+
+
+class Replays:
+    """By tenant and key. What is still being answered is never given up for what is new.
+
+    clock: seconds, monotonic
+    """
+
+    def __init__(self, settings: ReplaySettings | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings or ReplaySettings()
+        self._clock = clock
+        self._kept: dict[str, OrderedDict[str, _Kept]] = {}
+
+    def num_bytes(self, tenant: str) -> int:
+        """That are kept of a tenant."""
+        return sum(each.recording.num_bytes for each in self._kept.get(tenant, OrderedDict()).values())
+
+    def find(self, tenant: str, key: str, fingerprint: bytes) -> Recording | None:
+        """The answer to the same request, whether it is over or not.
+
+        Raises InvalidRequest for what is no key, KeyReused where another request came with it.
+        """
+        if not (0 < len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()):
+            must = f"be 1 to {MAX_KEY_CHARS} printable characters"
+            raise InvalidRequest.refusing("Idempotency-Key", must=must, found=shown(key))
+        self._forget_old(tenant)
+        kept = self._kept.get(tenant, OrderedDict()).get(key)
+        if kept is None:
+            return None
+        if kept.recording.fingerprint != fingerprint:
+            raise KeyReused.refusing(
+                "Idempotency-Key", must="be sent with the same request again", found="another body or route"
+            )
+        return kept.recording
+
+    def begin(self, tenant: str, key: str, fingerprint: bytes) -> Recording:
+        """An answer that is now to be given. Raises QuotaExceeded where as many are being given as may be kept."""
+        mine = self._kept.setdefault(tenant, OrderedDict())
+        self._make_room(mine, self.settings.max_answers - 1)
+        if len(mine) >= self.settings.max_answers:
+            raise QuotaExceeded(
+                f"As many requests with an Idempotency-Key are being answered as may be ({len(mine)}).",
+                None,
+                {"retry_after_s": 1},
+            )
+        recording = Recording(fingerprint)
+        mine[key] = _Kept(recording, self._clock() + self.settings.seconds)
+        return recording
+
+    def end(self, tenant: str, key: str, recording: Recording, *, is_kept: bool) -> None:
+        """It is over; where it is not kept, a repeat is a new request. Whoever follows it has it to the end."""
+        recording.end()
+        mine = self._kept.get(tenant, OrderedDict())
+        if not is_kept:
+            mine.pop(key, None)
+        self._make_room(mine, self.settings.max_answers)
+        if not mine:
+            self._kept.pop(tenant, None)
+
+    def _make_room(self, mine: OrderedDict[str, _Kept], max_answers: int) -> None:
+        num_bytes = sum(each.recording.num_bytes for each in mine.values())
+        for key, each in list(mine.items()):
+            if len(mine) <= max_answers and num_bytes <= self.settings.max_bytes:
+                return
+            if each.recording.is_over:
+                num_bytes -= each.recording.num_bytes
+                del mine[key]
+
+    def _forget_old(self, tenant: str) -> None:
+        mine, now = self._kept.get(tenant, OrderedDict()), self._clock()
+        for key, each in list(mine.items()):
+            if each.expires_at > now:
+                return  # the first are the oldest
+            if each.recording.is_over:
+                del mine[key]
+
+
+def fingerprint_of(path: str, dialect: str, body: bytes) -> bytes:
+    """The same for the same request."""
+    return hashlib.sha256(b"\n".join((path.encode(), dialect.encode("latin-1", "replace"), body))).digest()

@@ -1,0 +1,72 @@
+"""Brings rows to the ledger in batches, beside the requests, until each has arrived."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from serve_app.core.ledger import Counted, Ledger, Row
+
+logger = logging.getLogger(__name__)
+
+FLUSH_S = 0.5
+MAX_BATCH = 256
+MAX_ROWS = 100_000
+"""That wait for a ledger which cannot be reached. Of those beyond, tokens stay known: as unattributed."""
+
+
+class Scribe:
+    """A row is sent again, as it was, until the ledger says that it has it; the ledger takes it once.
+
+    With the rows goes what replicas counted, read after them, so that no row tells of more than was counted.
+    counted: what replicas say that they spent
+    """
+
+    def __init__(self, ledger: Ledger, counted: Callable[[], Sequence[Counted]], *, max_rows: int = MAX_ROWS) -> None:
+        self._ledger = ledger
+        self._counted = counted
+        self._rows: deque[Row] = deque(maxlen=max_rows)
+        self._told: dict[tuple[str, str], Counted] = {}
+        self._is_flushing = asyncio.Lock()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._rows)
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Have them brought soon; never waits."""
+        self._rows.extend(rows)
+
+    async def run(self) -> None:
+        """Bring for ever what there is."""
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            try:
+                await self.flush()
+            except Exception:
+                logger.warning("the ledger cannot be reached; %d rows wait for it", len(self._rows), exc_info=True)
+
+    async def flush(self) -> None:
+        """Bring everything. Raises what the ledger raises; what has not arrived is kept."""
+        async with self._is_flushing:
+            is_first = True
+            while self._rows or is_first:
+                is_first = False
+                await self._flush_one()
+
+    async def _flush_one(self) -> None:
+        batch = list(islice(self._rows, MAX_BATCH))
+        news = {key: each for each in self._counted() if self._told.get(key := _key(each)) != each}
+        if batch or news:
+            await self._ledger.record(batch, list(news.values()))
+            self._told |= news
+            arrived = {row.id for row in batch}
+            while self._rows and self._rows[0].id in arrived:  # the oldest may have been dropped meanwhile
+                self._rows.popleft()
+
+
+def _key(counted: Counted) -> tuple[str, str]:
+    return counted.replica_id, counted.spent.flow

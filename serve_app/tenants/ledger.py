@@ -1,0 +1,166 @@
+"""The ledger's store: every row once, sums by day, and what no row explains written down as such."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Table, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from serve_app.core.ledger import SUMS, UNATTRIBUTED, Counted, Row, UsageLine, UsageQuestion
+from serve_app.tenants import ledger_tables as tables
+from serve_app.tenants.meters import period_of
+from serve_app.tenants.tables import metadata
+
+Key = tuple[str, ...]
+Sums = Counter[str]
+
+
+class LedgerStore:
+    """One writer. A batch is one transaction: all of it is there, or nothing.
+
+    Law: for each tenant and model, the rows and what is unattributed come to what replicas counted, always. What is
+    unattributed grows with what is counted and shrinks again where a row comes that explains it; of requests that still
+    run it holds what they have come to.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._insert = sqlite.insert if engine.dialect.name == "sqlite" else postgresql.insert
+        metadata.create_all(engine)
+
+    def record(self, rows: Sequence[Row], counted: Sequence[Counted], now: float) -> int:
+        """Keep them; those that are there already change nothing. Returns how many rows are new.
+
+        now: Unix seconds
+        """
+        with self._engine.begin() as connection:
+            new = self._keep_rows(connection, rows)
+            self._add_days(connection, new)
+            self._add_totals(connection, "told", _spent_of(new))
+            self._add_totals(connection, "counted", self._keep_counted(connection, counted))
+            touched = {(each.tenant, each.model) for each in new}
+            touched |= {(each.spent.flow, each.model) for each in counted}
+            for tenant, model in sorted(touched):
+                self._reconcile(connection, tenant, model, period_of(now, is_monthly=False))
+        return len(new)
+
+    def usage(self, question: UsageQuestion) -> list[UsageLine]:
+        """Read from the sums by day, so that it takes no longer as rows get more."""
+        days, by = tables.days.c, question.by
+        columns = [days[name] for name in by]
+        sums = [func.sum(days[name]).label(name) for name in SUMS]
+        wanted = select(*columns, *sums).where(days.day >= question.since, days.day <= (question.until or "~"))
+        if question.tenant is not None:
+            wanted = wanted.where(days.tenant == question.tenant)
+        with self._engine.connect() as connection:
+            found = connection.execute(wanted.group_by(*columns).order_by(*columns)).mappings().all()
+        return [
+            UsageLine(by={name: str(row[name]) for name in by}, sums={name: int(row[name] or 0) for name in SUMS})
+            for row in found
+        ]
+
+    def cost_of(self, tenant: str, period: str) -> int:
+        """What a tenant spent within a day `2026-11-22` or a month `2026-11`, in billionths of the currency."""
+        days = tables.days.c
+        wanted = select(func.sum(days.cost)).where(days.tenant == tenant, days.day.startswith(period))
+        with self._engine.connect() as connection:
+            return int(connection.execute(wanted).scalar() or 0)
+
+    def _keep_rows(self, connection: Connection, rows: Sequence[Row]) -> list[Row]:
+        """Those of them that were not there."""
+        if not rows:
+            return []
+        by_id = {row.id: row for row in rows}
+        values = [asdict(row) | {"day": period_of(row.at, is_monthly=False)} for row in by_id.values()]
+        statement = self._insert(tables.rows).values(values).on_conflict_do_nothing().returning(tables.rows.c.id)
+        return [by_id[id_] for (id_,) in connection.execute(statement)]
+
+    def _keep_counted(self, connection: Connection, counted: Iterable[Counted]) -> dict[Key, Sums]:
+        """What was counted beyond what was known, by tenant and model."""
+        growth: dict[Key, Sums] = {}
+        for each in counted:
+            key = {"replica_id": each.replica_id, "flow": each.spent.flow}
+            before = _row_of(connection, tables.counted, key)
+            after = {name: max(getattr(each.spent, name), before[name]) for name in tables.SPENT}
+            self._put(connection, tables.counted, key, {"model": each.model, **after})
+            grown = growth.setdefault((each.spent.flow, each.model), Counter())
+            grown.update({name: after[name] - before[name] for name in tables.SPENT})
+        return growth
+
+    def _add_days(self, connection: Connection, rows: Iterable[Row]) -> None:
+        sums: dict[Key, Sums] = {}
+        for row in rows:
+            line = (period_of(row.at, is_monthly=False), row.tenant, row.model, row.adapter, row.key_id)
+            amounts = {name: getattr(row, name) for name in SUMS if name != "requests"}
+            sums.setdefault(line, Counter()).update({"requests": 1, **amounts})
+        for key, amounts_of_key in sums.items():
+            self._add(connection, tables.days, key, SUMS, amounts_of_key)
+
+    def _add_totals(self, connection: Connection, side: str, sums: Mapping[Key, Sums]) -> None:
+        for (tenant, model), amounts in sums.items():
+            self._add(connection, tables.totals, (tenant, model, side), tables.SPENT, amounts)
+
+    def _reconcile(self, connection: Connection, tenant: str, model: str, today: str) -> None:
+        """Write what is unexplained to today; what was explained since is taken off again, from the last day on."""
+        sides = {
+            side: _row_of(connection, tables.totals, {"tenant": tenant, "model": model, "side": side})
+            for side in ("counted", "told")
+        }
+        gap = {name: sides["counted"][name] - sides["told"][name] for name in tables.SPENT}
+        more = {name: amount for name, amount in gap.items() if amount > 0}
+        key = (today, tenant, model, "", UNATTRIBUTED)
+        if more:
+            self._add(connection, tables.days, key, SUMS, Counter(more))
+        taken = self._take_back(connection, tenant, model, {name: -gap[name] for name in gap if gap[name] < 0})
+        written = {name: more.get(name, 0) - taken[name] for name in tables.SPENT}
+        self._add(connection, tables.totals, (tenant, model, "told"), tables.SPENT, written)
+
+    def _take_back(self, connection: Connection, tenant: str, model: str, excess: Mapping[str, int]) -> Sums:
+        """Take off what is unattributed what rows explain now; what could be taken."""
+        taken: Sums = Counter()
+        if not excess:
+            return taken
+        days = tables.days.c
+        of_pair = (days.tenant == tenant, days.model == model, days.key_id == UNATTRIBUTED)
+        found = connection.execute(select(tables.days).where(*of_pair).order_by(days.day.desc())).mappings().all()
+        for row in found:
+            amounts = {name: min(left - taken[name], row[name]) for name, left in excess.items()}
+            amounts = {name: amount for name, amount in amounts.items() if amount > 0}
+            taken.update(amounts)
+            taken_from = tuple(str(row[column.name]) for column in tables.days.primary_key)
+            self._add(connection, tables.days, taken_from, SUMS, Counter({n: -a for n, a in amounts.items()}))
+        return taken
+
+    def _add(
+        self, connection: Connection, table: Table, key: Key, names: Sequence[str], amounts: Mapping[str, int]
+    ) -> None:
+        """Add to the row of this key, which is made where there is none."""
+        if not any(amounts.values()):
+            return
+        columns = [column.name for column in table.primary_key]
+        values = dict(zip(columns, key, strict=True)) | {name: amounts.get(name, 0) for name in names}
+        statement = self._insert(table).values(values)
+        added = {name: table.c[name] + statement.excluded[name] for name in names}
+        connection.execute(statement.on_conflict_do_update(index_elements=columns, set_=added))
+
+    def _put(self, connection: Connection, table: Table, key: Mapping[str, str], values: Mapping[str, Any]) -> None:
+        statement = self._insert(table).values({**key, **values})
+        connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=dict(values)))
+
+
+def _row_of(connection: Connection, table: Table, key: Mapping[str, str]) -> Sums:
+    wanted = select(table).where(*(table.c[name] == value for name, value in key.items()))
+    found = connection.execute(wanted).mappings().one_or_none()
+    return Counter() if found is None else Counter({name: int(found[name]) for name in tables.SPENT})
+
+
+def _spent_of(rows: Iterable[Row]) -> dict[Key, Sums]:
+    sums: dict[Key, Sums] = {}
+    for row in rows:
+        spent = {name: getattr(row, name) for name in tables.SPENT}
+        sums.setdefault((row.tenant, row.model), Counter()).update(spent)
+    return sums

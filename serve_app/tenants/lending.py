@@ -1,0 +1,128 @@
+"""Lends tenants' limits to routers: the one place where all that was taken of a limit is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from serve_app.core.quotas import Amounts, Lease, Meter, Statement, bounds_of
+from serve_app.core.tenants import Limits
+from serve_app.tenants.meters import AnyMeter, Budget, Gauge, Window, period_of
+
+LEASE_S = 5.0
+"""A router that was not heard of for so long is taken for gone, and itself refuses by then."""
+
+LimitsOf = Callable[[str], Limits]
+SpentOf = Callable[[str, str], int]
+"""What a tenant spent within a period, `2026-11-22` or `2026-11`, in billionths of the currency."""
+
+
+def nothing_spent(tenant: str, period: str) -> int:
+    return 0
+
+
+@dataclass(slots=True)
+class _Loan:
+    """What one router has of one tenant's limits."""
+
+    expires_at: float
+    granted: Amounts = field(default_factory=dict)
+
+
+class Lending:
+    """What is granted was taken from the tenant's meter before, so what all routers use stays within each limit. Where
+    a router is gone, what it held of a gauge is lent again: should it still use that, the limit is exceeded by as much,
+    and never by more. Of other meters it counts as used.
+
+    limits_of: what a tenant has now; it may change
+    clock:     seconds, monotonic;  wall: seconds since 1970
+    spent_of:  what the ledger says, asked once per tenant, budget and life of this object
+    """
+
+    def __init__(
+        self,
+        limits_of: LimitsOf,
+        *,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        spent_of: SpentOf = nothing_spent,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self._limits_of = limits_of
+        self._clock = clock
+        self._wall = wall
+        self._spent_of = spent_of
+        self._lease_s = lease_s
+        self._meters: dict[tuple[str, Meter], AnyMeter] = {}
+        self._loans: dict[tuple[str, str], _Loan] = {}
+
+    def free(self, tenant: str) -> Amounts:
+        """What of each of its limits nobody holds."""
+        return {name: self._meter(tenant, name, bound).free(self._now(name)) for name, bound in self._bounds(tenant)}
+
+    def renew(self, router_id: str, statement: Statement) -> Lease:
+        """Grant what is wanted, as far as it is there, and take back what is wanted no more."""
+        self._expire()
+        now = self._clock()
+        known = self._loans.setdefault((router_id, statement.tenant), _Loan(now))
+        known.expires_at = now + self._lease_s
+        waits = {meter: self._settle(statement, known, meter, bound) for meter, bound in self._bounds(statement.tenant)}
+        free = self.free(statement.tenant)
+        resets = {meter: self._meters[statement.tenant, meter].reset_s(self._now(meter)) for meter in free}
+        return Lease(
+            granted=dict(known.granted),
+            left=free,
+            waits=waits,
+            resets=resets,
+            lasts_s=self._lease_s,
+            num_routers=sum(tenant == statement.tenant for _, tenant in self._loans),
+        )
+
+    def _settle(self, statement: Statement, loan: _Loan, name: Meter, bound: int) -> float:
+        """Bring one meter to what is wanted; how long to wait for what is missing."""
+        meter, now = self._meter(statement.tenant, name, bound), self._now(name)
+        used, wanted = statement.used.get(name, 0), statement.wanted.get(name, 0)
+        if name not in loan.granted:  # nothing is known of what the router took before; what is in flight is there
+            loan.granted[name] = used
+            if name.is_gauge:
+                meter.take(used, now)
+        missing = used + wanted - loan.granted[name]
+        if missing < 0:
+            meter.give(-missing, now)
+            loan.granted[name] += missing
+            return 0.0
+        granted = min(missing, meter.free(now))
+        meter.take(granted, now)
+        loan.granted[name] += granted
+        return meter.wait_s(missing - granted, now)
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for key, loan in [each for each in self._loans.items() if each[1].expires_at <= now]:
+            del self._loans[key]
+            for name, granted in loan.granted.items():
+                meter = self._meters.get((key[1], name))
+                if name.is_gauge and meter is not None:
+                    meter.give(granted, now)
+
+    def _bounds(self, tenant: str) -> list[tuple[Meter, int]]:
+        return list(bounds_of(self._limits_of(tenant)).items())
+
+    def _meter(self, tenant: str, name: Meter, bound: int) -> AnyMeter:
+        meter = self._meters.get((tenant, name))
+        if meter is None:
+            meter = self._meters[tenant, name] = self._new_meter(tenant, name, bound)
+        meter.limit = bound
+        return meter
+
+    def _new_meter(self, tenant: str, name: Meter, bound: int) -> AnyMeter:
+        if name.is_gauge:
+            return Gauge(bound)
+        if not name.is_budget:
+            return Window(bound)
+        is_monthly = name is Meter.MONTH
+        period = period_of(self._wall(), is_monthly=is_monthly)
+        return Budget(bound, is_monthly=is_monthly, period=period, spent=self._spent_of(tenant, period))
+
+    def _now(self, meter: Meter) -> float:
+        return self._wall() if meter.is_budget else self._clock()

@@ -1,0 +1,142 @@
+"""Meters: how much of one limit is free, after what was taken and given back."""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import UTC, datetime, timedelta
+
+MINUTE_S = 60
+GAUGE_WAIT_S = 1.0
+"""When a place in flight becomes free nobody knows; so long is worth waiting."""
+
+
+class Window:
+    """At most so much within any minute, not only within those of the clock.
+
+    A bucket that refills would let twice the limit through within a minute that begins with a full one. What was taken
+    is kept by the second, so that this takes at most 62 numbers whatever is asked. What is given back is taken off the
+    oldest, which errs on the side of the limit.
+
+    limit: may be changed;  now: seconds, monotonic
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._taken: deque[tuple[int, int]] = deque()
+        self._total = 0
+
+    def free(self, now: float) -> int:
+        """What may be taken."""
+        self._forget(now)
+        return max(0, self.limit - self._total)
+
+    def take(self, amount: int, now: float) -> None:
+        second = int(now)
+        if self._taken and self._taken[-1][0] >= second:
+            second, before = self._taken.pop()
+            self._taken.append((second, before + amount))
+        else:
+            self._taken.append((second, amount))
+        self._total += amount
+
+    def give(self, amount: int, now: float) -> None:
+        self._forget(now)
+        while amount > 0 and self._taken:
+            second, taken = self._taken.popleft()
+            self._total -= min(taken, amount)
+            if taken > amount:
+                self._taken.appendleft((second, taken - amount))
+            amount -= taken
+
+    def wait_s(self, amount: int, now: float) -> float:
+        """Until so much is free, if nothing is taken meanwhile."""
+        missing = amount - self.free(now)
+        for second, taken in self._taken if missing > 0 else ():
+            missing -= taken
+            if missing <= 0:
+                return _leaves_at(second) - now
+        return 0.0 if missing <= 0 else float(MINUTE_S)
+
+    def reset_s(self, now: float) -> float:
+        """Until the whole limit is free."""
+        self._forget(now)
+        return _leaves_at(self._taken[-1][0]) - now if self._taken else 0.0
+
+    def _forget(self, now: float) -> None:
+        while self._taken and _leaves_at(self._taken[0][0]) <= now:
+            self._total -= self._taken.popleft()[1]
+
+
+def _leaves_at(second: int) -> int:
+    """When what was taken in the course of that second is a whole minute past."""
+    return second + 1 + MINUTE_S
+
+
+class Gauge:
+    """At most so much at one moment."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._taken = 0
+
+    def free(self, now: float) -> int:
+        return max(0, self.limit - self._taken)
+
+    def take(self, amount: int, now: float) -> None:
+        self._taken += amount
+
+    def give(self, amount: int, now: float) -> None:
+        self._taken = max(0, self._taken - amount)
+
+    def wait_s(self, amount: int, now: float) -> float:
+        return GAUGE_WAIT_S if amount > self.free(now) else 0.0
+
+    def reset_s(self, now: float) -> float:
+        return GAUGE_WAIT_S if self._taken else 0.0
+
+
+class Budget:
+    """At most so much from the beginning of a day or a month, UTC. A clock that is set back begins none anew.
+
+    now: seconds since 1970
+    """
+
+    def __init__(self, limit: int, *, is_monthly: bool, period: str = "", spent: int = 0) -> None:
+        """period, spent: what was spent already, and when"""
+        self.limit = limit
+        self._is_monthly = is_monthly
+        self._period = period
+        self._spent = spent
+
+    def free(self, now: float) -> int:
+        self._begin(now)
+        return max(0, self.limit - self._spent)
+
+    def take(self, amount: int, now: float) -> None:
+        self._begin(now)
+        self._spent += amount
+
+    def give(self, amount: int, now: float) -> None:
+        self._begin(now)
+        self._spent = max(0, self._spent - amount)
+
+    def wait_s(self, amount: int, now: float) -> float:
+        return self.reset_s(now) if amount > self.free(now) else 0.0
+
+    def reset_s(self, now: float) -> float:
+        today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        month = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
+        return (month if self._is_monthly else today + timedelta(days=1)).timestamp() - now
+
+    def _begin(self, now: float) -> None:
+        period = period_of(now, is_monthly=self._is_monthly)
+        if period > self._period:
+            self._period, self._spent = period, 0
+
+
+AnyMeter = Window | Gauge | Budget
+
+
+def period_of(now: float, *, is_monthly: bool) -> str:
+    """The day as `2026-11-22`, or the month as `2026-11`, that a Unix time is in, UTC."""
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m" if is_monthly else "%Y-%m-%d")

@@ -1,0 +1,48 @@
+"""Reports of usage: what is asked for in words, and the lines as JSON can hold them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from serve_app.core.csv_lines import as_csv
+from serve_app.core.ledger import DIMENSIONS, UsageLine, UsageQuestion
+from serve_app.core.quotas import NANO
+from serve_app.tenants.errors import TenancyError
+
+DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+COLUMNS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "choices", "engine_seconds", "cost")
+"""Behind what is asked for by. Cost is in the currency of the prices."""
+
+
+def question_of(arguments: Mapping[str, object]) -> UsageQuestion:
+    """Of `by` (names between commas), `tenant`, `since`, `until`. Raises TenancyError."""
+    by = tuple(name.strip() for name in str(arguments.get("by") or "tenant,model,day").split(","))
+    if not set(by) <= set(DIMENSIONS) or len(set(by)) < len(by):
+        raise TenancyError(f"by must be some of {', '.join(DIMENSIONS)}, each once; found {','.join(by)[:96]!r}.")
+    days = {name: str(arguments.get(name) or "") for name in ("since", "until")}
+    for name, day in days.items():
+        if day and not DAY.fullmatch(day):
+            raise TenancyError(f"{name} must be a day like 2026-11-22; found {day[:96]!r}.")
+    tenant = arguments.get("tenant")
+    return UsageQuestion(by=by, tenant=None if tenant is None else str(tenant), **days)
+
+
+def report_of(lines: Sequence[UsageLine]) -> list[dict[str, object]]:
+    """One flat object per line."""
+    return [
+        {
+            **line.by,
+            **{name: line.sums[name] for name in COLUMNS if name in line.sums and name != "cost"},
+            "engine_seconds": line.sums["engine_ns"] / NANO,
+            "cost": line.sums["cost"] / NANO,
+        }
+        for line in lines
+    ]
+
+
+def csv_of(answer: Mapping[str, object]) -> str:
+    """What the office answered of usage, as comma-separated values."""
+    data = answer["data"]
+    assert isinstance(data, list)
+    return as_csv(data)

@@ -1,0 +1,99 @@
+"""What one router holds of one tenant's limits, and what it took of that."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Mapping
+
+from serve_app.core.quotas import Amounts, Lease, Meter, Statement
+
+SHARE = 8
+"""Routers hold at most so small a part of each limit together beyond what is waited for: that is a lease."""
+MAX_DENIAL_S = 0.25
+"""What was said to be missing is believed for so long; those who come meanwhile are refused without asking again."""
+NEVER_TOLD = Lease(granted={}, left={}, waits={}, resets={}, lasts_s=0.0, num_routers=sys.maxsize)
+
+
+class Wallet:
+    """Taking is all or nothing. What was given back may be taken again.
+
+    now: seconds, monotonic
+    """
+
+    def __init__(self) -> None:
+        self._granted: Amounts = {}
+        self._used: Counter[Meter] = Counter()
+        self._demand: Counter[Meter] = Counter()
+        self._denied_until: dict[Meter, float] = {}
+        self._told = NEVER_TOLD
+        self._told_at = -math.inf
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing in it that another router could use, nothing in use, and nothing in demand."""
+        held = any(granted > self._used[meter] for meter, granted in self._granted.items())
+        return not (held or self._demand) and not any(self._used[meter] for meter in self._granted if meter.is_gauge)
+
+    def is_valid(self, now: float) -> bool:
+        """Whether what is in it may still be used."""
+        return now < self._told_at + self._told.lasts_s
+
+    def take(self, need: Mapping[Meter, int], now: float) -> bool:
+        """Take all of it, or nothing and return False."""
+        for meter, amount in need.items():
+            self._demand[meter] += amount
+        if not self.is_valid(now) or self.short(need):
+            return False
+        for meter, amount in need.items():  # Counter.update is made for other things, and slow
+            self._used[meter] += amount
+        return True
+
+    def give(self, amounts: Mapping[Meter, int]) -> None:
+        """Put back what was taken and not used."""
+        for meter, amount in amounts.items():
+            self._used[meter] -= amount
+
+    def short(self, need: Mapping[Meter, int]) -> list[Meter]:
+        """The meters on which there is too little of this."""
+        granted, used = self._granted, self._used
+        return [meter for meter, amount in need.items() if amount and granted.get(meter, 0) - used[meter] < amount]
+
+    def denied(self, need: Mapping[Meter, int], now: float) -> Meter | None:
+        """The meter that is known to have too little left, wherever one asks."""
+        if not self.is_valid(now):
+            return None
+        return next((meter for meter in self.short(need) if self._denied_until.get(meter, now) > now), None)
+
+    def remaining(self, meter: Meter) -> int:
+        """What is here and, as was told last, with nobody."""
+        return max(0, self._granted.get(meter, 0) - self._used[meter] + self._told.left.get(meter, 0))
+
+    def reset_s(self, meter: Meter, now: float) -> float:
+        return max(0.0, self._told.resets.get(meter, 0.0) - (now - self._told_at))
+
+    def wait_s(self, meter: Meter, now: float) -> float:
+        return max(0.0, self._told.waits.get(meter, 0.0) - (now - self._told_at))
+
+    def statement(self, tenant: str, bounds: Mapping[Meter, int], waiting: Mapping[Meter, int]) -> Statement:
+        """Ask for what is waited for, and for twice what was in demand since the last time, but never for more than
+        the share. What is beyond that is given up at once, so that it is used by nobody but who gets it.
+        """
+        wanted, num_routers = {}, self._told.num_routers
+        for meter, bound in bounds.items():
+            spare = min(-(-bound // SHARE) // num_routers, 2 * self._demand[meter])
+            wanted[meter] = waiting.get(meter, 0) + spare
+            self._granted[meter] = min(self._granted.get(meter, 0), self._used[meter] + wanted[meter])
+        for gone in self._granted.keys() - bounds.keys():
+            del self._granted[gone]
+        self._demand.clear()
+        return Statement(tenant=tenant, used={meter: self._used[meter] for meter in bounds}, wanted=wanted)
+
+    def accept(self, lease: Lease, asked_at: float) -> None:
+        """Take over what was answered to the last statement."""
+        self._told, self._told_at = lease, asked_at
+        self._granted = dict(lease.granted)
+        self._denied_until = {
+            meter: asked_at + min(wait_s, MAX_DENIAL_S) for meter, wait_s in lease.waits.items() if wait_s > 0
+        }

@@ -1,0 +1,147 @@
+"""Requests that come again under their `Idempotency-Key`: the same bytes, computed once, whoever left meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+
+from serve_app.core.errors import EngineFailed
+from serve_app.core.tenants import Identity, Tenant
+from serve_app.http.app import build_app
+from serve_app.http.guard import Door
+from serve_app.router.fleet import Fleet
+from serve_app.router.replays import Recording, Replays, ReplaySettings
+from serve_app.router.router import Router
+from tests.fakes import FakeBackend
+
+BODY = {"model": "tiny", "prompt": "a b", "max_tokens": 5}
+STREAM = BODY | {"stream": True}
+
+
+@dataclass(slots=True)
+class Asking:
+    """Clients of two tenants."""
+
+    backend: FakeBackend
+    client: httpx.AsyncClient
+    now: float = 0.0
+    replays: Replays = field(init=False)
+
+    def post(self, body: dict[str, object], key: str = "k", tenant: str = "a") -> asyncio.Task[httpx.Response]:
+        headers = {"idempotency-key": key, "x-api-key": tenant}
+        return asyncio.create_task(self.client.post("/v1/completions", json=body, headers=headers))
+
+    @property
+    def num_computed(self) -> int:
+        return len(self.backend.submissions)
+
+
+@pytest.fixture(params=[False, True], ids=["by itself", "stepped"])
+async def asking(request: pytest.FixtureRequest) -> AsyncIterator[Asking]:
+    backend, fleet = FakeBackend(is_stepped=request.param), Fleet("router-0")
+    fleet.put(backend.card, backend)
+    made = Asking(backend, httpx.AsyncClient())
+    made.replays = Replays(ReplaySettings(seconds=60, max_answers=3, max_bytes=10_000), clock=lambda: made.now)
+    door = Door(identify=lambda key: Identity(tenant=Tenant(name=key or ""), key_id="key"))
+    app = build_app(Router(fleet), door=door, replays=made.replays)
+    made.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://flow")
+    yield made
+    await made.client.aclose()
+    await fleet.close()
+
+
+by_itself = pytest.mark.parametrize("asking", [False], indirect=True)
+stepped = pytest.mark.parametrize("asking", [True], indirect=True)
+
+
+@by_itself
+@pytest.mark.parametrize("body", [BODY, STREAM])
+async def test_a_repeat_gets_the_same_bytes_and_nothing_is_computed_again(
+    asking: Asking, body: dict[str, object]
+) -> None:
+    answers = [await asking.post(body) for _ in range(5)]
+    assert (len({each.content for each in answers}), asking.num_computed) == (1, 1)
+    assert {each.status_code for each in answers} == {200}
+    assert ["idempotency-replayed" in each.headers for each in answers] == [False, True, True, True, True]
+
+
+@stepped
+@pytest.mark.parametrize("body", [BODY, STREAM])
+async def test_a_client_that_left_finds_what_was_computed_meanwhile(asking: Asking, body: dict[str, object]) -> None:
+    left = asking.post(body)
+    while not asking.backend.num_live:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    asking.backend.step()
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    again = [asking.post(body) for _ in range(4)]
+    await asyncio.sleep(0.01)
+    assert asking.backend.num_live == 1
+    while asking.backend.num_live:
+        asking.backend.step()
+        await asyncio.sleep(0)
+    answers = await asyncio.gather(*again)
+    assert (len({each.content for each in answers}), asking.num_computed) == (1, 1)
+    assert b"w4" in answers[0].content
+
+
+@by_itself
+async def test_keys_are_each_tenants_own_and_of_one_request(asking: Asking) -> None:
+    await asking.post(BODY)
+    assert "idempotency-replayed" not in (await asking.post(BODY, tenant="b")).headers
+    other = await asking.post(BODY | {"max_tokens": 6})
+    assert (other.status_code, other.json()["error"]["error_code"]) == (422, "idempotency_key_reused")
+    wrong = await asking.post(BODY, key="x" * 256)
+    assert wrong.status_code == 400
+    assert asking.num_computed == 2
+
+
+@by_itself
+async def test_what_failed_is_tried_again(asking: Asking) -> None:
+    asking.backend.refusal = EngineFailed("no")
+    assert (await asking.post(BODY)).status_code == 500
+    asking.backend.refusal = None
+    assert (await asking.post(BODY)).status_code == 200
+
+
+@by_itself
+async def test_an_answer_is_kept_for_its_time(asking: Asking) -> None:
+    await asking.post(BODY)
+    asking.now = 59.9
+    await asking.post(BODY)
+    assert asking.num_computed == 1
+    asking.now = 60.0
+    await asking.post(BODY)
+    assert asking.num_computed == 2
+
+
+@by_itself
+async def test_what_is_kept_of_a_tenant_is_bounded_in_number_and_bytes(asking: Asking) -> None:
+    for number in range(10):
+        await asking.post(BODY, key=str(number))
+    await asking.post(BODY, key="9")
+    assert asking.num_computed == 10
+    await asking.post(BODY, key="0")
+    assert asking.num_computed == 11
+    for number in range(20, 30):
+        await asking.post(BODY | {"max_tokens": 40, "n": 20}, key=str(number))
+        assert asking.replays.num_bytes("a") <= 10_000
+
+
+async def test_followers_have_what_they_follow_to_the_end_though_it_is_not_kept() -> None:
+    replays = Replays(ReplaySettings(max_bytes=0))
+    recording = replays.begin("a", "k", b"f")
+    following = asyncio.create_task(_all(recording))
+    await asyncio.sleep(0)
+    recording.add({"type": "http.response.start"})
+    recording.add({"type": "http.response.body", "body": b"x"})
+    replays.end("a", "k", recording, is_kept=True)
+    assert (len(await following), replays.find("a", "k", b"f")) == (2, None)
+
+
+async def _all(recording: Recording) -> list[object]:
+    return [message async for message in recording.messages()]

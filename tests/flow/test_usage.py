@@ -1,0 +1,39 @@
+"""Reports of usage over HTTP: a tenant's own to any of its keys, all of them to administrators."""
+
+from __future__ import annotations
+
+import httpx
+
+from serve_app.core.ledger import Row
+from serve_app.tenants.reports import csv_of
+from serve_app.tenants.store import Author
+from tests.flow.test_admin import House, client, house  # noqa: F401
+
+AT = 1.8e9
+
+
+def record(house: House) -> None:  # noqa: F811
+    rows = [
+        Row(id=f"{tenant}/{number}", tenant=tenant, key_id="key", request_id="r", model="tiny", at=AT, cost=5 * 10**8)
+        for tenant in ("acme", "=beta")
+        for number in range(2)
+    ]
+    house.office.ledger.record(rows, (), AT)
+
+
+async def test_a_tenant_sees_its_own_whatever_it_asks(house: House, client: httpx.AsyncClient) -> None:  # noqa: F811
+    record(house)
+    key = house.key("acme")
+    mine = await client.get("/v1/usage?by=tenant,day", headers=key)
+    assert [(line["tenant"], line["requests"], line["cost"]) for line in mine.json()["data"]] == [("acme", 2, 1.0)]
+    for query in ("tenant=beta", "by=secret", "since=yesterday", "format=parquet"):
+        assert (await client.get(f"/v1/usage?{query}", headers=key)).status_code == 400
+    assert (await client.get("/v1/usage")).status_code == 401
+
+
+async def test_csv_holds_no_formula(house: House) -> None:  # noqa: F811
+    record(house)
+    answer = house.office.answer("show_usage", {"by": "tenant"}, Author(name="test", at=0.0))
+    lines = csv_of(answer).splitlines()
+    assert lines[0].startswith("tenant,requests,")
+    assert [line.split(",")[0] for line in lines[1:]] == ["'=beta", "acme"]

@@ -1,0 +1,179 @@
+"""Limits at a router: 200 at once, two routers, refusals without asking, and a lender that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from serve_app.core.errors import InvalidRequest, OutOfBudget, QuotaExceeded, Unavailable
+from serve_app.core.quotas import Amount, Lease, Meter, Statement, bounds_of
+from serve_app.core.tenants import Limits, Tenant
+from serve_app.router.quotas import Permit, Quotas
+from serve_app.tenants.lending import Lending
+
+
+@dataclass(slots=True)
+class FakeAccounts:
+    """Lends at once. num_calls: counted;  is_gone: it cannot be reached"""
+
+    limits: Limits
+    now: float = 1000.0
+    num_calls: int = 0
+    is_gone: bool = False
+    lending: Lending = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lending = Lending(lambda tenant: self.limits, clock=self.clock, wall=self.clock)
+
+    def clock(self) -> float:
+        return self.now
+
+    async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
+        self.num_calls += 1
+        await asyncio.sleep(0)
+        if self.is_gone:
+            raise ConnectionError("accounts are gone")
+        return [self.lending.renew(router_id, each) for each in statements]
+
+
+def quotas(accounts: FakeAccounts, name: str = "a") -> Quotas:
+    return Quotas(name, accounts, clock=accounts.clock)
+
+
+async def asked(quotas: Quotas, tenant: Tenant, amount: Amount, count: int) -> tuple[list[Permit], list[QuotaExceeded]]:
+    found = await asyncio.gather(*(quotas.reserve(tenant, amount) for _ in range(count)), return_exceptions=True)
+    refused = [each for each in found if isinstance(each, QuotaExceeded)]
+    permits = [each for each in found if isinstance(each, Permit)]
+    assert len(refused) + len(permits) == count, found
+    return permits, refused
+
+
+@pytest.mark.parametrize(
+    ("limits", "allowed"),
+    [
+        (Limits(requests_per_minute=50), 50),
+        (Limits(tokens_per_minute=1000), 100),
+        (Limits(max_in_flight=7), 7),
+        (Limits(max_in_flight_tokens=95), 9),
+        (Limits(budget_per_day=4e-8), 40),
+        (Limits(requests_per_minute=150, max_in_flight=60, tokens_per_minute=700), 70 - 10),
+    ],
+)
+async def test_200_at_once_against_two_routers_never_exceed_a_limit(limits: Limits, allowed: int) -> None:
+    accounts, tenant = FakeAccounts(limits), Tenant(name="acme", limits=limits)
+    amount = Amount(requests=1, tokens=10, cost=1)
+    routers = [quotas(accounts, name) for name in ("a", "b")]
+    found = await asyncio.gather(*(asked(each, tenant, amount, 100) for each in routers))
+    permits = [permit for mine, _ in found for permit in mine]
+    assert len(permits) <= allowed
+    more, _ = await asked(routers[0], tenant, amount, 200)
+    again, _ = await asked(routers[1], tenant, amount, 200)
+    assert allowed * 7 // 8 - 1 <= len([*permits, *more, *again]) <= allowed
+
+
+async def test_what_is_cancelled_or_fails_is_given_back_and_what_was_spent_is_not() -> None:
+    limits = Limits(tokens_per_minute=100, max_in_flight=3, requests_per_minute=10)
+    accounts, tenant = FakeAccounts(limits), Tenant(name="acme", limits=limits)
+    router = quotas(accounts)
+    permits, _ = await asked(router, tenant, Amount(requests=1, tokens=30), 3)
+    permits[0].settle(Amount())
+    permits[0].settle(Amount())  # once is enough
+    permits[1].settle(Amount(requests=1, tokens=12))
+    permits[2].settle(Amount(requests=1, tokens=30))
+    await router.renew()
+    await router.renew()
+    rates = router.rates(tenant)
+    assert {meter: rate.remaining for meter, rate in rates.items()} == {Meter.REQUESTS: 8, Meter.TOKENS: 58}
+    assert accounts.lending.free("acme")[Meter.IN_FLIGHT] == 3
+
+
+async def test_whoever_stops_waiting_leaves_nothing_reserved() -> None:
+    limits = Limits(max_in_flight=5)
+    accounts, tenant = FakeAccounts(limits), Tenant(name="acme", limits=limits)
+    router = quotas(accounts)
+    for num_turns in range(6):
+        waiting = asyncio.create_task(router.reserve(tenant, Amount(requests=1)))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        if waiting.cancel():
+            await asyncio.gather(waiting, return_exceptions=True)
+        else:
+            (await waiting).settle(Amount())
+    permits, refused = await asked(router, tenant, Amount(requests=1), 6)
+    assert (len(permits), len(refused)) == (5, 1)
+
+
+async def test_refusals_do_not_ask_the_lender_again_and_again() -> None:
+    limits = Limits(requests_per_minute=5)
+    accounts, tenant = FakeAccounts(limits), Tenant(name="acme", limits=limits)
+    router = quotas(accounts)
+    await asked(router, tenant, Amount(requests=1), 6)
+    before = accounts.num_calls
+    _, refused = await asked(router, tenant, Amount(requests=1), 500)
+    assert (len(refused), accounts.num_calls) == (500, before)
+
+
+async def test_requests_that_wait_are_asked_for_together() -> None:
+    limits = Limits(max_in_flight=300)
+    accounts, tenant = FakeAccounts(limits), Tenant(name="acme", limits=limits)
+    permits, _ = await asked(quotas(accounts), tenant, Amount(requests=1), 200)
+    assert (len(permits), accounts.num_calls) == (200, 1)
+
+
+async def test_a_refusal_says_which_limit_and_when_to_come_again() -> None:
+    limits = Limits(requests_per_minute=6)
+    accounts, tenant = FakeAccounts(limits), Tenant(name="acme", limits=limits)
+    router = quotas(accounts)
+    _, refused = await asked(router, tenant, Amount(requests=1), 9)
+    assert [each.facts["limit"] for each in refused] == ["requests_per_minute"] * 3
+    times = [each.retry_after_s or 0 for each in refused]
+    assert times[0] >= 60
+    assert sorted(times)[-1] > times[0]  # not all of them are told to come at once
+    accounts.now += 62
+    assert len((await asked(router, tenant, Amount(requests=1), 3))[0]) == 3
+
+
+async def test_a_budget_that_is_spent_says_so_and_is_there_again_the_next_day() -> None:
+    limits = Limits(budget_per_day=1e-6)
+    accounts, tenant = FakeAccounts(limits), Tenant(name="acme", limits=limits)
+    router = quotas(accounts)
+    await router.reserve(tenant, Amount(cost=1000))
+    with pytest.raises(OutOfBudget) as refused:
+        await router.reserve(tenant, Amount(cost=1))
+    assert (refused.value.code, refused.value.retry_after_s) == ("insufficient_quota", 86_400 - 1000)
+    accounts.now = 86_400.0
+    await router.reserve(tenant, Amount(cost=1000))
+
+
+async def test_more_than_a_limit_allows_at_all_is_refused_for_good() -> None:
+    limits = Limits(tokens_per_minute=100)
+    tenant = Tenant(name="acme", limits=limits)
+    with pytest.raises(InvalidRequest, match="tokens_per_minute is 100") as refused:
+        await quotas(FakeAccounts(limits)).reserve(tenant, Amount(requests=1, tokens=101))
+    assert refused.value.retry_after_s is None
+
+
+async def test_a_router_whose_lender_is_gone_serves_what_it_holds_and_then_says_that_it_does_not_know() -> None:
+    limits = Limits(requests_per_minute=80)
+    accounts, tenant = FakeAccounts(limits), Tenant(name="acme", limits=limits)
+    router = quotas(accounts)
+    await asked(router, tenant, Amount(requests=1), 20)
+    await router.renew()  # what is in demand is held
+    accounts.is_gone = True
+    permits = [await router.reserve(tenant, Amount(requests=1)) for _ in range(5)]
+    assert len(permits) == 5
+    accounts.now += 6
+    with pytest.raises(Unavailable) as refused:
+        await router.reserve(tenant, Amount(requests=1))
+    assert refused.value.retry_after_s == 1
+    accounts.is_gone = False
+    await router.reserve(tenant, Amount(requests=1))
+
+
+async def test_a_tenant_without_limits_asks_nobody() -> None:
+    accounts = FakeAccounts(Limits())
+    await asked(quotas(accounts), Tenant(name="free"), Amount(requests=1, tokens=10**9), 10)
+    assert (accounts.num_calls, bounds_of(Limits())) == (0, {})

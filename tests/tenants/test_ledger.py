@@ -1,0 +1,124 @@
+"""The ledger: every row once, and every token that replicas counted in a row or unattributed, at any moment."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine
+
+from serve_app.core.ledger import SUMS, UNATTRIBUTED, Counted, Row, Spent, UsageQuestion
+from serve_app.core.prices import Price, Prices
+from serve_app.tenants.ledger import LedgerStore
+
+DAY_S = 86_400.0
+SPENT = ("prompt_tokens", "cached_tokens", "completion_tokens", "engine_ns")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LedgerStore]:
+    engine = create_engine(f"sqlite:///{tmp_path / 'ledger.db'}")
+    yield LedgerStore(engine)
+    engine.dispose()
+
+
+def row(id_: str, *, tenant: str = "acme", tokens: int = 10, at: float = 0.0, **more: object) -> Row:
+    made = Row(id=id_, tenant=tenant, key_id="key-1", request_id=f"r{id_}", model="tiny", at=at)
+    return replace(made, prompt_tokens=tokens, cached_tokens=1, completion_tokens=2 * tokens, engine_ns=7, **more)
+
+
+def counted(replica: str, spent: Spent) -> Counted:
+    return Counted(replica_id=replica, model="tiny", spent=spent)
+
+
+def sums(store: LedgerStore, **by: str) -> dict[str, int]:
+    """Of everything, or of what matches."""
+    total: Counter[str] = Counter()
+    for line in store.usage(UsageQuestion(by=("tenant", "model", "adapter", "key_id", "day"))):
+        if all(line.by[name] == value for name, value in by.items()):
+            total.update(line.sums)
+    return {name: total[name] for name in SUMS}
+
+
+def test_a_row_that_comes_again_is_kept_once(store: LedgerStore) -> None:
+    rows = [row("a"), row("b", cost=5)]
+    assert store.record(rows, (), 0.0) == 2
+    assert store.record([*rows, row("c")], (), 0.0) == 1
+    assert store.record([row("c"), row("c")], (), 0.0) == 0
+    assert (sums(store)["requests"], sums(store)["prompt_tokens"], sums(store)["cost"]) == (3, 30, 5)
+
+
+def test_what_no_row_explains_is_unattributed_until_one_does(store: LedgerStore) -> None:
+    spent = Spent(flow="acme", prompt_tokens=25, cached_tokens=3, completion_tokens=44, engine_ns=100)
+    store.record((), [counted("r0", spent)], 0.0)
+    assert sums(store, key_id=UNATTRIBUTED)["prompt_tokens"] == 25
+    store.record([row("a", at=DAY_S)], (), DAY_S)  # on the next day
+    assert sums(store, key_id=UNATTRIBUTED)["prompt_tokens"] == 15
+    assert {name: sums(store)[name] for name in SPENT} == {name: getattr(spent, name) for name in SPENT}
+    assert sums(store, key_id=UNATTRIBUTED)["requests"] == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_and_what_is_unattributed_come_to_what_was_counted(store: LedgerStore, seed: int) -> None:
+    """Rows come late, twice or never; counters of replicas that end come in any order."""
+    drawn = random.Random(seed)
+    truth: dict[tuple[str, str], Spent] = {}
+    waiting: list[Row] = []
+    for number in range(60):
+        tenant, replica = drawn.choice(["acme", "beta"]), f"r{drawn.randrange(3)}"
+        before = truth.get((replica, tenant), Spent(flow=tenant))
+        made = row(str(number), tenant=tenant, tokens=drawn.randint(1, 50), at=number * DAY_S / 8)
+        lost = drawn.randint(0, 5)
+        truth[replica, tenant] = Spent(
+            flow=tenant,
+            prompt_tokens=before.prompt_tokens + made.prompt_tokens + lost,
+            cached_tokens=before.cached_tokens + made.cached_tokens,
+            completion_tokens=before.completion_tokens + made.completion_tokens + lost,
+            engine_ns=before.engine_ns + made.engine_ns + lost,
+        )
+        if drawn.random() < 0.8:
+            waiting.append(made)
+        if drawn.random() < 0.5:
+            told = [counted(each, spent) for (each, _), spent in truth.items()]
+            batch = [each for each in waiting if drawn.random() < 0.7]
+            store.record(batch, told, number * DAY_S / 8)
+            if drawn.random() < 0.5:
+                store.record(batch, told[:1], number * DAY_S / 8)
+            waiting = [each for each in waiting if each not in batch]
+            for tenant_told in ("acme", "beta"):
+                expected = [spent for (_, flow), spent in truth.items() if flow == tenant_told]
+                found = sums(store, tenant=tenant_told)
+                assert {name: found[name] for name in SPENT} == {
+                    name: sum(getattr(each, name) for each in expected) for name in SPENT
+                }
+
+
+def test_counters_that_are_told_late_take_nothing_back(store: LedgerStore) -> None:
+    later, earlier = Spent(flow="acme", prompt_tokens=9), Spent(flow="acme", prompt_tokens=4)
+    store.record((), [counted("r0", later)], 0.0)
+    store.record((), [counted("r0", earlier)], 0.0)
+    assert sums(store)["prompt_tokens"] == 9
+
+
+def test_usage_is_of_the_days_and_the_tenant_that_are_asked_for(store: LedgerStore) -> None:
+    store.record([row(str(n), tenant=t, at=n * DAY_S, cost=n) for n, t in enumerate("aabb")], (), 0.0)
+    asked = UsageQuestion(by=("tenant", "day"), since="1970-01-02", until="1970-01-03")
+    found = [(dict(line.by), line.sums["requests"], line.sums["cost"]) for line in store.usage(asked)]
+    assert found == [({"tenant": "a", "day": "1970-01-02"}, 1, 1), ({"tenant": "b", "day": "1970-01-03"}, 1, 2)]
+    assert [line.sums["requests"] for line in store.usage(UsageQuestion(by=("model",), tenant="a"))] == [2]
+    assert (store.cost_of("b", "1970-01"), store.cost_of("b", "1970-01-04"), store.cost_of("a", "1971")) == (5, 3, 0)
+
+
+def test_a_price_is_that_of_the_adapter_of_its_base_or_of_all() -> None:
+    prices = Prices(by_model={"tiny": Price(prompt=0.15, cached=0.03, completion=0.6), "*": Price(prompt=1.0)})
+    assert prices.of("tiny", "pirate").cost(prompt_tokens=10, cached_tokens=4, completion_tokens=5) == (
+        6 * 150 + 4 * 30 + 5 * 600
+    )
+    assert prices.of("other").cost(prompt_tokens=3, cached_tokens=1, completion_tokens=9) == 3000
+    own = Prices(by_model={"tiny": Price(prompt=1.0), "tiny:pirate": Price(prompt=2.0)})
+    assert own.of("tiny", "pirate").prompt == 2.0
+    assert Prices().of("tiny").cost(prompt_tokens=3, cached_tokens=1, completion_tokens=9) == 0
