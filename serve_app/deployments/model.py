@@ -16,7 +16,6 @@ from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.deployments.packing import pack
 from serve_app.engine.collector import exempt_what_is_loaded, resting
-from serve_app.engine.decoder.narrowing import Narrowing
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +67,6 @@ class Model:
             self._service = await asyncio.to_thread(load, self._replica_id)
         exempt_what_is_loaded()
         self._service.start()
-        self._narrowing = Narrowing(self._service.engine.model.module)
         self._warming = asyncio.create_task(self._warm())  # beside the first requests, which it would only hold up
 
     async def hello(self, router_id: str) -> ReplicaCard:
@@ -122,7 +120,6 @@ class Model:
     async def _warm(self) -> None:
         try:
             await self._service.warm()
-            await asyncio.to_thread(self._narrowing.run)
         except Exception:
             logger.exception("what first requests wait for could not be done beforehand")
 
