@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,11 @@ from tests.engine.laid_out import packed_linears
 pytestmark = pytest.mark.skipif(not has_kernel(), reason="this build of torch has no kernel for weights in float16")
 
 PROMPTS = [list(range(20 + 7 * number, 60 + 9 * number)) for number in range(3)]
+
+
+def priority() -> int:
+    """Of this thread."""
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
 @pytest.fixture
@@ -114,6 +121,20 @@ def test_a_narrowing_that_is_stopped_ends_behind_the_linear_that_it_is_at(folder
     engine.model.narrowing.stop()
     assert engine.model.narrowing.run() == 0
     assert all(isinstance(each.kept, OneDnnWeight) for each in packed_linears(engine.model.module))
+
+
+def test_it_is_done_in_a_thread_of_its_own_that_others_go_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(config(folder, kv_cache_bytes=16 << 20))
+    seen: list[tuple[str, int]] = []
+    narrowing = engine.model.narrowing
+    monkeypatch.setattr(narrowing, "run", lambda: seen.append((threading.current_thread().name, priority())))
+    own = priority()
+    narrowing.start()
+    for thread in threading.enumerate():
+        if thread.name == "narrowing":
+            thread.join()
+    assert seen == [("narrowing", 19)]
+    assert priority() == own
 
 
 def test_a_form_that_gives_something_else_is_not_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,11 +37,19 @@ class Narrowing:
         self._module = module
         self._is_over = threading.Event()
 
-    def run(self) -> int:
-        """Returns how many linears were exchanged. Takes 10 to 25 ns for each of their weights, of one core that
-        nothing else wants.
-        """
+    def start(self) -> None:
+        """Do it beside everything else, in a thread that takes only what nothing else wants of a core."""
+        threading.Thread(target=self._run_last, name="narrowing", daemon=True).start()
+
+    def _run_last(self) -> None:
         _yield_to_others()
+        try:
+            self.run()
+        except Exception:
+            logger.exception("weights stay as they are")
+
+    def run(self) -> int:
+        """Returns how many linears were exchanged. Takes 10 to 25 ns of a core for each of their weights."""
         began, count = time.monotonic(), 0
         for linear in _linears(self._module):
             if self._is_over.is_set():
