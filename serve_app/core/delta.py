@@ -82,7 +82,8 @@ class Finish:
     num_tokens:   generated tokens in all, those never shown included
     is_context_end: length ended it because the context was full, not because enough was generated
     predicted:    guesses that were computed for it, drawn and not drawn; None where its client expected nothing
-    engine_ns:    of the steps' time, its share of each that computed something of it
+    engine_ns:    of the steps' time, its share of each that computed something of it; measured, so that equal ends may
+                  differ in it
     """
 
     reason: FinishReason
@@ -90,7 +91,7 @@ class Finish:
     num_tokens: int
     is_context_end: bool = False
     predicted: tuple[int, int] | None = None
-    engine_ns: int = 0
+    engine_ns: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -212,7 +212,7 @@ def images_have_places(body: Body, served: Served) -> None:
 
 def prompts_fit(body: Body, served: Served) -> None:
     """A prompt fits the context, and its ids are of the vocabulary."""
-    if body.get("prompt") is not None:
+    if isinstance(body.get("prompt"), str | list | dict):
         body["prompt"] = fitting(body["prompt"], served)
 
 

@@ -12,8 +12,10 @@ import pytest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.model_list import ModelEntry
 from serve_app.core.errors import ContextOverflow, Overloaded
+from serve_app.core.tenants import Tenant
 from serve_app.http.app import build_app
 from serve_app.http.settings import HttpSettings
+from serve_app.router.admission import Ticket
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import Run, RunSettings
@@ -150,9 +152,12 @@ async def test_a_request_over_its_time_is_a_504(fleet, backend):
 
 
 class BrokenRouter(Router):
-    """Has a bug."""
+    """Has a bug, whoever looks at it."""
 
-    def open(self, request: CompletionRequest) -> Run:
+    def seen_by(self, tenant: Tenant) -> Router:
+        return self
+
+    def open(self, request: CompletionRequest, ticket: Ticket | None = None) -> Run:
         raise ZeroDivisionError("a detail of ours")
 
     def models(self) -> list[ModelEntry]:
