@@ -13,6 +13,7 @@ from serve_app.core.images import Image
 from serve_app.core.infill import Infill
 from serve_app.core.names import ModelRef
 from serve_app.core.recording import RecordParams
+from serve_app.core.shares import Share
 
 SamplerName = Literal[
     "penalties", "dry", "temperature", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"
@@ -260,6 +261,7 @@ class GenerationRequest:
     reports_tail: the first delta carries the end of the prompt's text
     record:       what of the computation is wanted besides; None is nothing
     prediction:   what the completion is expected to be, text or token ids; it changes nothing but what is guessed
+    share:        whose it is among those that share a replica; it changes nothing but when it is computed
     """
 
     request_id: str
@@ -284,6 +286,7 @@ class GenerationRequest:
     unencoded: UnencodedParams = field(default_factory=UnencodedParams)
     infill: Infill | None = None
     prediction: str | tuple[int, ...] = ""
+    share: Share = field(default_factory=Share)
 
     @property
     def texts(self) -> tuple[str, ...]:

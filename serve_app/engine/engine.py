@@ -10,12 +10,12 @@ from concurrent.futures import Executor
 
 from serve_app.core.delta import Delta, FinishReason, Load
 from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
+from serve_app.core.flow_usage import UsageReport
 from serve_app.engine.batch import Batch
+from serve_app.engine.charging import charge
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.kv.lanes import LaneStorage
-from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.kv.storage import Storage
-from serve_app.engine.kv.store import KeyValueStore
+from serve_app.engine.fairness.counters import Counters
+from serve_app.engine.kv.making import make_store
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.adapter import Adapter
 from serve_app.engine.lora.bank import AdapterBank
@@ -74,10 +74,11 @@ class Engine:
             on_staged=lambda: self.on_staged(),
         )
         self.speculator = Speculator(config, model.eos_token_ids)
+        self._counters = Counters(config.fairness)
         self._scheduler = Scheduler(
             self._store,
             self._slots,
-            WaitingQueue(),
+            WaitingQueue(self._counters),
             max_batch_tokens=config.max_batch_tokens,
             max_logit_rows=config.max_logit_rows,
             max_forced=config.max_forced_tokens,
@@ -116,6 +117,11 @@ class Engine:
             num_accepted_tokens=self._verifier.num_accepted,
             step_s=self.step_s,
         )
+
+    @property
+    def usage(self) -> UsageReport:
+        """What was computed for each flow, and where the time went; may be read by any thread."""
+        return self._counters.accounts.report(gap=self._counters.gap)
 
     @property
     def num_forced_tokens(self) -> int:
@@ -189,6 +195,7 @@ class Engine:
 
     def _advance(self, deltas: list[Delta]) -> None:
         """Compute one batch; what it gives is added to `deltas` as it comes."""
+        since_ns = self._counters.accounts.now_ns()
         self._slots.poll()
         batch = self._scheduler.schedule()
         for sequence, reason in self._scheduler.take_failures():
@@ -203,8 +210,10 @@ class Engine:
         masks = self._masks.begin(batch)
         with self._recorder.watching(batch):
             logits = self._runner.forward(batch)
-        deltas += self._verifier.draw(logits, batch, masks)
+        drawn = self._verifier.draw(logits, batch, masks)
+        deltas += drawn
         deltas += self._settle(batch)
+        charge(batch, drawn, self._counters, since_ns=since_ns)
         self.step_s += time.perf_counter() - started
         self._note(batch, self._work_clock() - work_started)
 
@@ -261,37 +270,3 @@ class Engine:
                     deltas.append(Delta(request_id=lost.request.request_id, sample=lost.sample, error=error))
             sequence.siblings = []
         return deltas
-
-
-def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:
-    """A store of as many blocks as the model's budget holds."""
-    bytes_per_block = model.shape.bytes_per_token(model.dtype) * config.block_size
-    num_blocks = model.kv_cache_bytes // bytes_per_block
-    return KeyValueStore(
-        _make_storage(config, model, num_blocks),
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        num_places=config.max_num_sequences,
-        bytes_per_block=bytes_per_block,
-    )
-
-
-def _make_storage(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Storage:
-    if config.is_paged(model.device.type):
-        return PageStorage(
-            model.shape,
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            dtype=model.dtype,
-            device=model.device,
-            kernels=model.kernels,
-            max_model_len=model.max_model_len,
-        )
-    return LaneStorage(
-        model.shape,
-        num_lanes=config.max_num_sequences,
-        max_model_len=model.max_model_len,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        dtype=model.dtype,
-    )

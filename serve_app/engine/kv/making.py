@@ -1,0 +1,44 @@
+"""The key/value store of a model that was loaded, in the storage that its device wants."""
+
+from __future__ import annotations
+
+from serve_app.engine.config import EngineConfig
+from serve_app.engine.kv.lanes import LaneStorage
+from serve_app.engine.kv.pages import PageStorage
+from serve_app.engine.kv.storage import Storage
+from serve_app.engine.kv.store import KeyValueStore
+from serve_app.engine.loading import LoadedModel
+
+
+def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:
+    """A store of as many blocks as the model's budget holds."""
+    bytes_per_block = model.shape.bytes_per_token(model.dtype) * config.block_size
+    num_blocks = model.kv_cache_bytes // bytes_per_block
+    return KeyValueStore(
+        _make_storage(config, model, num_blocks),
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        num_places=config.max_num_sequences,
+        bytes_per_block=bytes_per_block,
+    )
+
+
+def _make_storage(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Storage:
+    if config.is_paged(model.device.type):
+        return PageStorage(
+            model.shape,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            dtype=model.dtype,
+            device=model.device,
+            kernels=model.kernels,
+            max_model_len=model.max_model_len,
+        )
+    return LaneStorage(
+        model.shape,
+        num_lanes=config.max_num_sequences,
+        max_model_len=model.max_model_len,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        dtype=model.dtype,
+    )
