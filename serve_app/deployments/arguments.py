@@ -61,7 +61,7 @@ class ModelArgs(BaseModel):
     prefill_weight: PositiveFloat = 1.0
     decode_weight: PositiveFloat = 2.0
     swap_weight: Annotated[float, Field(ge=0)] = 256.0
-    turn_quantum: Annotated[float, Field(ge=0)] = 512.0
+    turn_quantum: Annotated[float, Field(ge=0)] = 256.0
     class_age_s: PositiveFloat = 5.0
     max_turn_wait_s: PositiveFloat = 30.0
     lease_s: Annotated[float, Field(ge=2)] = 10.0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence as Items
 
 from serve_app.core.delta import Delta
-from serve_app.core.shares import Share
 from serve_app.engine.batch import Batch
 from serve_app.engine.fairness.counters import Counters
 
@@ -18,21 +16,22 @@ def charge(batch: Batch, deltas: Items[Delta], counters: Counters, *, since_ns: 
     since_ns: when the step began, on the clock of the accounts
     """
     rules, accounts = counters.rules, counters.accounts
-    rows: defaultdict[str, int] = defaultdict(int)
-    services: defaultdict[Share, float] = defaultdict(float)
+    rows: dict[str, int] = {}
+    services: dict[str, float] = {}
     flows: dict[str, str] = {}
     for span in batch.spans:
         request, num_rows = span.sequence.request, span.num_computed
         share = request.share
-        rows[share.flow] += num_rows
-        drawn = rules.decode_weight if span.samples else 0.0
-        services[share] += drawn + rules.prefill_weight * (num_rows - span.decodes)
-        flows[request.request_id] = share.flow
-    accounts.note_step(rows, since_ns=since_ns)
-    for share, service in services.items():
-        counters.charge(share, service)
-    generated: defaultdict[str, int] = defaultdict(int)
+        flow = flows[request.request_id] = share.flow
+        service = rules.prefill_weight * (num_rows - span.decodes) + (rules.decode_weight if span.samples else 0.0)
+        counters.raise_by(flow, service / share.weight)
+        rows[flow] = rows.get(flow, 0) + num_rows
+        services[flow] = services.get(flow, 0.0) + service
+    accounts.note_step(rows, services, since_ns=since_ns)
+    generated: dict[str, int] = {}
     for delta in deltas:
-        generated[flows[delta.request_id]] += len(delta.token_ids)
+        if delta.token_ids:
+            flow = flows[delta.request_id]
+            generated[flow] = generated.get(flow, 0) + len(delta.token_ids)
     for flow, number in generated.items():
         accounts.note_generated(flow, number)

@@ -86,7 +86,7 @@ class EngineConfig:
     prefill_weight: float = 1.0
     decode_weight: float = 2.0
     swap_weight: float = 256.0
-    turn_quantum: float = 512.0
+    turn_quantum: float = 256.0
     class_age_s: float = 5.0
     max_turn_wait_s: float = 30.0
     lease_s: float = 10.0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence as Items
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from serve_app.core.delta import Finish, FinishReason
-from serve_app.core.names import ModelRef
 from serve_app.core.shares import Share
 from serve_app.engine.batch import Batch
 from serve_app.engine.charging import charge
@@ -122,11 +122,15 @@ class Simulation:
         if batch:
             self.num_steps += 1
             charge(batch, [], self.counters, since_ns=began_ns)
+        self.compute(batch)
+        return batch
+
+    def compute(self, batch: Batch) -> None:
+        """As if a model had: tokens are drawn, sequences end."""
         for span in batch.spans:
             self.num_tokens += span.length
             self._note_service(span.sequence.request.share.flow, span.length - span.decodes, span.samples)
             self._compute(span.sequence, span.end, samples=span.samples)
-        return batch
 
     def run(self, num_steps: int, each: Callable[[], None] = lambda: None) -> None:
         for _ in range(num_steps):

@@ -37,7 +37,7 @@ class Accounts:
         self._accounts: dict[str, Account] = {}
         self._lock = Lock()
 
-    def note_step(self, rows: Mapping[str, int], *, since_ns: int) -> None:
+    def note_step(self, rows: Mapping[str, int], services: Mapping[str, float], *, since_ns: int) -> None:
         """Divide a step that ends now by the rows of each flow; what rounding takes from one the next one has."""
         with self._lock:
             until_ns = self.now_ns()
@@ -46,6 +46,7 @@ class Accounts:
                 account = self._of(flow)
                 account.engine_ns += spent_ns * (before + num_rows) // total - spent_ns * before // total
                 account.num_rows += num_rows
+                account.service += services[flow]
                 before += num_rows
             self._until_ns = until_ns
 

@@ -63,8 +63,12 @@ class Counters:
 
     def charge(self, share: Share, service: float, *, num_swaps: int = 0) -> None:
         """service: in the units of the rules, that of the swaps included"""
-        self._counters[share.flow] = self.of(share.flow) + service / share.weight
+        self.raise_by(share.flow, service / share.weight)
         self.accounts.note_service(share.flow, service, num_swaps=num_swaps)
+
+    def raise_by(self, flow: str, virtual: float) -> None:
+        """virtual: service that is noted elsewhere, divided by the weight"""
+        self._counters[flow] = self._counters.get(flow, 0.0) + virtual
 
     def note_cached(self, share: Share, num_tokens: int) -> None:
         """Tokens of a prompt that were found computed; they cost nothing."""

@@ -24,7 +24,7 @@ class Rules:
     prefill_weight: float = 1.0
     decode_weight: float = 2.0
     swap_weight: float = 256.0
-    quantum: float = 512.0
+    quantum: float = 256.0
     age_s: float = 5.0
     max_wait_s: float = 30.0
 
