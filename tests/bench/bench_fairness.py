@@ -37,9 +37,10 @@ PROMPT, TOKENS = 48, 16
 
 @dataclass(slots=True)
 class Round:
-    """first_s: from asking to the first token, of the flows that are not greedy"""
+    """first_s: from asking to the first token, of the flows that are not greedy;  cpu_s: of the thread that steps"""
 
     seconds: float = 0.0
+    cpu_s: float = 0.0
     num_tokens: int = 0
     num_steps: int = 0
     first_s: list[float] = field(default_factory=list)
@@ -56,7 +57,7 @@ def play(engine: Engine, number: int, *, is_fair: bool) -> Round:
         engine.add(sequences(engine, asked, prompt))
         asked_at[name] = time.perf_counter()
 
-    began_at = time.perf_counter()
+    began_at, cpu_began_at = time.perf_counter(), time.thread_time()
     for index in range(NUM_GREEDY):
         ask("greedy", index)
     num_asked = 0
@@ -73,7 +74,7 @@ def play(engine: Engine, number: int, *, is_fair: bool) -> Round:
                 found.first_s.append(now - asked_at[delta.request_id])
             if is_first:
                 del asked_at[delta.request_id]
-    found.seconds = time.perf_counter() - began_at
+    found.seconds, found.cpu_s = time.perf_counter() - began_at, time.thread_time() - cpu_began_at
     return found
 
 
@@ -101,6 +102,9 @@ def figures(rounds: list[tuple[Round, Round]]) -> dict[str, object]:
         "tokens/s, flows": statistics.median(fair for fair, _ in rates),
         "tokens/s, first come": statistics.median(first for _, first in rates),
         "flows/first come": sorted(round(fair / first, 3) for fair, first in rates),
+        "flows/first come, by the thread's processor time": sorted(
+            round(first.cpu_s / fair.cpu_s * fair.num_tokens / first.num_tokens, 3) for fair, first in rounds
+        ),
         "steps": [each.num_steps for each in rounds[0]],
         "others' p95 to first token, s, flows": statistics.median(percentile(fair.first_s, 95) for fair, _ in rounds),
         "others' p95 to first token, s, first come": statistics.median(percentile(f.first_s, 95) for _, f in rounds),
