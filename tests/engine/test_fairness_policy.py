@@ -16,7 +16,7 @@ from serve_app.engine.fairness import accounts as accounts_module
 from serve_app.engine.fairness import counters as counters_module
 from serve_app.engine.fairness.accounts import Accounts
 from serve_app.engine.fairness.counters import Counters
-from serve_app.engine.fairness.filling import Claim, filled
+from serve_app.engine.fairness.filling import LEAST_LUMP, MOST_LUMPS, Claim, filled
 from serve_app.engine.fairness.turns import Rules, Standing, turn_key
 
 PRIORITIES = st.sampled_from(["interactive", "standard", "batch"])
@@ -72,7 +72,9 @@ def test_a_step_is_given_out_whole_and_brings_counters_together(
             for other, others_tokens, others_level in zip(claims, given_out, after, strict=True):
                 if others_tokens:
                     assert other.key[0] <= claim.key[0]
-                    slack = (len(claims) + 1) * price / min(claim.weight, other.weight) + 1e-6 * others_level
+                    slack = (len(claims) + amount + max(LEAST_LUMP, amount // MOST_LUMPS)) * price / min(
+                        claim.weight, other.weight
+                    ) + 1e-6 * others_level
                     assert other.key[0] < claim.key[0] or others_level <= level + slack
 
 

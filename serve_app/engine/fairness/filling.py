@@ -8,6 +8,11 @@ from itertools import groupby
 
 from serve_app.engine.fairness.turns import Key
 
+LEAST_LUMP = 16
+MOST_LUMPS = 4
+"""So many tokens, or the part of what there is that one of so many would have, are not divided further: a step cut into
+crumbs costs more, and prompts that are computed side by side all begin to decode late."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
@@ -24,7 +29,9 @@ class Claim:
 
 
 def filled(claims: Sequence[Claim], amount: int, *, price: float) -> list[int]:
-    """Tokens for each claim: those of a higher class first, of one class the lowest counter raised until all are level.
+    """Tokens for each claim: those of a higher class first, of one class the lowest counters raised until all are level.
+
+    Those that are first get a lump more, at the cost of those that are last, who are first the next time.
 
     price: service that a token is charged as
 
@@ -35,11 +42,11 @@ def filled(claims: Sequence[Claim], amount: int, *, price: float) -> list[int]:
     for _, places in groupby(order, key=lambda place: claims[place].key[0]):
         group = list(places)
         level = _level([claims[place] for place in group], amount * price, price)
-        left = amount
+        left, lump = amount, max(LEAST_LUMP, amount // MOST_LUMPS)
         for place in group:
             claim = claims[place]
             raised = max(0.0, level - claim.key[1]) * claim.weight / price
-            given[place] = min(claim.wanted, int(raised), left)
+            given[place] = min(claim.wanted, int(raised) + lump, left)
             left -= given[place]
         for place in group:  # what rounding left, to those that are first
             more = min(claims[place].wanted - given[place], left)
