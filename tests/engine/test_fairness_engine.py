@@ -73,7 +73,7 @@ def test_flows_of_different_shapes_are_served_alike_at_every_step_of_real_text(e
     long = Backlog(engine, Share(flow="long"), TEXT * 3, max_tokens=3, adapters=(None,))
     longest = len(prompt_of(engine, TEXT * 3)) + 1
     bound = 2 * max(1.0 * longest, 2.0 * NUM_BLOCKS * 16)
-    for _ in range(400):
+    for _ in range(300):
         short.fill()
         long.fill()
         engine.step()
@@ -86,7 +86,7 @@ def test_who_hops_between_real_adapters_leaves_the_other_its_share(engine: Engin
     stays = Backlog(engine, Share(flow="stays"), "Tell me", max_tokens=12, adapters=(None,))
     hops = Backlog(engine, Share(flow="hops"), "Tell me", max_tokens=12, adapters=("pirate", "shout"))
     bound = 2 * 2.0 * NUM_BLOCKS * 16
-    for _ in range(250):
+    for _ in range(160):
         stays.fill()
         hops.fill()
         engine.step()

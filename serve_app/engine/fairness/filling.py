@@ -29,7 +29,7 @@ class Claim:
 
 
 def filled(claims: Sequence[Claim], amount: int, *, price: float) -> list[int]:
-    """Tokens for each claim: those of a higher class first, of one class the lowest counters raised until all are level.
+    """Tokens for each claim: higher classes first, in a class the lowest counters raised until all are level.
 
     Those that are first get a lump more, at the cost of those that are last, who are first the next time.
 
