@@ -170,13 +170,11 @@ def test_blocks_are_taken_back_from_who_is_furthest_above_its_share() -> None:
     greedy = [simulation.ask(Share(flow="greedy"), 16, 300) for _ in range(6)]
     simulation.run(20)
     frugal = [simulation.ask(Share(flow=f"frugal{number}"), 16, 150) for number in range(2)]
-    begun_at = simulation.now
-    simulation.drain()
+    while simulation.scheduler.has_work:
+        simulation.step()
+        assert all(each not in frugal for each in simulation.waiting if each.started_at is not None)
     assert simulation.scheduler.num_preemptions > 0
     assert all(each.is_finished for each in (*frugal, *greedy))
-    ended = {story.flow: story.ended_at for story in simulation.stories.values()}
-    most_s = begun_at + 155 * (simulation.prices.step_s + 8 * simulation.prices.decode_s)
-    assert all((ended[f"frugal{number}"] or 1e9) <= most_s for number in range(2)), "nothing was taken from them"
 
 
 def test_a_lower_class_gives_way_before_a_greedier_flow_of_a_higher_one() -> None:
