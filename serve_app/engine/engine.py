@@ -94,8 +94,7 @@ class Engine:
         self._verifier = Verifier(self._masks, Sampler(model.eos_token_ids), self._output)
         self._unsampled: list[Sequence] = []
         self._work_clock = work_clock(model.device.type)
-        self.num_steps = self.num_failed_steps = 0
-        self.step_s, self.is_stalled = 0.0, False
+        self.num_steps, self.num_failed_steps, self.step_s, self.is_stalled = 0, 0, 0.0, False
 
     @property
     def has_work(self) -> bool:
