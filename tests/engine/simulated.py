@@ -58,7 +58,7 @@ class Story:
 class NoPace(Pace):
     """All that fits is allowed, so that steps do not depend on what others took."""
 
-    def allowance(self, num_decoding: int, budget: int, *, num_prompts: int = 1) -> int:
+    def allowance(self, num_decoding: int, budget: int, *, behind: Items[int] = ()) -> int:
         return budget
 
 
