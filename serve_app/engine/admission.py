@@ -56,12 +56,12 @@ class Admission:
 
         A prompt that is just being computed is not computed beside itself, nor is a long prefix that two prompts share.
         """
-        keeps_blocks = keeps_slots = False
-        owed = self._debts(running)
-        in_work = PromptsInWork(running, self._will_be_found, block_size=self._store.block_size)
         if not self._store.has_free_place:
             return
-        for sequence in self._waiting.in_turn(lambda line, first: self._key(line, first, owed)):
+        keeps_blocks = keeps_slots = False
+        now, owed = self._clock(), self._debts(running)
+        in_work = PromptsInWork(running, self._will_be_found, block_size=self._store.block_size)
+        for sequence in self._waiting.in_turn(lambda line, first: self._key(line, first, owed, now)):
             if not self._store.has_free_place:
                 return
             if self._finds(sequence) and in_work.compute_for(sequence):
@@ -83,13 +83,13 @@ class Admission:
             in_work.add(sequence)
             self._owe(sequence, owed)
 
-    def _key(self, line: Line, first: Sequence, owed: Debts) -> Key:
-        """Of a line whose next sequence is `first`."""
+    def _key(self, line: Line, first: Sequence, owed: Debts, now: float) -> Key:
+        """Of a line whose next sequence is `first`; now: when the step is planned."""
         share, model = line.share, first.request.model
         standing = Standing(
             share=share,
             counter=self._counters.of(share.flow) + owed[share.flow],
-            waited_s=self._clock() - line.since,
+            waited_s=now - line.since,
             is_kept=share.flow == self._counters.holder or (model.adapter is not None and self._slots.is_ready(model)),
             number=line.number,
         )

@@ -19,6 +19,9 @@ def prompt_shares(prompts: Items[Sequence], left: int, counters: Counters, *, no
     Flows get what brings their counters together, in the order of their turns; a class below others moves up while its
     oldest prompt is in work.
     """
+    wanted = {id(sequence): sequence.num_missing for sequence in prompts}
+    if left >= sum(wanted.values()):
+        return wanted
     groups: dict[tuple[str, str], list[Sequence]] = {}
     for sequence in prompts:
         share = sequence.request.share

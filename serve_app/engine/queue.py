@@ -17,6 +17,8 @@ MAX_LOOKAHEAD = 128
 """So far into the queue is looked for one that has what it needs; of several lines, so far into all together."""
 LEAST_LOOKAHEAD = 2
 """But so far into each, so that nobody's requests hide another one's."""
+MOST_LOOKED_AT = 256
+"""In one pass, however many lines there are; those beyond have their turns when others had theirs."""
 
 
 class Line:
@@ -82,7 +84,7 @@ class WaitingQueue:
     def note_turn(self, sequence: Sequence) -> None:
         """Its line has its turn, with this one; to be called before it is taken out."""
         self._lines[_name(sequence)].since = self._clock()
-        self.counters.holder = sequence.request.share.flow
+        self.counters.begin_turn(sequence.request.share.flow)
 
     def remove(self, is_wanted: Callable[[Sequence], bool]) -> list[Sequence]:
         """Take out and return every sequence that `is_wanted` names."""
@@ -94,30 +96,39 @@ class WaitingQueue:
     def in_turn(self, key_of: KeyOf) -> Iterator[Sequence]:
         """Those to be looked at, one by one: whoever's line has the least key, for as long as it has it.
 
-        key_of: of a line and its next sequence; asked again after each, as a turn changes the keys of its flow
+        key_of: of a line and its next sequence; asked again where something has changed since
 
         O(lines), and O(log lines) for each sequence that is looked at.
         """
         lines = list(self._lines.values())
         if len(lines) == 1:
-            yield from list(islice(lines[0].sequences.values(), MAX_LOOKAHEAD))
-            return
+            return iter(list(islice(lines[0].sequences.values(), MAX_LOOKAHEAD)))
+        return islice(self._merged(lines, key_of), MOST_LOOKED_AT)
+
+    def _merged(self, lines: list[Line], key_of: KeyOf) -> Iterator[Sequence]:
         most = max(LEAST_LOOKAHEAD, MAX_LOOKAHEAD // max(1, len(lines)))
-        heads = [next(iter(line.sequences.values())) for line in lines]
-        heap = [(key_of(line, head), at) for at, (line, head) in enumerate(zip(lines, heads, strict=True))]
+        seen = self.counters.num_changes
+        heap = [(key_of(line, next(iter(line.sequences.values()))), at, seen) for at, line in enumerate(lines)]
         heapify(heap)
         ahead: dict[int, list[Sequence]] = {}
         while heap:
-            key, at = heappop(heap)
+            key, at, seen = heappop(heap)
             line = lines[at]
-            left = ahead.setdefault(at, list(islice(line.sequences.values(), most))[::-1])
-            now = key_of(line, left[-1])
-            if now > key and heap and now > heap[0][0]:
-                heappush(heap, (now, at))  # another line of its flow had a turn meanwhile
-                continue
-            yield left.pop()
+            if at not in ahead:
+                ahead[at] = list(islice(line.sequences.values(), most))[::-1]
+            left = ahead[at]
+            if seen != self.counters.num_changes:
+                now, seen = key_of(line, left[-1]), self.counters.num_changes
+                if now > key and heap and now > heap[0][0]:
+                    heappush(heap, (now, at, seen))  # another line of its flow had a turn meanwhile
+                    continue
+                key = now
+            looked_at = left.pop()
+            yield looked_at
             if left:
-                heappush(heap, (key_of(line, left[-1]), at))
+                if seen != self.counters.num_changes or left[-1].request.model != looked_at.request.model:
+                    key, seen = key_of(line, left[-1]), self.counters.num_changes
+                heappush(heap, (key, at, seen))
 
     def _line_for(self, sequence: Sequence) -> Line:
         name = _name(sequence)

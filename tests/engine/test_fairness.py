@@ -225,14 +225,14 @@ def test_with_one_flow_every_step_is_that_of_first_come_first_served(seed: int) 
             if generator.random() < 0.02 and len(simulation.waiting):
                 gone = generator.choice(list(simulation.waiting))
                 simulation.scheduler.withdraw(lambda each, gone=gone: each is gone)  # type: ignore[misc]
-            found.append(_told(simulation.step()))
+            found.append(told(simulation.step()))
         assert simulation.scheduler.num_preemptions > 0
         return found
 
     assert batches(is_reference=False) == batches(is_reference=True)
 
 
-def _told(batch: Batch) -> list[tuple[str, int, int]]:
+def told(batch: Batch) -> list[tuple[str, int, int]]:
     return [(span.sequence.request.request_id, span.start, span.length) for span in batch.spans]
 
 
@@ -254,33 +254,3 @@ def test_flows_cost_no_more_steps_than_first_come_first_served(num_flows: int) -
     assert fair.num_steps <= reference.num_steps / 0.97
     assert fair.num_tokens / fair.num_steps >= 0.97 * reference.num_tokens / reference.num_steps
     assert fair.now <= reference.now / 0.97
-
-
-def test_a_pass_over_a_thousand_that_wait_costs_the_flows_and_what_begins() -> None:
-    simulation = Simulation(num_places=8)
-    for number in range(1024):
-        simulation.ask(Share(flow=f"f{number % 64}"), 40, 4)
-    num_keys = 0
-
-    def counted(line: object, first: object) -> tuple[int, float, int]:
-        nonlocal num_keys
-        num_keys += 1
-        return (1, 0.0, 0)
-
-    begun = list(islice(simulation.waiting.in_turn(counted), 8))
-    assert len(begun) == 8
-    assert num_keys <= 64 + 2 * 8
-    whole = list(simulation.waiting.in_turn(counted))
-    assert len(whole) <= 2 * 128, "where nobody has what it needs, so far is looked"
-
-
-def test_a_flow_whose_requests_lack_something_hides_no_other_ones() -> None:
-    """Hundreds that wait for a slot are not looked through before somebody else's turn comes."""
-    simulation = Simulation(num_places=8, num_slots=1, max_bypass_s=1e9)
-    simulation.ask(A, 8, 400, adapter="first")
-    simulation.step()
-    for _ in range(500):
-        simulation.ask(A, 8, 4, adapter="second")
-    mine = simulation.ask(B, 8, 4)
-    simulation.step()
-    assert mine.started_at is not None

@@ -20,14 +20,16 @@ class Counters:
     A flow that begins to wait is lifted to the least of those that wait, or where nobody does to the highest that
     stopped waiting: what it did not ask for meanwhile is not made up for. What it was served beyond its share stays.
 
-    holder:   the flow that had the last turn
-    accounts: where all that is charged is noted, too
+    holder:      the flow that had the last turn
+    num_changes: turns that were given and adapters that were charged; between steps nothing else changes an order
+    accounts:    where all that is charged is noted, too
     """
 
     def __init__(self, rules: Rules | None = None, accounts: Accounts | None = None) -> None:
         self.rules = rules or Rules()
         self.accounts = accounts or Accounts()
         self.holder: str | None = None
+        self.num_changes = 0
         self._counters: dict[str, float] = {}
         self._num_lines: Counter[str] = Counter()
         self._level = 0.0
@@ -61,8 +63,14 @@ class Counters:
         if len(self._counters) > MAX_KNOWN:
             self._forget()
 
+    def begin_turn(self, flow: str) -> None:
+        """One of the flow's requests is to be computed."""
+        self.holder = flow
+        self.num_changes += 1
+
     def charge(self, share: Share, service: float, *, num_swaps: int = 0) -> None:
         """service: in the units of the rules, that of the swaps included"""
+        self.num_changes += 1
         self.raise_by(share.flow, service / share.weight)
         self.accounts.note_service(share.flow, service, num_swaps=num_swaps)
 
