@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from serve_app.core.delta import Load
+from serve_app.core.flow_usage import UsageReport
 from serve_app.core.images import ImageCard
 from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef, Part
 from serve_app.core.tools import ToolParserName
@@ -117,8 +118,12 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaCard:
-    """One replica of a base model."""
+    """One replica of a base model.
+
+    usage: of the first flows by name, of all others together
+    """
 
     replica_id: str
     model: ModelCard
     load: Load = field(default_factory=Load)
+    usage: UsageReport = field(default_factory=UsageReport)

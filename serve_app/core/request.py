@@ -261,7 +261,7 @@ class GenerationRequest:
     reports_tail: the first delta carries the end of the prompt's text
     record:       what of the computation is wanted besides; None is nothing
     prediction:   what the completion is expected to be, text or token ids; it changes nothing but what is guessed
-    share:        whose share of the engine it is computed from
+    share:        whose it is among those that share a replica; it changes nothing but when it is computed
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""Whose share of the engine a request is computed from."""
+"""Whose a request is, and how much of a replica that is to have where several want it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ Priority = Literal["interactive", "standard", "batch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """flow: whose requests take turns with each other's: the name of a tenant
-    weight: of its share beside those of the other flows, > 0
-    priority: the class that it waits in
+    """What the engine knows of who asked; it knows no tenants, keys or limits.
+
+    flow:     requests of the same flow share what they get
+    weight:   > 0; a flow with three times the weight of another gets three times as much while both want more
+    priority: of this request; where not all can begin, interactive ones go before standard ones before batch
     """
 
     flow: str = "local"

@@ -60,6 +60,12 @@ class ModelArgs(BaseModel):
     threads: PositiveInt | None = None
     max_step_stretch: Annotated[float, Field(gt=1)] = 1.75
     max_bypass_s: Annotated[float, Field(ge=0)] = 5.0
+    prefill_weight: PositiveFloat = 1.0
+    decode_weight: PositiveFloat = 2.0
+    swap_weight: Annotated[float, Field(ge=0)] = 256.0
+    turn_quantum: Annotated[float, Field(ge=0)] = 256.0
+    class_age_s: PositiveFloat = 5.0
+    max_turn_wait_s: PositiveFloat = 30.0
     lease_s: Annotated[float, Field(ge=2)] = 10.0
     prefix_cache: bool = True
     max_forced_tokens: Annotated[int, Field(ge=0)] = 32

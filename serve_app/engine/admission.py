@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
-from itertools import islice
 
+from serve_app.engine.fairness.turns import Key, Standing, turn_key
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.prompts_in_work import PromptsInWork
-from serve_app.engine.queue import WaitingQueue
+from serve_app.engine.queue import Line, WaitingQueue
 from serve_app.engine.sequence import Sequence
 
-MAX_LOOKAHEAD = 128
-"""So far into the queue is looked for one that has what it needs."""
+Debts = defaultdict[str, float]
+"""By flow: service, divided by its weight, that those of it which have begun will be charged for their prompts."""
 
 
 class Admission:
-    """Goes through the queue in its order and passes over what lacks blocks or a slot for its adapter.
+    """Goes through the queue in the order of turns and passes over what lacks blocks or a slot for its adapter.
 
     max_bypass_s: one that was passed over for so long is waited for: from then on nobody behind it takes what it
                   lacks, so that enough of it becomes free
@@ -34,6 +35,7 @@ class Admission:
         clock: Callable[[], float],
     ) -> None:
         self._waiting = waiting
+        self._counters = waiting.counters
         self._store = store
         self._slots = slots
         self._max_bypass_s = max_bypass_s
@@ -54,9 +56,12 @@ class Admission:
 
         A prompt that is just being computed is not computed beside itself, nor is a long prefix that two prompts share.
         """
+        if not self._store.has_free_place:
+            return
         keeps_blocks = keeps_slots = False
+        now, owed = self._clock(), self._debts(running)
         in_work = PromptsInWork(running, self._will_be_found, block_size=self._store.block_size)
-        for sequence in list(islice(self._waiting, MAX_LOOKAHEAD)):
+        for sequence in self._waiting.in_turn(lambda line, first: self._key(line, first, owed, now)):
             if not self._store.has_free_place:
                 return
             if self._finds(sequence) and in_work.compute_for(sequence):
@@ -72,9 +77,36 @@ class Admission:
                 continue
             if has_adapter and not self._is_ready(sequence):
                 continue
+            self._waiting.note_turn(sequence)
             self._waiting.take(sequence)
             yield sequence
             in_work.add(sequence)
+            self._owe(sequence, owed)
+
+    def _key(self, line: Line, first: Sequence, owed: Debts, now: float) -> Key:
+        """Of a line whose next sequence is `first`; now: when the step is planned."""
+        share, model = line.share, first.request.model
+        standing = Standing(
+            share=share,
+            counter=self._counters.of(share.flow) + owed[share.flow],
+            waited_s=now - line.since,
+            is_kept=share.flow == self._counters.holder or (model.adapter is not None and self._slots.is_ready(model)),
+            number=line.number,
+        )
+        return turn_key(standing, self._counters.rules)
+
+    def _debts(self, running: Items[Sequence]) -> Debts:
+        """What those that run owe; nothing where there is one line, whose turn it always is."""
+        owed: Debts = defaultdict(float)
+        if self._waiting.has_several_lines:
+            for sequence in running:
+                self._owe(sequence, owed)
+        return owed
+
+    def _owe(self, sequence: Sequence, owed: Debts) -> None:
+        if sequence.num_missing > 1:
+            share = sequence.request.share
+            owed[share.flow] += self._counters.rules.prefill_weight * sequence.num_missing / share.weight
 
     def _will_be_found(self, sequence: Sequence) -> bool:
         """Whether what it computes of its prompt is soon there for others; scored prompts go slowly."""
@@ -93,7 +125,11 @@ class Admission:
         """Hold slots for the sequence's adapters, if there are enough."""
         if not self._slots.can_acquire(sequence.request.model):
             return False
+        num_before = self._slots.num_loads
         sequence.mix = self._slots.acquire(sequence.request.model)
+        if num_swaps := self._slots.num_loads - num_before:
+            swap_weight = self._counters.rules.swap_weight
+            self._counters.charge(sequence.request.share, swap_weight * num_swaps, num_swaps=num_swaps)
         return True
 
     def _is_ready(self, sequence: Sequence) -> bool:

@@ -8,6 +8,7 @@ from serve_app.engine.config import EngineConfig
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.record_bounds import record_card
 from serve_app.engine.vision.looking import image_card
+from serve_app.templates.chat_template import ChatTemplate
 from serve_app.text.tokenizer import TextTokenizer
 
 
@@ -40,4 +41,14 @@ def model_card(
         images=image_card(model),
         max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),
         fills_gaps=tokenizer.markers is not None,
+    )
+
+
+def template_of(card: ModelCard, tokenizer: TextTokenizer) -> ChatTemplate:
+    """The model's chat template, ready to render."""
+    return ChatTemplate(
+        card.chat_template,
+        model_name=card.name,
+        special_names=tuple(name for name, _ in tokenizer.special_names),
+        special_tokens=dict(card.tokenizer.special_tokens),
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from serve_app.engine.fairness.turns import Rules
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -33,6 +35,13 @@ class EngineConfig:
                        one that does not; by up to eight times as much more where many short prompts wait beside few
                        sequences that decode, as everybody is served sooner then
     max_bypass_s:      a queued sequence that lacks blocks or an adapter's slot may be overtaken for so long
+    prefill_weight:    what a token of a prompt counts as where flows share this replica
+    decode_weight:     what a token that is drawn counts as
+    swap_weight:       what the flow that has an adapter brought is charged for it
+    turn_quantum:      so much more than others a flow may get before its turn ends, so that resident adapters and warm
+                       prefixes are used; how unequal flows may be besides
+    class_age_s:       a flow of a lower class that had no turn for so long counts as of the next higher one
+    max_turn_wait_s:   a flow that waits and had no turn for so long is next, whatever it was served
     lease_s:           a router not heard of for so many seconds is taken for dead
     prefix_cache:      whether prefixes that were computed are kept for later requests
     max_forced_tokens: that a constraint leaves no choice about, appended at once; 0 draws each of them
@@ -74,6 +83,12 @@ class EngineConfig:
     threads: int | None = None
     max_step_stretch: float = 1.75
     max_bypass_s: float = 5.0
+    prefill_weight: float = 1.0
+    decode_weight: float = 2.0
+    swap_weight: float = 256.0
+    turn_quantum: float = 256.0
+    class_age_s: float = 5.0
+    max_turn_wait_s: float = 30.0
     lease_s: float = 10.0
     prefix_cache: bool = True
     max_forced_tokens: int = 32
@@ -90,6 +105,18 @@ class EngineConfig:
     return_routed_experts: bool = False
     max_recorded_bytes: int = 4 << 20
     pooling: Literal["mean", "last"] | None = "mean"
+
+    @property
+    def fairness(self) -> Rules:
+        """How flows share this replica."""
+        return Rules(
+            prefill_weight=self.prefill_weight,
+            decode_weight=self.decode_weight,
+            swap_weight=self.swap_weight,
+            quantum=self.turn_quantum,
+            age_s=self.class_age_s,
+            max_wait_s=self.max_turn_wait_s,
+        )
 
     def is_paged(self, device_type: str) -> bool:
         """Whether keys and values are kept in pages on such a device."""

@@ -10,8 +10,11 @@ from concurrent.futures import Executor
 
 from serve_app.core.delta import Delta, FinishReason, Load
 from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
+from serve_app.core.flow_usage import UsageReport
 from serve_app.engine.batch import Batch
+from serve_app.engine.charging import charge
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.fairness.counters import Counters
 from serve_app.engine.kv.making import make_store
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.adapter import Adapter
@@ -72,10 +75,11 @@ class Engine:
             on_staged=lambda: self.on_staged(),
         )
         self.speculator = Speculator(config, model.eos_token_ids)
+        self._counters = Counters(config.fairness)
         self._scheduler = Scheduler(
             self._store,
             self._slots,
-            WaitingQueue(),
+            WaitingQueue(self._counters),
             max_batch_tokens=config.max_batch_tokens,
             max_logit_rows=config.max_logit_rows,
             max_forced=config.max_forced_tokens,
@@ -115,6 +119,11 @@ class Engine:
             step_s=self.step_s,
             spent=self.spending.told,
         )
+
+    @property
+    def usage(self) -> UsageReport:
+        """What was computed for each flow, and where the time went; may be read by any thread."""
+        return self._counters.accounts.report(gap=self._counters.gap)
 
     @property
     def num_forced_tokens(self) -> int:
@@ -191,6 +200,7 @@ class Engine:
 
     def _advance(self, deltas: list[Delta]) -> None:
         """Compute one batch; what it gives is added to `deltas` as it comes."""
+        since_ns = self._counters.accounts.now_ns()
         self._slots.poll()
         batch = self._scheduler.schedule()
         for sequence, reason in self._scheduler.take_failures():
@@ -205,8 +215,10 @@ class Engine:
         masks = self._masks.begin(batch)
         with self._recorder.watching(batch):
             logits = self._runner.forward(batch)
-        deltas += self._verifier.draw(logits, batch, masks)
+        drawn = self._verifier.draw(logits, batch, masks)
+        deltas += drawn
         deltas += self._settle(batch)
+        charge(batch, drawn, self._counters, since_ns=since_ns)
         step_s = time.perf_counter() - started
         self.step_s += step_s
         self.spending.note_step(batch, round(step_s * 1e9))

@@ -12,6 +12,7 @@ from serve_app.engine.kv.storage import Holding
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.pace import Pace
+from serve_app.engine.prompt_shares import prompt_shares
 from serve_app.engine.queue import WaitingQueue
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.speculation.speculator import Room, Speculator
@@ -25,8 +26,9 @@ LOOKED_UP_PER_BATCH_TOKEN = 16
 class Scheduler:
     """Keeps the running sequences, and gives them places, blocks and adapter slots.
 
-    Those admitted earlier go first; where blocks run out, the one admitted last is preempted: it loses its place,
-    keeps its tokens, and is computed anew, from what is still cached, when there is room.
+    Those admitted earlier go first; where blocks run out, the one admitted last is preempted, of several flows that of
+    the one furthest above its share: it loses its place, keeps its tokens, and is computed anew, from what is still
+    cached, when there is room.
 
     running: by age
     paused:  taken out until they are resumed; they hold nothing
@@ -175,11 +177,7 @@ class Scheduler:
         return [span for span in spans if span.length]
 
     def _chunks(self, singles: Items[Span]) -> list[Span]:
-        """Parts of the prompts that miss more than a token.
-
-        Half of what may be computed is the oldest's, the rest goes to those that miss least: a short prompt does not
-        wait for a long one, and a long one gets on however many short ones come.
-        """
+        """Parts of the prompts that miss more than a token."""
         prompts = [each for each in self.running if not self._is_near(each) and each.num_missing > 1]
         if not prompts:
             return []
@@ -188,14 +186,7 @@ class Scheduler:
         behind = [each.num_missing for each in prompts[1:]]
         left = self.pace.allowance(num_decoding, budget, behind=behind) if budget > 0 else 0
         rows = self._max_logit_rows - sum(span.scores for span in singles)
-        others = sorted(prompts[1:], key=lambda each: each.num_missing)
-        oldest = min(prompts[0].num_missing, left if not others else -(-left // 2))
-        left -= oldest
-        shares: dict[int, int] = {}
-        for sequence in others:
-            shares[id(sequence)] = min(sequence.num_missing, left)
-            left -= shares[id(sequence)]
-        shares[id(prompts[0])] = min(prompts[0].num_missing, oldest + left)
+        shares = prompt_shares(prompts, left, self.waiting.counters, now=self._clock())
         spans = []
         for sequence in prompts:
             span = self._span(sequence, shares[id(sequence)], rows)
@@ -230,13 +221,14 @@ class Scheduler:
         return Span(sequence, start, length, ends and sequence.max_tokens > 0, scores)
 
     def _make_room(self, sequence: Sequence) -> None:
-        """Reserve room for the sequence's tokens, at the cost of those admitted after it if need be."""
+        """Reserve room for the sequence's tokens, at the cost of others, or of itself, if need be."""
         while not self._store.reserve(_holding(sequence), sequence.num_tokens):
-            youngest = self.running[-1]
-            self._give_up(youngest)
-            self.waiting.push_front(youngest)
+            shares = [each.request.share for each in self.running]
+            victim = self.running[self.waiting.counters.furthest_above(shares)]
+            self._give_up(victim)
+            self.waiting.push_front(victim)
             self.num_preemptions += 1
-            if youngest is sequence:
+            if victim is sequence:
                 return
 
     def _give_up(self, sequence: Sequence) -> None:
@@ -259,6 +251,7 @@ class Scheduler:
                 self.num_prefix_hit_tokens += sequence.num_computed
                 if is_new:
                     sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_length)
+                    self.waiting.counters.note_cached(sequence.request.share, sequence.num_cached_tokens)
             if not self._store.reserve(holding, sequence.num_tokens):
                 self._give_up(sequence)  # copies of what others hold took more than was thought
                 self.waiting.push_front(sequence)

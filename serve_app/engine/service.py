@@ -21,11 +21,12 @@ from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.constraint import Constraint
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound
+from serve_app.core.flow_usage import UsageReport
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.core.tools import ToolParserName
 from serve_app.engine.allocator import keep_freed_memory
-from serve_app.engine.card import model_card
+from serve_app.engine.card import model_card, template_of
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.delivery import Delivery
 from serve_app.engine.driver import Driver
@@ -43,10 +44,12 @@ from serve_app.engine.sequence import Sequence
 from serve_app.engine.tokenization import Tokenizations
 from serve_app.engine.tokenizer_lanes import TokenizerLanes
 from serve_app.engine.vision.looking import Looks, make_looking
-from serve_app.templates.chat_template import ChatTemplate
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
+
+MAX_TOLD_FLOWS = 32
+"""On a replica's card, by name; all others together."""
 
 
 class ModelService:
@@ -86,7 +89,7 @@ class ModelService:
         self._compiler = Compiler(
             lambda: vocabulary_of(tokenizer, engine.model.eos_token_ids), encode=tokenizer.encode_literal
         )
-        self._template = _template_of(card, tokenizer)
+        self._template = template_of(card, tokenizer)
         self._tokenizations = Tokenizations(
             tokenizer, max_chars=self._preparation.max_chars, render=self._template.render
         )
@@ -176,7 +179,13 @@ class ModelService:
     @property
     def card(self) -> ReplicaCard:
         load = self.engine.load if self._driver is None else self._driver.load
-        return ReplicaCard(replica_id=self._replica_id, model=self._card, load=load)
+        usage = self.usage.bounded(MAX_TOLD_FLOWS)
+        return ReplicaCard(replica_id=self._replica_id, model=self._card, load=load, usage=usage)
+
+    @property
+    def usage(self) -> UsageReport:
+        """What was computed for every flow; the card names the first of them only."""
+        return self.engine.usage
 
     @property
     def num_open(self) -> int:
@@ -289,12 +298,3 @@ class ModelService:
     def _running_driver(self) -> Driver:
         assert self._driver is not None, "start() was not called"
         return self._driver
-
-
-def _template_of(card: ModelCard, tokenizer: TextTokenizer) -> ChatTemplate:
-    return ChatTemplate(
-        card.chat_template,
-        model_name=card.name,
-        special_names=tuple(name for name, _ in tokenizer.special_names),
-        special_tokens=dict(card.tokenizer.special_tokens),
-    )

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.core.delta import Load
+from serve_app.core.flow_usage import FlowUsage
 from serve_app.core.names import ModelRef
 from serve_app.http.routes import path_of
 from serve_app.http.untold import told
@@ -49,6 +50,13 @@ TOTALS: dict[str, tuple[str, Callable[[Load], float]]] = {
     "drafted_tokens": ("Guessed tokens that were computed.", lambda load: load.num_drafted_tokens),
     "accepted_tokens": ("Guessed tokens that were drawn.", lambda load: load.num_accepted_tokens),
 }
+FLOW_TOTALS: dict[str, tuple[str, Callable[[FlowUsage], float]]] = {
+    "seconds": ("Time of engine steps, divided by the rows of each flow.", lambda usage: usage.engine_ns / 1e9),
+    "rows": ("Tokens that were computed for a flow.", lambda usage: usage.num_rows),
+    "generated_tokens": ("Tokens that were generated for a flow.", lambda usage: usage.num_generated),
+    "service": ("Weighted tokens and adapter swaps that a flow was charged.", lambda usage: usage.service),
+}
+"""Of the first flows that a replica saw; `*` are all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +97,7 @@ class Metrics:
         )
         self._decode_s = self._histogram("decode_seconds", "From the first token to the last.", LONG_S, "model")
         self._registry.register(ReplicaLoads(fleet, router_id))
+        self._registry.register(FlowUsages(fleet, router_id))
         if admission is not None:
             self._registry.register(AdmissionState(admission, router_id))
 
@@ -174,6 +183,34 @@ class ReplicaLoads(Collector):
             for values, load in replicas:
                 counter.add_metric(values, value_of(load))
             yield counter
+
+
+class FlowUsages(Collector):
+    """What the replicas that a router sees now computed for each flow, as they last said of themselves."""
+
+    def __init__(self, fleet: Fleet, router_id: str) -> None:
+        self._fleet = fleet
+        self._router_id = router_id
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("router", "model", "replica")
+        replicas = [
+            ((self._router_id, card.model.name, card.replica_id), card.usage) for card, _ in self._fleet.replicas
+        ]
+        for name, (text, value_of) in FLOW_TOTALS.items():
+            counter = CounterMetricFamily(f"serve_app_replica_flow_{name}", text, labels=(*labels, "flow"))
+            for values, report in replicas:
+                for usage in report.flows:
+                    counter.add_metric((*values, usage.flow), value_of(usage))
+            yield counter
+        idle = CounterMetricFamily("serve_app_replica_idle_seconds", "Time that is no flow's.", labels=labels)
+        gap = GaugeMetricFamily(
+            "serve_app_replica_flow_gap", "Between the virtual counters of flows that wait.", labels=labels
+        )
+        for values, report in replicas:
+            idle.add_metric(values, report.idle_ns / 1e9)
+            gap.add_metric(values, report.gap)
+        yield from (idle, gap)
 
 
 class AdmissionState(Collector):

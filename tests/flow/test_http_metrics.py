@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.core.delta import Load
+from serve_app.core.flow_usage import FlowUsage, UsageReport
 from serve_app.http import metrics as metrics_module
 from serve_app.http.app import build_app
 from serve_app.http.metrics import Metrics
@@ -92,6 +93,21 @@ async def test_the_loads_of_the_replicas_are_those_last_heard_of_and_end_with_th
     assert told == [1, 2, 3, 4, 5, 6, 7, 9, 8]
     fleet.remove("r0")
     assert not [key for key in await samples(client) if "replica=r0" in key]
+
+
+async def test_what_was_computed_for_each_flow_is_told_and_ends_with_the_replica(client, fleet):
+    card = fleet.replicas[0][0]
+    flows = (FlowUsage(flow="acme", engine_ns=2_000_000_000, num_rows=7, num_generated=3, service=11.0),)
+    usage = UsageReport(elapsed_ns=5_000_000_000, idle_ns=3_000_000_000, flows=flows, gap=4.0)
+    fleet.put(replace(card, usage=usage), FakeBackend())
+    found = await samples(client)
+    names = ("flow_seconds_total", "flow_rows_total", "flow_generated_tokens_total", "flow_service_total")
+    labels = ("flow=acme", "model=tiny", "replica=r0")
+    assert [found[f"serve_app_replica_{name}", *labels] for name in names] == [2.0, 7.0, 3.0, 11.0]
+    assert found["serve_app_replica_idle_seconds_total", "model=tiny", "replica=r0"] == 3.0
+    assert found["serve_app_replica_flow_gap", "model=tiny", "replica=r0"] == 4.0
+    fleet.remove("r0")
+    assert not [key for key in await samples(client) if "flow=acme" in key]
 
 
 async def test_names_that_clients_invent_make_no_series(client):

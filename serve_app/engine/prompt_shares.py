@@ -1,0 +1,62 @@
+"""How much of each prompt a step computes, where it cannot compute all that is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+from serve_app.core.shares import Share
+from serve_app.engine.fairness.counters import Counters
+from serve_app.engine.fairness.filling import Claim, filled
+from serve_app.engine.fairness.turns import Standing, turn_key
+from serve_app.engine.sequence import Sequence
+
+
+def prompt_shares(prompts: Items[Sequence], left: int, counters: Counters, *, now: float) -> dict[int, int]:
+    """Tokens of each prompt, by the sequence's `id`, `left` in all.
+
+    prompts: oldest first;  now: as `started_at` of the sequences
+
+    Flows get what brings their counters together, in the order of their turns; a class below others moves up while its
+    oldest prompt is in work.
+    """
+    wanted = {id(sequence): sequence.num_missing for sequence in prompts}
+    if left >= sum(wanted.values()):
+        return wanted
+    groups: dict[tuple[str, str], list[Sequence]] = {}
+    for sequence in prompts:
+        share = sequence.request.share
+        groups.setdefault((share.flow, share.priority), []).append(sequence)
+    if len(groups) == 1:
+        return _shares_of_one(prompts, left)
+    claims = [_claim(group, counters, now=now, number=number) for number, group in enumerate(groups.values())]
+    amounts = filled(claims, left, price=counters.rules.prefill_weight)
+    shares: dict[int, int] = {}
+    for group, amount in zip(groups.values(), amounts, strict=True):
+        shares |= _shares_of_one(group, amount)
+    return shares
+
+
+def _claim(group: Items[Sequence], counters: Counters, *, now: float, number: int) -> Claim:
+    rules, oldest = counters.rules, group[0]
+    share: Share = oldest.request.share
+    began_at = now if oldest.started_at is None else oldest.started_at
+    waited_s = min(now - began_at, rules.max_wait_s)  # in work already: age raises the class and no more
+    standing = Standing(share=share, counter=counters.of(share.flow), waited_s=waited_s, number=number)
+    wanted = sum(sequence.num_missing for sequence in group)
+    return Claim(key=turn_key(standing, rules), weight=share.weight, wanted=wanted)
+
+
+def _shares_of_one(prompts: Items[Sequence], left: int) -> dict[int, int]:
+    """Half of what may be computed is the oldest's, the rest goes to those that miss least.
+
+    So a short prompt does not wait for a long one, and a long one gets on however many short ones come.
+    """
+    others = sorted(prompts[1:], key=lambda each: each.num_missing)
+    oldest = min(prompts[0].num_missing, left if not others else -(-left // 2))
+    left -= oldest
+    shares: dict[int, int] = {}
+    for sequence in others:
+        shares[id(sequence)] = min(sequence.num_missing, left)
+        left -= shares[id(sequence)]
+    shares[id(prompts[0])] = min(prompts[0].num_missing, oldest + left)
+    return shares

@@ -1,0 +1,135 @@
+"""Flows on the real engine: real text of the demo model, the same bounds, and texts that no neighbour changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from serve_app.core.request import Prompt
+from serve_app.core.shares import Share
+from serve_app.engine.engine import Engine
+from tests.engine.conftest import DEMO, DEMO_ADAPTERS
+from tests.engine.harness import Outcome, collect, complete, config, make_engine, request, sequences
+
+pytestmark = pytest.mark.slow
+
+BLOCK_BYTES = 6 * 2 * (32 + 32) * 4 * 16
+NUM_BLOCKS = 24
+TEXT = "Once upon a time there was a little fox who lived near the river. One day the fox met a bear. "
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    made = make_engine(
+        config(DEMO, max_num_sequences=4, max_batch_tokens=64, kv_cache_bytes=NUM_BLOCKS * BLOCK_BYTES, max_adapters=1),
+        {name: DEMO_ADAPTERS / name for name in ("pirate", "shout")},
+    )
+    yield made
+    made.close()
+
+
+def prompt_of(engine: Engine, text: str) -> list[int]:
+    ids: list[int] = engine.tokenizer.encode(Prompt(parts=(text,)))  # type: ignore[attr-defined]
+    return ids
+
+
+class Backlog:
+    """Keeps so many requests of one flow and shape waiting."""
+
+    def __init__(self, engine: Engine, share: Share, text: str, *, max_tokens: int, adapters: tuple[str | None, ...]):
+        self._engine = engine
+        self._share = share
+        self._prompt = prompt_of(engine, text)
+        self._max_tokens = max_tokens
+        self._adapters = adapters
+        self._number = 0
+
+    def fill(self) -> None:
+        waiting = self._engine._scheduler.waiting
+        while sum(each.request.share == self._share for each in waiting) < 3:
+            adapter = self._adapters[self._number % len(self._adapters)]
+            name = f"{self._share.flow}{self._number}"
+            asked = replace(request(name, max_tokens=self._max_tokens, adapter=adapter), share=self._share)
+            self._engine.add(sequences(self._engine, asked, [30 + self._number % 900, *self._prompt]))
+            self._number += 1
+
+    @property
+    def served(self) -> float:
+        """Without swaps."""
+        usage = {each.flow: each for each in self._engine.usage.flows}.get(self._share.flow)
+        swap_weight = self._engine.config.swap_weight
+        return 0.0 if usage is None else usage.service - swap_weight * usage.num_swaps
+
+
+def drop_all(engine: Engine) -> None:
+    engine.reset()
+    engine.check_integrity()
+
+
+def test_flows_of_different_shapes_are_served_alike_at_every_step_of_real_text(engine: Engine) -> None:
+    short = Backlog(engine, Share(flow="short"), "Tell me", max_tokens=60, adapters=(None,))
+    long = Backlog(engine, Share(flow="long"), TEXT * 3, max_tokens=3, adapters=(None,))
+    longest = len(prompt_of(engine, TEXT * 3)) + 1
+    bound = 2 * max(1.0 * longest, 2.0 * NUM_BLOCKS * 16)
+    for _ in range(300):
+        short.fill()
+        long.fill()
+        engine.step()
+        assert abs(short.served - long.served) <= bound
+    assert min(short.served, long.served) > bound
+    drop_all(engine)
+
+
+def test_who_hops_between_real_adapters_leaves_the_other_its_share(engine: Engine) -> None:
+    stays = Backlog(engine, Share(flow="stays"), "Tell me", max_tokens=12, adapters=(None,))
+    hops = Backlog(engine, Share(flow="hops"), "Tell me", max_tokens=12, adapters=("pirate", "shout"))
+    bound = 2 * 2.0 * NUM_BLOCKS * 16
+    for _ in range(160):
+        stays.fill()
+        hops.fill()
+        engine.step()
+        assert hops.served - stays.served <= bound
+    usage = {each.flow: each for each in engine.usage.flows}
+    assert usage["hops"].num_swaps > 3
+    assert usage["stays"].num_swaps == 0
+    assert stays.served > hops.served
+    drop_all(engine)
+
+
+def test_no_flow_changes_a_text_and_accounts_add_up(engine: Engine) -> None:
+    """Three flows of three classes beside each other, too many for the blocks; then each request alone."""
+    before = engine.usage
+    shares = [
+        Share(flow="one", priority="interactive"),
+        Share(flow="two", weight=3.0),
+        Share(flow="three", priority="batch"),
+    ]
+    asked = [
+        (replace(request(f"r{number}", max_tokens=30), share=shares[number % 3]), prompt_of(engine, TEXT[number * 4 :]))
+        for number in range(12)
+    ]
+    outcomes: dict[tuple[str, int], Outcome] = {}
+    for one, prompt_ids in asked:
+        engine.add(sequences(engine, one, prompt_ids))
+    num_rows = 0
+    while engine.has_work:
+        collect(outcomes, engine.step())
+        engine.check_integrity()
+    for one, prompt_ids in asked:
+        alone = complete(engine, [(replace(one, share=Share()), prompt_ids)])[one.request_id, 0]
+        assert outcomes[one.request_id, 0].token_ids == alone.token_ids
+    report = engine.usage
+    assert report.idle_ns + sum(usage.engine_ns for usage in report.flows) == report.elapsed_ns
+    assert report.idle_ns >= before.idle_ns
+    for number, share in enumerate(shares):
+        usage = next(each for each in report.flows if each.flow == share.flow)
+        told = [outcomes[one.request_id, 0] for one, _ in asked[number::3]]
+        assert usage.num_generated == sum(len(outcome.token_ids) for outcome in told)
+        reports = [delta.prompt for outcome in told for delta in outcome.deltas if delta.prompt is not None]
+        assert usage.num_cached == sum(each.num_cached_tokens for each in reports)
+        num_rows += usage.num_rows
+        assert usage.num_rows >= sum(each.num_tokens - each.num_cached_tokens for each in reports)
+        assert usage.engine_ns > 0
+    assert report.gap == 0
