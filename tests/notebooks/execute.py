@@ -1,6 +1,7 @@
-"""Executes notebooks top to bottom and keeps what came out: `python -m tests.notebooks.execute [01 02 …]`.
+"""Executes notebooks top to bottom and keeps what came out: `python -m tests.notebooks.execute [--fast] [01 02 …]`.
 
-Each has a kernel of its own and a service of its own, unless `SERVE_APP_URL` names one for all.
+`--fast` leaves out cells that are tagged slow. Each notebook has a kernel of its own, and a service of its own unless
+`SERVE_APP_URL` names one for all.
 """
 
 from __future__ import annotations
@@ -20,23 +21,32 @@ REPOSITORY = Path(__file__).parents[2]
 FOLDER = REPOSITORY / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 CELL_TIMEOUT_S = 600
+STARTUP_TIMEOUT_S = 300
 SLOW = "slow"
+FAST = "--fast"
 STAMP = "executed_sources"
 """In a notebook's metadata: the digest of the sources that its outputs were made by."""
 
 
-def execute(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Run every cell in a new kernel, in the folder of the notebooks. Raises CellExecutionError."""
+def execute(notebook: nbformat.NotebookNode, *, left_out: str = "") -> nbformat.NotebookNode:
+    """Run the cells, but those with that tag, in a new kernel in the folder of the notebooks.
+
+    Raises CellExecutionError.
+    """
     runner: Any = NotebookClient(
-        notebook, timeout=CELL_TIMEOUT_S, resources={"metadata": {"path": str(FOLDER)}}, record_timing=False
+        notebook,
+        timeout=CELL_TIMEOUT_S,
+        startup_timeout=STARTUP_TIMEOUT_S,
+        skip_cells_with_tag=left_out,
+        resources={"metadata": {"path": str(FOLDER)}},
+        record_timing=False,
     )
     return runner.execute()
 
 
-def without_slow(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The same without the cells that are tagged so."""
-    kept = [cell for cell in notebook.cells if SLOW not in cell.metadata.get("tags", ())]
-    return nbformat.from_dict({**notebook, "cells": kept})
+def is_slow(cell: nbformat.NotebookNode) -> bool:
+    """Whether a cell takes longer than a few seconds, by its tags."""
+    return SLOW in cell.metadata.get("tags", ())
 
 
 def sources_digest(notebook: nbformat.NotebookNode) -> str:
@@ -49,20 +59,22 @@ def read(file: Path) -> nbformat.NotebookNode:
     return nbformat.read(file, as_version=4)
 
 
-def refresh(file: Path) -> None:
+def refresh(file: Path, *, left_out: str = "") -> None:
     """Execute a notebook and write it with its outputs, stamped."""
-    notebook = execute(read(file))
+    notebook = execute(read(file), left_out=left_out)
     notebook.metadata[STAMP] = sources_digest(notebook)
     notebook.metadata.language_info = {"name": "python"}  # of which Python it was is no difference
     nbformat.write(notebook, file)
 
 
-def main(names: list[str]) -> None:
+def main(words: list[str]) -> None:
+    left_out = SLOW if FAST in words else ""
+    names = [word for word in words if word != FAST]
     os.environ.setdefault("PYTHONPATH", str(REPOSITORY))
     for file in NOTEBOOKS:
         if not names or file.name.startswith(tuple(names)):
             started = time.monotonic()
-            refresh(file)
+            refresh(file, left_out=left_out)
             print(f"{file.name}: {time.monotonic() - started:.0f} s, {file.stat().st_size // 1024} KiB", flush=True)
 
 
