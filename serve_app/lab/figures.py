@@ -58,21 +58,22 @@ def distributions(panels: Mapping[str, Mapping[str, float]], *, num_tokens: int 
     return figure
 
 
-def heat_map(rows: Mapping[str, Completion], *, num_tokens: int = 16) -> Figure:
-    """A row for each completion, its tokens in cells that are the darker the less likely they were."""
+def heat_map(rows: Mapping[str, Completion], *, first: int = 0, num_tokens: int = 16) -> Figure:
+    """A row for each completion, its tokens from `first` on in cells that are the darker the less likely they were."""
     height = 0.62 * len(rows) + 1.1
     figure, axes = plt.subplots(figsize=(9.4, height))
-    columns = min(num_tokens, max(len(each.tokens) for each in rows.values()))
-    values = [[_logprob(each, at) for at in range(columns)] for each in rows.values()]
+    shown = range(first, min(first + num_tokens, max(len(each.tokens) for each in rows.values())))
+    values = [[_logprob(each, at) for at in shown] for each in rows.values()]
     picture = axes.imshow(values, cmap="YlOrBr_r", vmin=FLOOR, vmax=0, aspect="auto")
     for row, each in enumerate(rows.values()):
-        for at, token in enumerate(each.tokens[:columns]):
+        for at, token in enumerate(each.tokens[first : shown.stop]):
             shade = "white" if (token.logprob or 0) < FLOOR * 0.62 else INK
             axes.text(
                 at, row, _short(token.text), ha="center", va="center", fontsize=7.5, color=shade, parse_math=False
             )
     axes.set_yticks(range(len(rows)), list(rows))
-    axes.set(xticks=range(columns), xlabel="token")
+    axes.set_xticks(range(len(shown)), [str(at) for at in shown])
+    axes.set(xlabel="token")
     axes.tick_params(length=0)
     figure.colorbar(picture, ax=axes, label="log-probability", shrink=0.9, pad=0.01)
     return figure

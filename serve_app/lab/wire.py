@@ -89,7 +89,7 @@ class Wire:
         """The client's own parameters are left to the body, which takes every parameter of the service."""
         resource: Any = self._openai.completions if route == "completions" else self._openai.chat.completions
         create = resource.with_raw_response.create if with_raw else resource.create
-        required = {"prompt": ""} if route == "completions" else {"messages": []}
+        required: dict[str, object] = {"prompt": ""} if route == "completions" else {"messages": []}
 
         async def send(**options: Any) -> Any:
             return await create(model="", **required, **options)
