@@ -50,9 +50,9 @@ def is_slow(cell: nbformat.NotebookNode) -> bool:
 
 
 def sources_digest(notebook: nbformat.NotebookNode) -> str:
-    """Of what a person wrote: kinds and sources of all cells, in order."""
-    written = [[cell.cell_type, cell.source] for cell in notebook.cells]
-    return hashlib.sha256(json.dumps(written).encode()).hexdigest()
+    """Of what outputs are made by: the sources of all cells of code, in order."""
+    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    return hashlib.sha256(json.dumps(sources).encode()).hexdigest()
 
 
 def read(file: Path) -> nbformat.NotebookNode:

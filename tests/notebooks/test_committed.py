@@ -44,16 +44,17 @@ def test_there_are_the_seven_notebooks_in_their_order() -> None:
 
 @each_notebook
 def test_outputs_are_of_the_committed_sources(file: Path) -> None:
+    """A notebook that was not executed has neither outputs nor a stamp."""
     notebook = read(file)
-    assert notebook.metadata[STAMP] == sources_digest(notebook), "execute it again: make notebooks"
+    expected = sources_digest(notebook) if list(outputs_of(notebook)) else None
+    assert notebook.metadata.get(STAMP) == expected, "execute it again: make notebooks"
 
 
 @each_notebook
-def test_every_cell_that_is_not_slow_was_executed_in_order(file: Path) -> None:
+def test_every_cell_that_is_not_slow_was_executed_in_order_or_none_was(file: Path) -> None:
     cells = [cell for cell in read(file).cells if cell.cell_type == "code" and not is_slow(cell)]
     counts = [cell.execution_count for cell in cells]
-    assert None not in counts
-    assert counts == sorted(counts)
+    assert counts == sorted(counts) if None not in counts else set(counts) == {None}
 
 
 @each_notebook
