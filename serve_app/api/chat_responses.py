@@ -77,7 +77,7 @@ class ChatChoice:
         if self.content:
             delta["content"] = self.content
         if self.tool_calls:
-            delta["tool_calls"] = [call.body() for call in self.tool_calls]
+            delta["tool_calls"] = [call.body() for call in one_per_call(self.tool_calls)]
         logprobs = chat_logprobs(self.logprobs) if self.logprobs else None
         return {"index": self.index, "delta": delta, "logprobs": logprobs, **self._besides()}
 
@@ -102,6 +102,16 @@ def joined_calls(deltas: Sequence[ToolCallDelta]) -> list[ToolCall]:
         else:
             calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + delta.arguments)
     return calls
+
+
+def one_per_call(deltas: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
+    """The same with one delta for each call: clients take the first that they see of a list for all of its calls."""
+    merged: dict[int, ToolCallDelta] = {}
+    for delta in deltas:
+        first = merged.setdefault(delta.index, delta)
+        if first is not delta:
+            merged[delta.index] = replace(first, arguments=first.arguments + delta.arguments)
+    return list(merged.values())
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, object]:

@@ -40,6 +40,7 @@ SWITCHED_ON: Schema = {
     "contains": {"properties": {"scale": {"not": {"const": 0}}}, "required": ["scale"]},
 }
 ADAPTERS: Mapping[str, Schema] = {"lora": SWITCHED_ON, "lora_path": {"not": NOTHING}, "adapter": {"not": NOTHING}}
+PREDICTIONS = ("prediction", "speculation")
 
 
 def excluded(terms: Terms, table: Mapping[str, Disposition] = PARAMETERS) -> list[Schema]:
@@ -52,6 +53,7 @@ def _excluded(terms: Terms, table: Mapping[str, Disposition]) -> list[Schema]:
         _together("`echo_last` is a part of `echo`.", {"echo": TRUE, "echo_last": {"type": "integer", "minimum": 1}}),
         _together("`top_logprobs` counts `logprobs`.", {"top_logprobs": {"type": "integer"}}, WITHOUT_LOGPROBS),
         _together("These are probabilities of `logprobs`.", {"post_sampling_probs": TRUE}, WITHOUT_LOGPROBS),
+        _together("Both say what is expected.", {name: {"not": NOTHING} for name in PREDICTIONS}),
         *(_together("Both name adapters.", dict(pair)) for pair in combinations(ADAPTERS.items(), 2)),
         _together(
             "The target switches Mirostat on.",

@@ -57,3 +57,9 @@ class Backend(Protocol):
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Give the text of tokens, special ones by their names. Raises Overloaded."""
         ...
+
+
+def has_images(request: GenerationRequest) -> bool:
+    """Whether it is taken in only when images were seen, which may take long."""
+    conversation = request.conversation
+    return bool(request.prompt.images) or (conversation is not None and bool(conversation.images))

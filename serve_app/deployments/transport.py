@@ -11,6 +11,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from serve_app.core.backend import has_images
 from serve_app.core.cards import ReplicaCard
 from serve_app.core.delta import Frame
 from serve_app.core.errors import EngineFailed, Overloaded, ReplicaLost, ServeError
@@ -20,6 +21,9 @@ from serve_app.deployments.packing import unpack
 
 CALL_TIMEOUT_S = 30.0
 """A replica that has not answered a call for so long counts as lost."""
+SEEING_TIMEOUT_S = 600.0
+"""The same of requests with images, which it takes in when it has seen all of them, beside everything else it computes.
+One that is lost meanwhile is known by its frames, which end."""
 
 
 class RayBackend:
@@ -59,7 +63,8 @@ class RayBackend:
             frames.cancel()
 
     async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> None:
-        await self._call(self._submit, self._replica_id, router_id, tuple(requests))
+        timeout_s = SEEING_TIMEOUT_S if any(map(has_images, requests)) else self._timeout_s
+        await self._call(self._submit, self._replica_id, router_id, tuple(requests), timeout_s=timeout_s)
 
     async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
         await self._call(self._abort, self._replica_id, router_id, tuple(request_ids))
@@ -78,14 +83,15 @@ class RayBackend:
         text: str = await self._call(self._detokenize, self._replica_id, tuple(token_ids))
         return text
 
-    async def _call(self, method: DeploymentHandle[Any], *arguments: object) -> Any:
+    async def _call(self, method: DeploymentHandle[Any], *arguments: object, timeout_s: float | None = None) -> Any:
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
         response = Context().run(method.remote, *arguments)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(limit_s):
                 answer = await response
         except TimeoutError as error:
             response.cancel()
-            raise ReplicaLost(f"Replica {self._replica_id} did not answer for {self._timeout_s:g} s.") from error
+            raise ReplicaLost(f"Replica {self._replica_id} did not answer for {limit_s:g} s.") from error
         except (RayError, RayServeException) as error:
             raise as_serve_error(error, self._replica_id) from error
         if isinstance(answer, ServeError):

@@ -30,8 +30,8 @@ class EngineConfig:
     max_waiting:       sequences queued beyond those running; more are refused
     threads:           torch threads; None is one per CPU of the process
     max_step_stretch:  while some sequences decode, a step that computes prompts too should take at most so many times
-                       one that does not; by up to four times as much more where more prompts wait than half of those
-                       that decode, as everybody is served sooner then
+                       one that does not; by up to eight times as much more where many short prompts wait beside few
+                       sequences that decode, as everybody is served sooner then
     max_bypass_s:      a queued sequence that lacks blocks or an adapter's slot may be overtaken for so long
     lease_s:           a router not heard of for so many seconds is taken for dead
     prefix_cache:      whether prefixes that were computed are kept for later requests

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 
 FIRST_ALLOWANCE = 16.0
 LEAST_ALLOWANCE = 16.0
-MEMORY = 0.8
+MEMORY = 0.5
 """How much of the former estimate a new measurement leaves."""
 MOST_GROWTH = 1.25
 MOST_FALL = 2.0
 """Between two steps; what was allowed too much is somebody's gap, what was allowed too little is made up for."""
-FAIR_SHARE = 0.5
+FAIR_SHARE = 0.125
 """So many prompts behind the first, per sequence that decodes, are no reason to hurry."""
-MOST_HURRY = 4.0
+SHORT_PROMPT = 256
+"""Tokens; a prompt of twice as many is half a reason to hurry, as those that decode would wait twice as long for it."""
+MOST_HURRY = 8.0
+LOOK_AGAIN = 32
+"""After so many steps with prompts one is made without, to see what it takes by now."""
 
 
 def work_clock(device_type: str) -> Callable[[], float]:
@@ -34,35 +39,42 @@ class Pace:
     The prompt tokens allowed follow what they were seen to cost: no model of the machine, the context or the model is
     needed, and none has to be right. What is computed does not depend on it, only when.
 
-    Where more than half as many prompts wait behind the first as sequences decode, a step may be stretched by more, in
-    their proportion and up to four times as much: a step's weights are read for few rows until the others are there,
-    so all are served sooner, those that decode included. A few long prompts beside many sequences hurry nobody.
+    Where more short prompts wait behind the first than an eighth of the sequences that decode, a step may be stretched
+    by more, in their proportion and up to eight times as much: a step's weights are read for few rows until the others
+    are there, so all are served sooner, those that decode included. Long prompts beside many sequences hurry nobody.
     """
 
     def __init__(self, max_stretch: float) -> None:
         self._max_stretch = max_stretch
         self._decode_s: dict[int, float] = {}  # by the size of the number of rows
+        self._num_since: dict[int, int] = {}  # steps with prompts since that was seen
         self._allowance = FIRST_ALLOWANCE
 
-    def allowance(self, num_decoding: int, budget: int, *, num_prompts: int = 1) -> int:
+    def allowance(self, num_decoding: int, budget: int, *, behind: Items[int] = ()) -> int:
         """Prompt tokens for the next step, at most `budget`; all of it where nobody would have to wait.
 
-        0 where it is not known yet what a step without takes: the next one shows it.
+        behind: the tokens that each prompt behind the first misses
+
+        0 where it is not known, or no longer, what a step of that size without takes: the next one shows it. Another
+        size's would make prompts look dearer than they are, or cheaper.
         """
         if num_decoding == 0:
             return budget
-        if not self._decode_s:
+        if self._num_since.get(num_decoding.bit_length(), LOOK_AGAIN) >= LOOK_AGAIN:
             return 0
-        return max(1, min(budget, int(self._allowance * _hurry(num_prompts, num_decoding))))
+        return max(1, min(budget, int(self._allowance * _hurry(behind, num_decoding))))
 
     def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
         """Learn from a step; seconds as `work_clock` counts them."""
         if num_decoding == 0:
             return
+        size = num_decoding.bit_length()
         if num_prompt_tokens == 0:
-            size = num_decoding.bit_length()
             self._decode_s[size] = MEMORY * self._decode_s.get(size, seconds) + (1 - MEMORY) * seconds
-        elif (decode_s := self._decode_estimate(num_decoding)) is not None:
+            self._num_since[size] = 0
+        elif size in self._decode_s:
+            decode_s = self._decode_s[size]
+            self._num_since[size] += 1
             self._steer(num_prompt_tokens, extra_s=seconds - decode_s, allowed_s=(self._max_stretch - 1) * decode_s)
 
     def _steer(self, num_prompt_tokens: int, *, extra_s: float, allowed_s: float) -> None:
@@ -72,14 +84,8 @@ class Pace:
         wanted = min(max(wanted, self._allowance / MOST_FALL), self._allowance * MOST_GROWTH)
         self._allowance = min(max(wanted, LEAST_ALLOWANCE), 1e6)
 
-    def _decode_estimate(self, num_decoding: int) -> float | None:
-        """Of the nearest size that was seen."""
-        if not self._decode_s:
-            return None
-        size = num_decoding.bit_length()
-        return self._decode_s[min(self._decode_s, key=lambda seen: (abs(seen - size), seen))]
 
-
-def _hurry(num_prompts: int, num_decoding: int) -> float:
+def _hurry(behind: Items[int], num_decoding: int) -> float:
     """How many times as far a step may be stretched."""
-    return min(max((num_prompts - 1) / (FAIR_SHARE * num_decoding), 1.0), MOST_HURRY)
+    num_short = sum(min(1.0, SHORT_PROMPT / num_tokens) for num_tokens in behind)
+    return min(max(num_short / (FAIR_SHARE * num_decoding), 1.0), MOST_HURRY)

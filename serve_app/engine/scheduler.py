@@ -185,7 +185,8 @@ class Scheduler:
             return []
         num_decoding = sum(span.decodes for span in singles)
         budget = self._max_batch_tokens - sum(span.length for span in singles)
-        left = self.pace.allowance(num_decoding, budget, num_prompts=len(prompts)) if budget > 0 else 0
+        behind = [each.num_missing for each in prompts[1:]]
+        left = self.pace.allowance(num_decoding, budget, behind=behind) if budget > 0 else 0
         rows = self._max_logit_rows - sum(span.scores for span in singles)
         others = sorted(prompts[1:], key=lambda each: each.num_missing)
         oldest = min(prompts[0].num_missing, left if not others else -(-left // 2))

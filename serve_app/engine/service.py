@@ -151,7 +151,7 @@ class ModelService:
 
     async def warm(self) -> None:
         """Do beforehand what the first of some kinds of requests would wait for; nothing depends on it."""
-        await self._compiler.warm()
+        await asyncio.gather(self._compiler.warm(), self._template.warm())
 
     async def close(self) -> None:
         """End the engine's thread and every stream."""

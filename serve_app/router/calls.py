@@ -6,9 +6,10 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
-from serve_app.core.backend import Backend
+from serve_app.core.backend import Backend, has_images
 from serve_app.core.errors import ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
@@ -37,6 +38,7 @@ class Calls:
         self._replica_id = replica_id
         self._on_refused = on_refused
         self._submissions: dict[str, asyncio.Task[ServeError | None]] = {}
+        self._seen_first: set[str] = set()
         self._tasks: set[asyncio.Task[object]] = set()
         self._flow = asyncio.Lock()
 
@@ -53,13 +55,16 @@ class Calls:
 
     def submit(self, requests: Sequence[GenerationRequest]) -> asyncio.Task[ServeError | None]:
         """Give requests to the replica; the task ends with None, or with the error that refused them all."""
+        self._seen_first |= {request.request_id for request in requests if has_images(request)}
         task = self.spawn(self._submit(requests))
         self._submissions |= dict.fromkeys((request.request_id for request in requests), task)
         return task
 
     def abort(self, request_ids: Sequence[str]) -> asyncio.Task[bool]:
         """False where the replica did not hear it: one that is gone has nothing to abort, one that is not aborts when
-        the lease ends."""
+        the lease ends. Requests whose images are still to be seen are aborted at once as well, so that none is."""
+        if seen_first := [each for each in request_ids if each in self._seen_first]:
+            self.spawn(self._hurry(seen_first))
         return self.spawn(self._tell(self._backend.abort, request_ids))
 
     def pause(self, request_ids: Sequence[str]) -> asyncio.Task[bool]:
@@ -92,11 +97,17 @@ class Calls:
             logger.warning("replica %s could not be given requests: %r", self._replica_id, failure)
             error = replica_lost("could not be reached")
         finally:
+            self._seen_first.difference_update(request_ids)
             for request_id in request_ids:
                 self._submissions.pop(request_id, None)
         if error is not None:
             self._on_refused(request_ids)
         return error
+
+    async def _hurry(self, request_ids: Sequence[str]) -> None:
+        """Abort what was submitted and not answered. Where it overtakes them or is not heard nothing is lost."""
+        with suppress(Exception):
+            await self._backend.abort(self._router_id, request_ids)
 
     async def _tell_in_order(self, tell: Tell, request_ids: Sequence[str]) -> bool:
         """One after the other, in the order they were spawned in: a pause must not overtake its resumption."""

@@ -46,6 +46,11 @@ class ChatTemplate:
         ]
         self._num_waiting = 0
 
+    async def warm(self) -> None:
+        """Do beforehand what the first conversation would wait for: the process, and the template in it."""
+        if self._has_template:
+            await asyncio.get_running_loop().run_in_executor(self._pools[0], self._renderer.begin)
+
     async def render(self, conversation: Conversation) -> Rendering:
         """Raises InvalidRequest where nothing comes of it, Overloaded where too many wait."""
         if not self._has_template:

@@ -20,7 +20,7 @@ class TemplateLimits:
     """
 
     max_cpu_s: float = 1.0
-    max_wall_s: float = 1.6
+    max_wall_s: float = 1.4
     courtesy_s: float = 0.2
     max_bytes: int = 512 << 20
     max_chars: int = 8_000_000

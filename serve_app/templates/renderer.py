@@ -14,6 +14,9 @@ from serve_app.core.conversation import Conversation, Rendering
 from serve_app.core.errors import EngineFailed
 from serve_app.templates.render_process import COME, Refused, Work
 
+BEGIN_S = 10.0
+"""For which a child is waited for that nobody needs yet."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -30,7 +33,8 @@ class _Child:
 
 
 class Renderer:
-    """Of one template. Threads may share it. The process begins with the first rendering, or where it was lost.
+    """Of one template. Threads may share it. The process begins beforehand or with the first rendering, and again where
+    it was lost.
 
     A child that has rendered in time is kept for the next conversation; one that has not is gone.
     """
@@ -45,6 +49,13 @@ class Renderer:
     def num_idle(self) -> int:
         """Children that wait for something to render."""
         return len(self._idle)
+
+    def begin(self) -> None:
+        """Begin the process, and have a child wait for the first conversation. Raises EngineFailed."""
+        child = _Child(connection=self._server.open())
+        child.connection.poll(BEGIN_S)
+        with self._lock:
+            self._idle.append(child)
 
     def render(self, conversation: Conversation) -> Rendering:
         """Blocks for `max_wall_s` at most, and for the process to begin. Raises Refused, EngineFailed."""

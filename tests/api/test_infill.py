@@ -37,7 +37,7 @@ def test_a_gap_is_a_prompt_with_what_stands_behind_it() -> None:
 
 
 def test_every_member_finds_its_place() -> None:
-    files = [{"filename": "a.h", "text": "int a;"}, {"text": "b", "filename": None}]
+    files = [{"filename": "a.h", "text": "int a;"}, {"text": "b", "filename": None, "odd": None}]
     request = read(model="demo", prompt="    x =", input_extra=files, n_predict=5, temperature=0, stop=["\n"])
     extra = (ExtraFile(name="a.h", text="int a;"), ExtraFile(name="tmp", text="b"))
     assert request.gap == Infill(suffix="    return x\n", opening="    x =", files=extra)

@@ -6,7 +6,9 @@ Vocabularies are those of real tokenizers where files of ranks are given (a toke
 made up otherwise. A step is what follows the forward; masks are waited for from their beginning, though in an engine
 they are computed beside the forward, so that less of them is seen. Rows follow a text that satisfies the schema. Prints
 the median and the 99th percentile over steps, of runs with and without constraints that take turns; with `--cpu` of the
-processor time of all threads together, torch's work in one of them, for a machine that others use as well.
+processor time of all threads together, torch's work in one of them, for a machine that others use as well. Then the
+same text is followed to its end, every token drawn or the forced ones appended: microseconds behind the forward for
+each token.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import time
 from pathlib import Path
 
 import torch
+from llguidance import LLMatcher, LLTokenizer
 
 from serve_app.constraints.compilation import build_matcher, compile_source
 from serve_app.constraints.matcher import Masks, Matcher
@@ -54,12 +57,14 @@ TEXT = (
     '{"name": "Ada Lovelace", "mail": "ada@example.org", "born": "1815-12-10", "role": "editor", "score": 99.5,'
     ' "tags": ["analytical", "engine"], "address": {"street": "12 St James\'s Square, London", "zip": "12345"}}'
 )
+COMPACT_TEXT = json.dumps(json.loads(TEXT), separators=(",", ":"))
 GRAMMARS: dict[str, tuple[ConstraintKind, str]] = {
     "schema of eight fields": ("json_schema", json.dumps(PERSON)),
     "any JSON": ("json_schema", "{}"),
     "regex": ("regex", r"\d{4}-\d{2}-\d{2}( [A-Za-z]+){1,20}"),
 }
 NUM_STEPS = 60
+NUM_WALKS = 5
 now = time.perf_counter
 
 
@@ -128,6 +133,77 @@ def measure(vocabulary: Vocabulary, num_rows: int, *, greedy: bool) -> None:
     print(f"{len(vocabulary):>7} tokens, {num_rows:>2} rows, {kind:<10}: {told} ms", flush=True)
 
 
+def path_of(master: LLMatcher, tokenizer: LLTokenizer, text: str) -> list[tuple[int, bool]]:
+    """The tokens of a text under its constraint, and which of them were forced."""
+    follower, rest, path = Matcher(master.deep_copy(), num_words=1), text.encode(), []
+    while rest:
+        forced = follower.forced
+        token_id = tokenizer.tokenize_bytes(rest)[0] if forced is None else forced
+        piece = tokenizer.decode_bytes([token_id])
+        assert rest.startswith(piece), (piece, rest)
+        follower.advance(token_id)
+        assert follower.failure is None, follower.failure
+        path.append((token_id, forced is not None))
+        rest = rest[len(piece) :]
+    return path
+
+
+def measure_forcing(vocabulary: Vocabulary, num_rows: int, *, kind: ConstraintKind, text: str) -> None:
+    """The same texts to their ends, rows one token apart: every token drawn, or the forced ones appended unseen."""
+    tokenizer = vocabulary.tokenizer()
+    master = build_matcher(compile_source(kind, json.dumps(PERSON), tokenizer).text, tokenizer)
+    path = path_of(master, tokenizer, text)
+    logits = torch.randn(num_rows, len(vocabulary), generator=torch.Generator().manual_seed(0)) * 3
+    seconds: dict[str, list[float]] = {"free": [], "one by one": [], "forcing": []}
+    num_steps = dict.fromkeys(seconds, 0)
+    for _ in range(NUM_WALKS):
+        for name, found in seconds.items():
+            took, num_steps[name] = walk(master, vocabulary, path, logits, name=name)
+            found.append(took)
+    num_tokens, num_forced = len(path) * num_rows, sum(forced for _, forced in path)
+    per_token = {name: statistics.median(found) / num_tokens * 1e6 for name, found in seconds.items()}
+    told = ", ".join(f"{name} {each:.0f} in {num_steps[name]} steps" for name, each in per_token.items())
+    print(
+        f"{len(vocabulary):>7} tokens, {num_rows:>2} rows, {kind}, {num_forced} of {len(path)} forced: µs a token"
+        f" {told}",
+        flush=True,
+    )
+
+
+def walk(
+    master: LLMatcher, vocabulary: Vocabulary, path: list[tuple[int, bool]], logits: torch.Tensor, *, name: str
+) -> tuple[float, int]:
+    """Seconds behind the forwards of all rows' texts, and steps. In `forcing` a forced token is not drawn."""
+    computer, sampler, num_words = MaskComputer(), Sampler(), vocabulary.num_words
+    matchers = [Matcher(master.deep_copy(), num_words=num_words) for _ in logits]
+    places = [-row for row in range(len(logits))]  # below zero a row has not begun
+    seconds, num_steps = 0.0, 0
+    while min(places) < len(path):
+        rows = [row for row, place in enumerate(places) if 0 <= place < len(path)]
+        spans = [
+            Span(sequence(row, greedy=True, matcher=None if name == "free" else matchers[row]), 0, 1, samples=True)
+            for row in rows
+        ]
+        batch = Batch(tuple(spans))
+        chosen = logits[: len(rows)]
+        started = now()
+        masks = computer.begin(batch)
+        if masks is not None:
+            masks.wait()
+        sampler.sample(chosen, batch, masks)
+        for row in rows:
+            places[row] += 1
+            if name != "free":
+                matchers[row].advance(path[places[row] - 1][0])
+            while name == "forcing" and (token_id := matchers[row].forced) is not None:
+                matchers[row].advance(token_id)
+                places[row] += 1
+        seconds += now() - started
+        num_steps += 1
+        places = [place + 1 if place < 0 else place for place in places]
+    return seconds, num_steps
+
+
 def ms(seconds: list[float], quantile: float) -> str:
     return f"{sorted(seconds)[int(quantile * (len(seconds) - 1))] * 1e3:.2f}"
 
@@ -167,6 +243,8 @@ def main() -> None:
         for num_rows in (1, 32):
             for greedy in (True, False):
                 measure(vocabulary, num_rows, greedy=greedy)
+            measure_forcing(vocabulary, num_rows, kind="json_schema", text=TEXT)
+            measure_forcing(vocabulary, num_rows, kind="compact_json", text=COMPACT_TEXT)
 
 
 if __name__ == "__main__":

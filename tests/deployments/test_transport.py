@@ -2,12 +2,65 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
+from serve_app.core.conversation import Conversation
 from serve_app.core.errors import ContextOverflow, EngineFailed, Overloaded, ReplicaLost
-from serve_app.deployments.transport import as_serve_error
+from serve_app.core.images import Image
+from serve_app.core.names import ModelRef
+from serve_app.core.request import GenerationRequest, Prompt
+from serve_app.deployments.transport import RayBackend, as_serve_error
+
+IMAGE = Image(data=b"", name="images[0]")
+TEXT = GenerationRequest(request_id="a", model=ModelRef(base="demo"), prompt=Prompt(parts=("Once",)))
+PICTURED = replace(TEXT, prompt=Prompt(parts=("Once", IMAGE)))
+CHAT = replace(TEXT, conversation=Conversation(source="{}"))
+
+
+class SlowHandle:
+    """Of a deployment that answers after some turns of the event loop, and knows whether it was called off."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+
+    def options(self, **changes: Any) -> SlowHandle:
+        return self
+
+    def remote(self, *arguments: object) -> SlowHandle:
+        return self
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def __await__(self) -> Any:
+        return self._answer().__await__()
+
+    async def _answer(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("request_", [TEXT, CHAT], ids=["text", "chat"])
+async def test_a_replica_that_does_not_take_a_text_in_time_counts_as_lost(request_: GenerationRequest) -> None:
+    handle: Any = SlowHandle()
+    with pytest.raises(ReplicaLost):
+        await RayBackend(handle, "a", timeout_s=0).submit("router-0", [request_])
+    assert handle.is_cancelled
+
+
+@pytest.mark.parametrize(
+    "request_", [PICTURED, replace(CHAT, conversation=Conversation(source="{}", images=(IMAGE,)))], ids=["text", "chat"]
+)
+async def test_images_are_waited_for_until_they_are_seen(request_: GenerationRequest) -> None:
+    handle: Any = SlowHandle()
+    await RayBackend(handle, "a", timeout_s=0).submit("router-0", [TEXT, request_])
+    assert not handle.is_cancelled
 
 
 def raised_in_a_replica(cause: Exception) -> Exception:

@@ -6,13 +6,15 @@ import time
 
 import pytest
 
-from serve_app.engine.pace import LEAST_ALLOWANCE, MOST_GROWTH, MOST_HURRY, Pace, work_clock
+from serve_app.engine.pace import LEAST_ALLOWANCE, MOST_GROWTH, MOST_HURRY, SHORT_PROMPT, Pace, work_clock
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, make_engine, request, sequences
 
 
 def settle(pace: Pace, *, decode_s: float, token_s: float, fixed_s: float = 0.0, rounds: int = 60) -> int:
-    """Make steps on a machine of these costs until the allowance has settled."""
+    """Make steps on a machine of these costs until the allowance has settled; any number of rows costs the same."""
+    for rows in (1, 2, 4, 16, 64):
+        pace.note(rows, 0, decode_s)
     for _ in range(rounds):
         pace.note(8, 0, decode_s)
         allowed = pace.allowance(8, 100_000)
@@ -68,31 +70,45 @@ def test_the_allowance_grows_so_slowly_that_no_step_takes_much_more_than_its_str
     assert longest <= 0.010 * (1 + 0.75 * MOST_GROWTH)
 
 
-def test_many_prompts_beside_few_sequences_hurry_and_few_beside_many_do_not() -> None:
+def test_many_short_prompts_beside_few_sequences_hurry_and_few_or_long_ones_do_not() -> None:
     pace = Pace(1.75)
     alone = settle(pace, decode_s=0.2, token_s=0.001)
-    allowed = {(prompts, rows): pace.allowance(rows, 100_000, num_prompts=prompts)
-               for prompts, rows in ((1, 1), (4, 8), (5, 4), (7, 4), (7, 1), (500, 1))}  # fmt: skip
-    assert allowed[1, 1] == allowed[4, 8] == alone
-    assert allowed[5, 4] == pytest.approx(2 * alone, abs=2)
-    assert allowed[7, 4] == pytest.approx(3 * alone, abs=3)
-    assert allowed[7, 1] == allowed[500, 1] == pytest.approx(MOST_HURRY * alone, abs=4)
+
+    def allowed(*behind: int, rows: int) -> int:
+        return pace.allowance(rows, 100_000, behind=behind)
+
+    assert allowed(rows=1) == allowed(*[9] * 2, rows=16) == allowed(*[16 * SHORT_PROMPT] * 3, rows=8) == alone
+    assert allowed(*[9] * 2, rows=8) == pytest.approx(2 * alone, abs=2)
+    assert allowed(*[9] * 6, rows=16) == allowed(*[2 * SHORT_PROMPT] * 12, rows=16) == pytest.approx(3 * alone, abs=3)
+    assert allowed(*[9] * 6, rows=1) == allowed(*[9] * 500, rows=1) == pytest.approx(MOST_HURRY * alone, abs=8)
 
 
 def test_steps_in_a_hurry_change_nothing_for_those_after_them() -> None:
     pace = Pace(1.75)
     alone = settle(pace, decode_s=0.2, token_s=0.001)
     for _ in range(30):
-        allowed = pace.allowance(1, 100_000, num_prompts=7)
+        allowed = pace.allowance(1, 100_000, behind=[9] * 6)
         pace.note(1, allowed, 0.2 + 0.001 * allowed)
     assert pace.allowance(8, 100_000) == pytest.approx(alone, rel=0.05)
 
 
-def test_before_a_step_without_prompts_was_seen_one_is_made() -> None:
+@pytest.mark.parametrize("rows", [1, 12])
+def test_before_a_step_of_a_size_was_seen_without_prompts_one_is_made(rows: int) -> None:
     pace = Pace(1.75)
-    assert pace.allowance(1, 512, num_prompts=7) == 0
-    pace.note(1, 0, 0.2)
-    assert pace.allowance(1, 512, num_prompts=7) >= LEAST_ALLOWANCE
+    pace.note(5, 0, 0.2)
+    assert pace.allowance(rows, 512, behind=[9] * 6) == 0
+    pace.note(rows, 0, 0.2)
+    assert pace.allowance(rows, 512, behind=[9] * 6) >= LEAST_ALLOWANCE
+
+
+def test_a_machine_that_became_slower_is_seen_though_prompts_never_end() -> None:
+    """Else all that a step takes beyond the former estimate would pass for the cost of its prompts."""
+    pace = Pace(1.75)
+    before = settle(pace, decode_s=0.1, token_s=0.001)
+    for _ in range(400):
+        allowed = pace.allowance(8, 100_000)
+        pace.note(8, allowed, 0.3 + 0.003 * allowed)
+    assert max(pace.allowance(8, 100_000) for _ in range(2)) == pytest.approx(before, rel=0.15)
 
 
 def test_prompts_that_come_with_the_first_are_paced_by_what_a_step_costs() -> None:

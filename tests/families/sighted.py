@@ -145,9 +145,9 @@ QWEN2_5_VL = Sighted(
 SIGHTED = (LLAVA, LLAVA_SIGLIP, IDEFICS3, SMOLVLM, QWEN2_VL, QWEN2_5_VL)
 
 
-def save_sighted(kind: Sighted, folder: Path) -> None:
-    """Write weights, config, tokenizer and image processor."""
-    tokenizer = _tokenizer(kind)
+def save_sighted(kind: Sighted, folder: Path, *, base: PreTrainedTokenizerFast | None = None) -> None:
+    """Write weights, config, tokenizer and image processor. base: the tokenizer without its own special tokens"""
+    tokenizer = _tokenizer(kind, byte_tokenizer() if base is None else base)
     vocab_size = len(tokenizer)
     image_id = tokenizer.convert_tokens_to_ids(kind.marker)
     whole = {"image_token_id": image_id, **kind.whole}
@@ -170,8 +170,7 @@ def save_sighted(kind: Sighted, folder: Path) -> None:
     kind.processor().save_pretrained(folder)
 
 
-def _tokenizer(kind: Sighted) -> PreTrainedTokenizerFast:
-    tokenizer = byte_tokenizer()
+def _tokenizer(kind: Sighted, tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     tokenizer.add_special_tokens({"additional_special_tokens": [kind.marker, *kind.tokens]})
     return tokenizer
 

@@ -6,6 +6,7 @@ that tools of other environments may import this.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -60,10 +61,13 @@ class Served:
         return next(found, self.dialect["defaults"].get(name))
 
 
-def obey(body: Body, served: Served) -> Body:
-    """The same body with what the rules ask for; the body itself is not changed."""
-    body = dict(body)
-    for rule in RULES:
+def obey(body: Body, served: Served, *, is_completion: bool = True) -> Body:
+    """The same body with what the rules ask for; the body itself is not changed.
+
+    is_completion: and no chat that is only rendered or cut into tokens
+    """
+    body = copy.deepcopy(body)
+    for rule in RULES if is_completion else CHAT_RULES:
         rule(body, served)
     return {name: value for name, value in body.items() if name != ""}
 
@@ -183,29 +187,38 @@ def ids_are_of_the_vocabulary(body: Body, served: Served) -> None:
 
 
 def tools_have_names_of_their_own(body: Body, served: Served) -> None:
-    """Each tool has a name of its own."""
+    """Each tool has a name of its own, and those that are chosen are among them."""
     named: dict[str, Any] = {}
     for tool in body.get("tools") or ():
         named.setdefault(tool["function"]["name"], tool)
-    if body.get("tools"):
+    if named:
         body["tools"] = list(named.values())
+        first = {"type": "function", "function": {"name": next(iter(named))}}
+        match body.get("tool_choice"):
+            case {"type": "function"}:
+                body["tool_choice"] = first
+            case {"allowed_tools": allowed}:
+                body["tool_choice"] = {"type": "allowed_tools", "allowed_tools": {**allowed, "tools": [first]}}
 
 
 def images_have_places(body: Body, served: Served) -> None:
     """Images are whole files, as many as the prompt has places for them, and the model sees."""
     for name in served.names_of("images"):
         body.pop(name, None)
+    for message in body.get("messages") or ():
+        if isinstance(message.get("content"), list):
+            message["content"] = [each for each in message["content"] if each.get("type") != "image_url"]
 
 
 def prompts_fit(body: Body, served: Served) -> None:
     """A prompt fits the context, and its ids are of the vocabulary."""
-    if "messages" not in body:
+    if body.get("prompt") is not None:
         body["prompt"] = fitting(body["prompt"], served)
 
 
 def answers_are_gone_on_with(body: Body, served: Served) -> None:
     """`continue_final_message` goes on with an assistant's last message; arguments in a string are an object's."""
-    for message in body.get("messages", ()):
+    for message in body.get("messages") or ():
         for call in message.get("tool_calls") or () if message["role"] == "assistant" else ():
             if isinstance(call["function"].get("arguments"), str):
                 call["function"]["arguments"] = "{}"
@@ -297,6 +310,8 @@ RULES: tuple[Callable[[Body, Served], None], ...] = (
     prompts_fit,
     answers_are_gone_on_with,
 )
+CHAT_RULES = (models_are_served, tools_have_names_of_their_own, images_have_places, answers_are_gone_on_with)
+"""Those that concern a chat itself."""
 
 
 def told() -> Iterator[str]:

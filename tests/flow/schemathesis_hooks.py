@@ -10,10 +10,11 @@ from typing import Any
 
 import schemathesis
 
-from tests.flow.prose import Served, fitting, obey
+from tests.flow.prose import Body, Served, fitting, obey
 
 HEADER = "X-Completions-Dialect"
-COMPLETIONS = ("/v1/completions", "/completion", "/completions")
+CONFIGURABLE = ("/v1/completions", "/v1/chat/completions")
+NATIVE = ("/completion", "/completions", "/infill")
 
 
 @cache
@@ -26,8 +27,12 @@ def answer(path: str) -> Any:
 def served(path: str) -> Served:
     """llama.cpp's own routes are described in its dialect."""
     listing = answer("/v1/dialects")
-    name = listing["default"] if path == "/v1/completions" else "llama.cpp"
+    name = "llama.cpp" if path in NATIVE else listing["default"]
     (dialect,) = [each for each in listing["data"] if each["name"] == name]
+    if path == "/v1/chat/completions":
+        dialect = {
+            **dialect, **{part: {**dialect[part], **dialect["chat"][part]} for part in ("parameters", "defaults")}
+        }  # fmt: skip
     models = [each["id"] for each in answer("/v1/models")["data"]]
     return Served(dialect=dialect, models=tuple(models[:2]), vocab_size=answer("/props")["n_vocab"])
 
@@ -35,10 +40,26 @@ def served(path: str) -> Served:
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
     """The body is described in one dialect, so a request that is to be taken names no other."""
-    if case.meta is None or not case.meta.generation.mode.is_positive or not isinstance(case.body, dict):
+    if case.meta is None or not case.meta.generation.mode.is_positive:
         return
-    if case.path in COMPLETIONS:
-        case.body = obey(case.body, served(case.path))
+    if case.path in ("/tokenizer_info", "/props", "/lora-adapters") and case.query:
+        case.query = {**case.query, "model": served(case.path).models[0]}
+    if isinstance(case.body, dict):
+        case.body = obeying(case.body, case.path)
         case.headers.pop(HEADER, None)
-    elif case.path == "/detokenize":
-        case.body = {**case.body, "tokens": [fitting([each], served(case.path))[0] for each in case.body["tokens"]]}
+
+
+def obeying(body: Body, path: str) -> Body:
+    of_path = served(path)
+    if path in (*CONFIGURABLE, *NATIVE):
+        return obey(body, of_path)
+    if body.get("model") is not None:
+        body = {**body, "model": of_path.models[0]}
+    match path:
+        case "/detokenize":
+            return {**body, "tokens": fitting(body["tokens"], of_path)}
+        case "/v1/embeddings":
+            return {**body, "input": fitting(body["input"], of_path), "dimensions": None}
+        case "/tokenize" | "/apply-template" if body.get("messages"):
+            return obey(body, of_path, is_completion=False)
+    return body

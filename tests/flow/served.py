@@ -20,6 +20,9 @@ from serve_app.router.router import Router, RouterConfig
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 from tests.flow.stack import running_stack
 
+LEASE_S = 86_400
+"""A tool may take long, and nobody renews it."""
+
 
 def reciting(config: RouterConfig) -> ASGIApp:
     """The application over a backend in memory, which serves `demo` and `demo:pirate`."""
@@ -35,7 +38,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         if arguments.fake:
             app = reciting(config)
         else:
-            running = running_stack(num_replicas=1, config=config, threads=1, max_num_sequences=8)
+            running = running_stack(num_replicas=1, config=config, threads=1, max_num_sequences=8, lease_s=LEASE_S)
             app = (await stack.enter_async_context(running)).app
         settings = uvicorn.Config(app, port=arguments.port, http=BoundedHeaders, lifespan="off", log_level="warning")
         await uvicorn.Server(settings).serve()

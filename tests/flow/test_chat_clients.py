@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Literal
 
 import httpx
@@ -106,6 +108,37 @@ async def test_a_tool_is_called_and_its_result_answered(client: AsyncOpenAI) -> 
         model="demo", messages=next_turn, tools=[tool], temperature=0, max_tokens=4
     )
     assert answer.choices[0].message.content
+
+
+class Place(BaseModel):
+    """A city alone: its call is so short that its name and the beginning of its arguments come in one step."""
+
+    city: Literal["Paris", "Rome"]
+
+
+async def test_the_arguments_of_a_streamed_call_are_parsed_as_they_come(client: AsyncOpenAI) -> None:
+    tool = openai.pydantic_function_tool(Place)
+    async with client.chat.completions.stream(
+        model="demo", messages=[QUESTION], tools=[tool], tool_choice="required", temperature=0
+    ) as stream:
+        calls = (await stream.get_final_completion()).choices[0].message.tool_calls
+    assert calls is not None
+    (call,) = calls
+    assert isinstance(call.function.parsed_arguments, Place)
+
+
+async def test_json_mode_is_json_and_ends_where_the_model_or_the_client_says_so(client: AsyncOpenAI) -> None:
+    """It promises no end: who never closes an object is cut by `max_tokens`, or by the context."""
+    wish: ChatCompletionMessageParam = {"role": "user", "content": "city, as JSON"}
+    create = partial(client.chat.completions.create, messages=[wish], temperature=0, max_tokens=60)
+    trained, untrained = [
+        (await create(model=model, response_format={"type": "json_object"})).choices[0]
+        for model in ("demo:json", "demo")
+    ]
+    assert trained.finish_reason == "stop"
+    assert isinstance(json.loads(trained.message.content or ""), dict)
+    assert untrained.finish_reason == "length"
+    assert (untrained.message.content or "").startswith("{")
 
 
 async def test_a_refusal_is_the_clients_own_error(client: AsyncOpenAI) -> None:

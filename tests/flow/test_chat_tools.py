@@ -56,6 +56,8 @@ def joined(chunks: list[dict[str, Any]]) -> tuple[dict[str, Any], str | None]:
         assert reason is None, "something follows the end"
         delta, reason = choice["delta"], choice["finish_reason"]
         message["content"] += delta.get("content", "")
+        indices = [call["index"] for call in delta.get("tool_calls", ())]
+        assert len(set(indices)) == len(indices), "clients take each entry of a chunk for a call of its own"
         for call in delta.get("tool_calls", ()):
             if "id" in call:
                 assert call["index"] == len(message["tool_calls"])
@@ -89,7 +91,7 @@ async def test_calls_are_told_apart_whole_and_in_a_stream() -> None:
         for choice in chunk["choices"]
         for call in choice["delta"].get("tool_calls", ())
     ]
-    assert len(arguments) > 4, "arguments come as they are generated"
+    assert len(arguments) > len(calls), "arguments come as they are generated"
     schema = {**document["components"]["schemas"]["ChatChunk"], "components": document["components"]}
     for chunk in stream:
         jsonschema.validate(chunk, schema)

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -15,10 +16,13 @@ import pytest
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.listing import dialects_body
 from serve_app.api.dialects.tables import DIALECTS, LLAMA_CPP, UNION
+from serve_app.api.embeddings import parse_embeddings
+from serve_app.api.infill import read_infill
 from serve_app.api.json_body import read_json_object
-from serve_app.api.limits import DEFAULT_LIMITS
+from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.openapi import openapi_document
 from serve_app.api.parse import CHAT, parse_completion, parse_request, read_completion
+from serve_app.api.tokenize import parse_apply_template, parse_tokenize
 from serve_app.core.errors import InvalidRequest
 from serve_app.http.styles import check_native
 from tests.fakes import VOCAB_SIZE
@@ -29,6 +33,14 @@ pytestmark = pytest.mark.slow
 
 NUM_CASES = int(os.environ.get("OPENAPI_CASES", "100"))
 ONE_FORM = re.compile(r'^"(?P<param>.*?)" must .+; found .+\.( .+[.?])?$', re.DOTALL)
+
+
+BESIDES: dict[str, Callable[[bytes, WireLimits], object]] = {
+    "EmbeddingsRequest": parse_embeddings,
+    "TokenizeRequest": parse_tokenize,
+    "ApplyTemplateRequest": parse_apply_template,
+}
+"""Bodies that are no completion's."""
 
 
 @cache
@@ -61,6 +73,11 @@ def refusal(body: dict[str, Any], dialect: Dialect, *, schema: str = "Completion
     try:
         if schema == "ChatRequest":
             parse_request(CHAT, sent, DEFAULT_LIMITS, lambda model: dialect)
+        elif schema in BESIDES:
+            BESIDES[schema](sent, DEFAULT_LIMITS)
+        elif schema == "InfillRequest":
+            members = read_json_object(sent, max_depth=64)
+            read_infill(members, DEFAULT_LIMITS, dialect, model=lambda: "tiny")
         elif schema == "NativeRequest":
             members = {"model": "tiny", **read_json_object(sent, max_depth=64)}
             members["model"] = members["model"] if members["model"] is not None else "tiny"
@@ -75,12 +92,16 @@ def refusal(body: dict[str, Any], dialect: Dialect, *, schema: str = "Completion
 SCHEMAS = [
     *((name, schema) for schema in ("CompletionRequest", "ChatRequest") for name in DIALECTS),
     ("llama.cpp", "NativeRequest"),
+    ("llama.cpp", "InfillRequest"),
+    *(("union", schema) for schema in BESIDES),
 ]
 
 
 @pytest.mark.parametrize(("dialect", "schema"), SCHEMAS)
 def test_whatever_fits_the_description_and_its_prose_is_taken(dialect: str, schema: str) -> None:
-    maker = Maker(document(dialect), random.Random(f"{dialect} {schema}"), oddity=0, given=12)
+    maker = Maker(
+        document(dialect), random.Random(f"{dialect} {schema}"), oddity=0, given=4 if schema in BESIDES else 12
+    )
     fits = validator(dialect, schema)
     num_taken = 0
     for _ in range(NUM_CASES):
@@ -88,7 +109,7 @@ def test_whatever_fits_the_description_and_its_prose_is_taken(dialect: str, sche
         assert isinstance(body, dict)
         if not fits.is_valid(body):
             continue
-        body = obey(body, served(dialect, schema))
+        body = obey(body, served(dialect, schema), is_completion=schema not in BESIDES)
         error = refusal(body, DIALECTS[dialect], schema=schema)
         assert error is None, f"{error} for {json.dumps(body)[:2000]}"
         num_taken += 1

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 
 import pytest
 
 from serve_app.core.delta import Delta, Finish, FinishReason
 from serve_app.core.errors import Overloaded, ReplicaLost
+from serve_app.core.images import Image
 from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest, Prompt, StopParams
 from serve_app.router.link import ReplicaLink
@@ -113,6 +115,21 @@ async def test_an_abort_waits_for_the_submission_it_overtook():
         backend.submit_gate.set()
         await aborted
         assert (backend.aborted, backend.num_live) == (["a"], 0)
+
+
+async def test_who_leaves_while_images_are_seen_has_no_more_of_them_seen():
+    backend = FakeBackend(is_stepped=True)
+    backend.submit_gate.clear()
+    image = Image(data=b"", name="images[0]")
+    async with linked(backend) as link:
+        link.submit([replace(make_request("a"), prompt=Prompt(parts=("Hello", image)))], lambda _: None)
+        await settle()
+        aborted = link.abort(["a"])
+        await settle()
+        assert backend.aborted == ["a"], "the replica hears of it before it has taken the request in"
+        backend.submit_gate.set()
+        await aborted
+        assert (backend.aborted, backend.num_live) == (["a", "a"], 0)
 
 
 async def test_a_refusal_is_given_to_the_submitter_and_leaves_nothing_behind():

@@ -132,6 +132,21 @@ async def test_a_template_that_is_no_good_costs_the_request_an_error(source: str
     assert found in await refusal(source)
 
 
+async def test_what_was_warmed_begins_no_process_with_the_first_conversation() -> None:
+    async with template_of(CHATML) as template:
+        await template.warm()
+        server, idle = template._renderer._server, template._renderer.num_idle
+        begun = server.process
+        assert begun is not None
+        assert idle == 1
+        await template.render(conversation())
+        assert server.process is begun
+        assert template._renderer.num_idle == 1, "the child that waited has rendered"
+    async with template_of("") as template:
+        await template.warm()
+        assert template._renderer._server.process is None, "a model without a template needs none"
+
+
 LOOP = "{% for a in range(99999) %}"
 HOSTILE = {
     "an endless loop": LOOP * 3 + "{% endfor %}" * 3,

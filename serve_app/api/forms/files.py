@@ -9,6 +9,7 @@ from serve_app.api.openapi_schemas import NOTHING, nullable
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.infill import ExtraFile
 
+FILE_MEMBERS = {"text", "filename"}
 UNNAMED = "tmp"
 """What llama.cpp calls a file without a name."""
 
@@ -46,7 +47,7 @@ class ExtraFiles:
 
 def _file(element: object, at: int, value: Value) -> ExtraFile:
     allowed = 'an object with the string "text" and, maybe, the string "filename"'
-    if not isinstance(element, dict) or not element.keys() <= {"text", "filename"}:
+    if not isinstance(element, dict) or any(element[name] is not None for name in element.keys() - FILE_MEMBERS):
         raise value.part_refused(at, allowed, element)
     text, name = element.get("text"), element.get("filename")
     if not isinstance(text, str) or not (name is None or isinstance(name, str)):
