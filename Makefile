@@ -50,7 +50,7 @@ docs: $(VENV)/.installed-dev ## Write what the documents take from the code anew
 lab: $(VENV)/.installed-lab ## JupyterLab with the notebooks; each starts a service where none answers
 	@$(BIN)/jupyter lab --notebook-dir notebooks
 
-notebooks: $(VENV)/.installed-lab ## Execute every notebook, slow cells too, and keep what comes out; ONLY=05: one
+notebooks: $(VENV)/.installed-lab ## Execute every notebook, slow cells too, and keep what comes out; ONLY=07: one
 	$(BIN)/python -m tests.notebooks.execute $(ONLY)
 
 check: $(VENV)/.installed ## Validate the cluster file
