@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +17,21 @@ if TYPE_CHECKING:
     from serve_app.engine.service import ModelService
 
 
+ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "PASSIVE",  # idle threads of torch sleep, they do not spin
+    "HF_HUB_OFFLINE": "1",
+}
+"""Read once, when torch and transformers are imported. In the cluster file it would cost a process of its own: Ray has
+idle ones at hand, but starts one anew where a `runtime_env` asks for it."""
+
+
 def load_service(args: ModelArgs, replica_id: str) -> ModelService:
     """Load the model and every adapter that fits it; blocks. The service is not started yet.
 
     Raises CatalogError for a folder that must not be loaded, and what loading itself raises.
     """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     from serve_app.engine.config import EngineConfig
     from serve_app.engine.service import ModelService  # imported here, so that a router needs no torch
 

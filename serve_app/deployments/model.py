@@ -15,7 +15,7 @@ from serve_app.core.errors import ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.deployments.packing import pack
-from serve_app.engine.collector import exempt_what_is_loaded
+from serve_app.engine.collector import exempt_what_is_loaded, resting
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,8 @@ class Model:
 
     async def __init__(self, load: LoadService) -> None:  # type: ignore[misc]  # Serve awaits constructors
         self._replica_id = serve.get_replica_context().replica_id.unique_id
-        self._service = await asyncio.to_thread(load, self._replica_id)
+        with resting():
+            self._service = await asyncio.to_thread(load, self._replica_id)
         exempt_what_is_loaded()
         self._service.start()
         self._warming = asyncio.create_task(self._warm())  # beside the first requests, which it would only hold up

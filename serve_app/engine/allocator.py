@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
 
 # <malloc.h> of glibc
 M_TRIM_THRESHOLD = -1
@@ -40,3 +43,32 @@ def give_back_freed_memory() -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     return bool(trim(0))
+
+
+class FilePages:
+    """Pages of files that this process has mapped: those that are not needed again need not stay in its memory."""
+
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """ranges: first address and the one behind the last, of each file's mapping"""
+        self._ranges = tuple(ranges)
+
+    @classmethod
+    def of_this_process(cls, ending: str) -> FilePages:
+        """ending: of the files' names. None where the system does not tell of mappings."""
+        try:
+            lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            lines = []
+        starts = [line.split(" ", 1)[0].split("-") for line in lines if line.endswith(ending)]
+        return cls([(int(first, 16), int(last, 16)) for first, last in starts])
+
+    def give_back(self, address: int, size: int) -> bool:
+        """Drop the whole pages between, which are read from the file again if somebody asks; False where they are no
+        file's, and stay as they are.
+        """
+        begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end <= begin or not any(first <= begin and end <= last for first, last in self._ranges):
+            return False
+        madvise = ctypes.CDLL(None).madvise
+        return bool(madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED) == 0)

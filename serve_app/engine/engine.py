@@ -181,6 +181,7 @@ class Engine:
 
     def close(self) -> None:
         """Give the model its own modules and attention back."""
+        self.model.narrowing.stop()
         self._runner.close()
         self._bank.unwrap()
         self._masks.close()

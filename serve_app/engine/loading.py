@@ -15,6 +15,8 @@ from serve_app.engine.allocator import give_back_freed_memory
 from serve_app.engine.budget import check_weights_fit, context_within, kv_budget
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.building import Scorings
+from serve_app.engine.decoder.narrowing import Narrowing
+from serve_app.engine.decoder.stored import stored_dtype, storing
 from serve_app.engine.decoder.trial import settle
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.gpu.availability import choose_kernels
@@ -39,6 +41,7 @@ class LoadedModel:
 
     kv_cache_bytes: what its keys and values may take
     eos_token_ids:  tokens that end a text
+    narrowing:      lays its weights out in 16 bits, once it serves
     scorings:       with which the loop computes it; None where transformers' modules do
     eyes:           of a model that sees; nothing of them is in `module`
     blindness:      why a model with eyes does not see here
@@ -53,6 +56,7 @@ class LoadedModel:
     kv_cache_bytes: int
     vocab_size: int
     eos_token_ids: frozenset[int]
+    narrowing: Narrowing
     scorings: Scorings | None = None
     eyes: Eyes | None = None
     blindness: str | None = None
@@ -97,6 +101,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         kv_cache_bytes=budget,
         vocab_size=int(judged.text.vocab_size),
         eos_token_ids=read_eos_token_ids(config.path, judged.text),
+        narrowing=Narrowing(module),
         scorings=scorings,
         eyes=eyes if isinstance(eyes, Eyes) else None,
         blindness=next((each for each in (judged.sight, eyes) if isinstance(each, str)), None),
@@ -111,6 +116,9 @@ def read_module(config: EngineConfig, judged: Judged, dtype: torch.dtype) -> Pre
     if config.weights is not None:
         os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # else threads read ahead of what is rounded, up to all of it
         kind = receiving(kind, config.weights, kept_in(weights or {}, config.weights))
+    elif weights is None and dtype == torch.float32 and choose_device(config.device).type == "cpu":
+        stored = stored_dtype(config.path)
+        kind = kind if stored is None else storing(kind, stored)
     module, found = kind.from_pretrained(
         config.path if weights is None else None,
         state_dict=weights,

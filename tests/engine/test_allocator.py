@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+
+from serve_app.engine.allocator import FilePages
 
 FAULTS = """
 import ctypes, resource, sys
@@ -69,3 +74,29 @@ def test_memory_that_loading_freed_between_what_stays_is_given_back() -> None:
     command = [sys.executable, "-c", GIVEN_BACK]
     num_pages = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert num_pages > 35 * 256
+
+
+def resident_kib(address: int) -> int:
+    """Of the mapping that begins there."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        if line.startswith(f"{address:x}-"):
+            return next(int(each.split()[1]) for each in lines if each.startswith("Rss:"))
+    raise AssertionError("it is not mapped")
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not tell of mappings")
+def test_pages_of_a_file_are_given_back_and_read_again_and_no_others(tmp_path: Path) -> None:
+    path, size = tmp_path / "weights.safetensors", 64 * mmap.PAGESIZE
+    torch.arange(size, dtype=torch.int16).to(torch.uint8).numpy().tofile(path)
+    mapped = torch.from_file(str(path), size=size, dtype=torch.uint8)
+    others = torch.ones(size, dtype=torch.uint8)
+    content = mapped.clone()
+    pages = FilePages.of_this_process(".safetensors")
+    before = resident_kib(mapped.data_ptr())
+    assert pages.give_back(mapped.data_ptr() + mmap.PAGESIZE // 2, size - mmap.PAGESIZE)
+    page_kib = mmap.PAGESIZE // 1024
+    assert (before, resident_kib(mapped.data_ptr())) == (64 * page_kib, 2 * page_kib), "the halves of two pages stay"
+    assert torch.equal(mapped, content)
+    assert not pages.give_back(others.data_ptr(), size)
+    assert bool((others == 1).all())

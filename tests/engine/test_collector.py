@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serve_app.engine.collector import exempt_what_is_loaded
+from serve_app.engine.collector import exempt_what_is_loaded, resting
 
 
 @pytest.fixture(autouse=True)
@@ -30,3 +30,23 @@ def test_what_has_come_since_is_still_collected() -> None:
     circle.append(circle)
     del circle
     assert gc.collect() >= 1
+
+
+def test_nothing_is_looked_through_while_it_rests_and_all_is_afterwards() -> None:
+    threshold = gc.get_threshold()[0]
+    with resting():
+        before = num_collections()
+        kept = [[number] for number in range(threshold * 20)]
+        assert num_collections() == before
+    kept += [[number] for number in range(threshold * 2)]
+    assert num_collections() > before
+
+
+def test_it_looks_again_where_loading_failed() -> None:
+    with pytest.raises(ValueError, match="broken"), resting():
+        raise ValueError("broken")
+    assert gc.isenabled()
+
+
+def num_collections() -> int:
+    return sum(each["collections"] for each in gc.get_stats())

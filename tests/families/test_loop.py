@@ -16,7 +16,10 @@ from serve_app.core.recording import RecordParams
 from serve_app.engine.decoder.building import build_loop
 from serve_app.engine.decoder.family import FAMILIES
 from serve_app.engine.decoder.loop import DecoderLoop
+from serve_app.engine.decoder.stored import StoredLinear
 from serve_app.engine.decoder.trial import settle
+from serve_app.engine.judgement import judge
+from serve_app.engine.loading import read_module
 from serve_app.engine.probe import compute_in_steps, hear, storage_for
 from serve_app.engine.text_part import text_config
 from tests.engine.harness import complete, config, make_engine, request
@@ -93,6 +96,21 @@ def load(folder: Path) -> PreTrainedModel:
 @pytest.fixture
 def llama(model_folder: Callable[[Family], Path]) -> PreTrainedModel:
     return load(model_folder(Family(name="llama")))
+
+
+@pytest.mark.parametrize("family", IN_TABLE, ids=lambda family: family.label)
+@torch.inference_mode()
+def test_weights_that_stay_in_16_bits_compute_what_they_do_in_full(
+    family: Family, model_folder: Callable[[Family], Path], tmp_path: Path
+) -> None:
+    whole = whole_model(model_folder(family)).bfloat16()
+    whole.save_pretrained(tmp_path)
+    stored = read_module(config(tmp_path, device="cpu"), judge(tmp_path), torch.float32).eval()
+    assert any(isinstance(each, StoredLinear) for each in stored.modules())
+    ids = torch.arange(MANY_TOKENS)[None] * 7 % 250
+    own = whole_model(tmp_path)(input_ids=ids).logits
+    torch.testing.assert_close(stored(input_ids=ids).logits, own, rtol=1e-4, atol=1e-4)
+    assert settle(stored, hear(stored)) is not None
 
 
 def test_a_model_whose_logits_are_not_the_loops_keeps_its_modules_and_says_so(

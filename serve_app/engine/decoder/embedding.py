@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serve_app.engine.decoder.linears import PackedLinear
+from serve_app.engine.decoder.linears import OneDnnWeight, PackedLinear
 
 ROWS_PER_BLOCK = (64, 48, 32, 16, 8)
 INPUTS_PER_STRIP = (1, 2, 4)
 NUM_COMPARED = 509
+ROWS_AT_ONCE = 4096
 
 
 class PackedEmbedding(nn.Module):
@@ -23,17 +26,16 @@ class PackedEmbedding(nn.Module):
     nothing is read so.
     """
 
-    packed: Tensor
     embed_scale: Tensor | None
 
-    def __init__(self, head: PackedLinear, rows: Tensor, factor: Tensor | None) -> None:
+    def __init__(self, kept: OneDnnWeight, rows: Tensor, factor: Tensor | None) -> None:
         """rows: [blocks, outputs of a block, strips, inputs of a strip], a view of the head's memory"""
         super().__init__()
-        self.num_embeddings, self.embedding_dim = head.out_features, head.in_features
-        self.register_buffer("packed", head.packed, persistent=False)
+        self.embedding_dim = rows.shape[2] * rows.shape[3]
+        self.num_embeddings = len(kept.packed)
         self.register_buffer("embed_scale", factor, persistent=False)
-        self._rows = (rows,)
-        self._rows_per_block = rows.shape[1]
+        self._dtype = kept.dtype
+        self._read: Callable[[Tensor], Tensor] = BlockedRows(kept, rows)
 
     @classmethod
     def find(cls, head: PackedLinear, embedding: nn.Embedding) -> PackedEmbedding | None:
@@ -44,8 +46,11 @@ class PackedEmbedding(nn.Module):
         count = embedding.num_embeddings
         compared = torch.unique(torch.linspace(0, count - 1, min(count, NUM_COMPARED)).long())
         expected = embedding(compared)
-        for rows in _guesses(head):
-            found = cls(head, rows, getattr(embedding, "embed_scale", None))
+        kept = head.kept
+        if not isinstance(kept, OneDnnWeight):
+            return None
+        for rows in _guesses(kept):
+            found = cls(kept, rows, getattr(embedding, "embed_scale", None))
             if torch.equal(found(compared), expected):
                 return found
         return None
@@ -53,28 +58,64 @@ class PackedEmbedding(nn.Module):
     @property
     def weight(self) -> Tensor:
         """[rows, inputs], a plain copy."""
-        return self.packed.to_dense()
+        return self.read(torch.arange(self.num_embeddings))
 
     def read(self, ids: Tensor) -> Tensor:
         """ids: [...] int64. Returns [..., inputs]."""
-        (rows,) = self._rows
-        blocks = torch.div(ids, self._rows_per_block, rounding_mode="floor")
-        return rows[blocks, ids - blocks * self._rows_per_block].flatten(-2)
+        return self._read(ids).to(self._dtype)
+
+    def narrow(self) -> bool:
+        """Keep the rows in 16 bits of their own, if they are the same in them: the head's memory is not needed then."""
+        for dtype in (torch.bfloat16, torch.float16):
+            rows = torch.empty(self.num_embeddings, self.embedding_dim, dtype=dtype)
+            for ids in torch.arange(self.num_embeddings).split(ROWS_AT_ONCE):
+                wide = self.read(ids)
+                rows[ids[0] : ids[-1] + 1] = wide
+                if not torch.equal(rows[ids[0] : ids[-1] + 1].to(wide.dtype), wide):
+                    break
+            else:
+                self._read = PlainRows(rows)
+                return True
+        return False
 
     def forward(self, ids: Tensor) -> Tensor:
         rows = self.read(ids)
         return rows if self.embed_scale is None else rows * self.embed_scale.to(rows.dtype)
 
 
-def _guesses(head: PackedLinear) -> list[Tensor]:
+class BlockedRows:
+    """Rows in the memory of a packed weight, which is there as long as this is."""
+
+    def __init__(self, kept: OneDnnWeight, rows: Tensor) -> None:
+        self._kept = kept
+        self._rows = rows
+        self._rows_per_block = rows.shape[1]
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        blocks = torch.div(ids, self._rows_per_block, rounding_mode="floor")
+        return self._rows[blocks, ids - blocks * self._rows_per_block].flatten(-2)
+
+
+class PlainRows:
+    """Rows one behind the other."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self._rows)
+
+
+def _guesses(kept: OneDnnWeight) -> list[Tensor]:
     """A packed weight's memory, as it may have to be looked at."""
     if not hasattr(torch.ops.mkldnn, "data_ptr") or not hasattr(torch.ops.mkldnn, "_nbytes"):
         return []
-    flat = _memory(head.packed)
-    inputs, found = head.in_features, []
+    flat = _memory(kept.packed)
+    outputs, inputs = kept.packed.shape
+    found = []
     for block in ROWS_PER_BLOCK:
         for strip in INPUTS_PER_STRIP:
-            num_rows = -(-head.out_features // block) * block
+            num_rows = -(-outputs // block) * block
             if inputs % strip == 0 and num_rows * inputs == flat.numel():
                 found.append(flat.view(-1, inputs // strip, block, strip).transpose(1, 2))
     return found

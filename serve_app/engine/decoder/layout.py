@@ -8,42 +8,58 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from serve_app.engine.decoder.embedding import PackedEmbedding
-from serve_app.engine.decoder.linears import PackedLinear, can_join, join, pays
+from serve_app.engine.decoder.linears import PackedLinear, can_join, join, pays, pays_in
+from serve_app.engine.decoder.stored import StoredLinear, Widening
 
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Modules of one parent that read the same input, in models that the loop computes."""
 
 
-def join_linears(decoder: nn.Module) -> None:
+def join_linears(decoder: nn.Module, widening: Widening | None = None) -> None:
     """Compute together what reads one input."""
     for parent in list(decoder.modules()):
         for names in JOINED:
             linears = [getattr(parent, name, None) for name in names]
             if can_join(linears):
-                for name, part in zip(names, join(linears), strict=True):
+                for name, part in zip(names, join(linears, widening), strict=True):
                     setattr(parent, name, part)
                 del linears
 
 
-def pack_linears(module: PreTrainedModel) -> None:
-    """Pack every other linear of the decoder, and the head; a tied embedding is read from the head then."""
-    decoder: nn.Module = module.get_decoder()
-    for parent in list(decoder.modules()):
+def pack_linears(module: PreTrainedModel, widening: Widening | None = None) -> None:
+    """Pack every other linear of the decoder, and the head; a tied embedding is read from the head then.
+
+    widening: for weights that are stored in fewer bits; without it those are left as they are
+    """
+    pack_head(module, widening)
+    for parent in list(module.get_decoder().modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and pays(child.weight):
-                setattr(parent, name, PackedLinear(child.weight, child.bias))
+            if (packed := _packed(child, widening)) is not None:
+                setattr(parent, name, packed)
+
+
+def pack_head(module: PreTrainedModel, widening: Widening | None = None) -> None:
+    """Not where an embedding is tied to it that could not be read from it: the weights would be there twice.
+
+    Done before the rest it takes the least memory: nothing else is as large while it is there in two forms.
+    """
     head: Any = module.get_output_embeddings()
-    if type(head) is nn.Linear and pays(head.weight):
-        _pack_head(module, head)
-
-
-def _pack_head(module: PreTrainedModel, head: nn.Linear) -> None:
-    """Not where an embedding is tied to it that could not be read from it: the weights would be there twice."""
+    packed = _packed(head, widening)
+    if packed is None:
+        return
     embedding: Any = module.get_input_embeddings()
-    packed = PackedLinear(head.weight, head.bias)
     if embedding.weight is head.weight:
         found = PackedEmbedding.find(packed, embedding)
         if found is None:
             return
         module.set_input_embeddings(found)
     module.set_output_embeddings(packed)
+
+
+def _packed(linear: Any, widening: Widening | None) -> PackedLinear | None:
+    """None where it is no linear, or one that is as fast as it is."""
+    if type(linear) is nn.Linear and pays(linear.weight):
+        return PackedLinear(linear.weight, linear.bias)
+    if widening is not None and type(linear) is StoredLinear and pays_in(linear.weight, widening.dtype):
+        return PackedLinear(widening.together([linear]), linear.bias)
+    return None

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from serve_app.engine.decoder.half import HalfWeight
+from serve_app.engine.decoder.stored import StoredLinear, Widening
 from serve_app.engine.precision import cpu_is_fast
 from serve_app.engine.quantized.linear import QuantisedLinear, join_linears
 
@@ -21,39 +23,61 @@ MIN_SIZE = 1 << 19
 take a sixth of its time at one row, for 512 × 512 half of it, for 1024 × 512 the same, and 1.2 times that at 8 rows."""
 
 
-class PackedLinear(nn.Module):
-    """A linear whose weight is kept as oneDNN's kernels read it, and in no other form.
+class OneDnnWeight:
+    """A linear's weight as oneDNN's kernels read it.
 
     torch's plain kernels lay a weight out anew in every call. In float32 on AVX2 with two threads they take 1.9 times
     as long at one row, 3.2 times at 8, 1.8 times at 32 and as long at 256.
     """
 
-    packed: Tensor
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """weight: [outputs, inputs], which `packs`;  bias: [outputs]"""
+        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), NUM_ROWS)
+        self.num_bytes = weight.nbytes
+        self._bias = bias
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.packed.dtype
+
+    @property
+    def dense(self) -> Tensor:
+        """[outputs, inputs], a plain copy."""
+        return self.packed.to_dense()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = self._multiply(x, self.packed, self._bias, "none", [], "")
+        return y
+
+
+class PackedLinear(nn.Module):
+    """A linear whose weight is kept as kernels of this machine read it, and in no other form.
+
+    kept: oneDNN's form to begin with; another may take its place while the model computes
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """weight: [outputs, inputs], which `packs`;  bias: [outputs]"""
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), NUM_ROWS)
-        self.register_buffer("packed", packed, persistent=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self._multiply = torch.ops.mkldnn._linear_pointwise.default
+        self.kept: OneDnnWeight | HalfWeight = OneDnnWeight(weight, self.bias)
 
     @property
     def weight(self) -> Tensor:
         """[outputs, inputs], a plain copy."""
-        return self.packed.to_dense()
+        return self.kept.dense
 
     @property
     def frame(self) -> Tensor:
         """As large as the weight, of its type and where it is; without its numbers, and without memory."""
-        return self.packed.new_empty(1, layout=torch.strided).expand(self.out_features, self.in_features)
+        return torch.empty(1, dtype=self.kept.dtype).expand(self.out_features, self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 0:
             return x.new_empty(*x.shape[:-1], self.out_features)
-        y: Tensor = self._multiply(x, self.packed, self.bias, "none", [], "")
-        return y
+        return self.kept(x)
 
 
 class PlainLinear(nn.Module):
@@ -80,9 +104,11 @@ WholeLinear: TypeAlias = PackedLinear | PlainLinear | QuantisedLinear
 class JointLinear:
     """Linears that read the same input, as one product: `whole`, whose outputs are theirs one behind the other."""
 
-    def __init__(self, linears: Sequence[Any]) -> None:
-        """linears: of one kind and with the same inputs, and all with a bias or none"""
-        self.whole = _whole(linears)
+    def __init__(self, linears: Sequence[Any], widening: Widening | None = None) -> None:
+        """linears: of one kind and with the same inputs, and all with a bias or none
+        widening: for those that are stored in fewer bits
+        """
+        self.whole = _whole(linears, widening)
         self._asked: Tensor | None = None
         self._answer: Tensor | None = None
 
@@ -104,7 +130,7 @@ class LinearPart(nn.Module):
         self.joint = joint
         self.begin, self.end = begin, end
         self.in_features, self.out_features = joint.whole.in_features, end - begin
-        self._buffers.update(joint.whole.named_buffers())  # so that who counts what a model holds finds them, once
+        # so that who counts what a model holds finds them, once
         self._parameters.update({f"whole_{name}": each for name, each in joint.whole.named_parameters()})
 
     @property
@@ -128,14 +154,23 @@ class LinearPart(nn.Module):
 
 def packs(weight: Tensor) -> bool:
     """Whether oneDNN lays out such weights on this machine."""
-    if weight.device.type != "cpu" or weight.layout != torch.strided or not torch.backends.mkldnn.is_available():
-        return False
-    return weight.dtype == torch.float32 or cpu_is_fast(weight.dtype)
+    return _packs_in(weight, weight.dtype)
 
 
 def pays(weight: Tensor) -> bool:
     """Whether a weight is computed faster where it is laid out."""
-    return weight.numel() >= MIN_SIZE and packs(weight)
+    return pays_in(weight, weight.dtype)
+
+
+def pays_in(weight: Tensor, dtype: torch.dtype) -> bool:
+    """The same of a weight as it will be in these numbers."""
+    return weight.numel() >= MIN_SIZE and _packs_in(weight, dtype)
+
+
+def _packs_in(weight: Tensor, dtype: torch.dtype) -> bool:
+    if weight.device.type != "cpu" or weight.layout != torch.strided or not torch.backends.mkldnn.is_available():
+        return False
+    return dtype == torch.float32 or cpu_is_fast(dtype)
 
 
 def make_linear(weight: Tensor, bias: Tensor | None) -> WholeLinear:
@@ -143,9 +178,9 @@ def make_linear(weight: Tensor, bias: Tensor | None) -> WholeLinear:
     return PackedLinear(weight, bias) if pays(weight) else PlainLinear(weight, bias)
 
 
-def join(linears: Sequence[Any]) -> list[LinearPart]:
+def join(linears: Sequence[Any], widening: Widening | None = None) -> list[LinearPart]:
     """Lay linears out as one, and give the part that each of them was."""
-    joint = JointLinear(linears)
+    joint = JointLinear(linears, widening)
     parts, begin = [], 0
     for linear in linears:
         parts.append(LinearPart(joint, begin, begin + linear.out_features))
@@ -155,7 +190,7 @@ def join(linears: Sequence[Any]) -> list[LinearPart]:
 
 def can_join(linears: Sequence[Any]) -> bool:
     """Whether these are linears of one input and of one kind, plain or in few bits."""
-    if not all(type(linear) in (nn.Linear, QuantisedLinear) for linear in linears):
+    if not all(type(linear) in (nn.Linear, StoredLinear, QuantisedLinear) for linear in linears):
         return False
     kinds = {(type(linear), linear.in_features, linear.bias is None, _numbers(linear)) for linear in linears}
     return len(kinds) == 1
@@ -166,9 +201,13 @@ def _numbers(linear: Any) -> object:
     return linear.layout if isinstance(linear, QuantisedLinear) else linear.weight.dtype
 
 
-def _whole(linears: Sequence[Any]) -> WholeLinear:
+def _whole(linears: Sequence[Any], widening: Widening | None) -> WholeLinear:
     if isinstance(linears[0], QuantisedLinear):
         return join_linears(linears)
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
-    weight = torch.cat([linear.weight.detach() for linear in linears])
-    return make_linear(weight, torch.cat(biases) if biases else None)
+    bias = torch.cat(biases) if biases else None
+    if isinstance(linears[0], StoredLinear):
+        assert widening is not None, "nothing says in which numbers they are computed"
+        weight = widening.together(linears)
+        return PackedLinear(weight, bias) if pays(weight) else PlainLinear(weight.clone(), bias)
+    return make_linear(torch.cat([linear.weight.detach() for linear in linears]), bias)

@@ -8,7 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from serve_app.engine.decoder.building import NotDescribed, Scorings, build_loop, family_of
-from serve_app.engine.decoder.layout import join_linears, pack_linears
+from serve_app.engine.decoder.layout import join_linears, pack_head, pack_linears
+from serve_app.engine.decoder.stored import Widening, widen_rest
 from serve_app.engine.probe import Witness, check, compute_in_steps, distance, storage_for
 
 logger = logging.getLogger(__name__)
@@ -19,9 +20,7 @@ def settle(module: PreTrainedModel, witness: Witness) -> Scorings | None:
 
     Raises ModelNotSupported.
     """
-    if family_of(module) is not None:
-        join_linears(module.get_decoder())
-    pack_linears(module)
+    _lay_out(module)
     check(module, witness)
     if family_of(module) is None:
         return None
@@ -30,6 +29,16 @@ def settle(module: PreTrainedModel, witness: Witness) -> Scorings | None:
         logger.warning("%s: computed by transformers' modules, not by the loop: %s", module.config.model_type, reason)
         return None
     return witness.scorings
+
+
+@torch.no_grad()
+def _lay_out(module: PreTrainedModel) -> None:
+    widening = Widening.of(module)
+    pack_head(module, widening)
+    if family_of(module) is not None:
+        join_linears(module.get_decoder(), widening)
+    pack_linears(module, widening)
+    widen_rest(module)
 
 
 @torch.inference_mode()

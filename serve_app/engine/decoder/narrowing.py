@@ -1,0 +1,128 @@
+"""Lays weights out in 16 bits while the model serves, where that loses nothing: it takes too long to wait for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from serve_app.engine.allocator import give_back_freed_memory
+from serve_app.engine.decoder.embedding import PackedEmbedding
+from serve_app.engine.decoder.half import HalfWeight, factor_for
+from serve_app.engine.decoder.linears import LinearPart, OneDnnWeight, PackedLinear
+
+logger = logging.getLogger(__name__)
+
+TRIED_ROWS = 3
+ALLOWED = 2.0**-14
+"""By how much the new form's outputs may differ from the old one's, of their largest: sums have another order."""
+LOWEST_PRIORITY = 19
+
+
+class Narrowing:
+    """Exchanges the forms of a model's linears one by one, in the calling thread; steps go on meanwhile.
+
+    A step computes each linear by the form that it finds, so two tokens of a text may be computed by different ones,
+    as they may in different company: the numbers are the same, their sums have another order.
+    """
+
+    def __init__(self, module: PreTrainedModel) -> None:
+        self._module = module
+        self._is_over = threading.Event()
+
+    def start(self) -> None:
+        """Do it beside everything else, in a thread that takes only what nothing else wants of a core."""
+        threading.Thread(target=self._run_last, name="narrowing", daemon=True).start()
+
+    def _run_last(self) -> None:
+        _yield_to_others()
+        try:
+            self.run()
+        except Exception:
+            logger.exception("weights stay as they are")
+
+    def run(self) -> int:
+        """Returns how many linears were exchanged. Takes 10 to 25 ns of a core for each of their weights."""
+        began, count = time.monotonic(), 0
+        for linear in _linears(self._module):
+            if self._is_over.is_set():
+                break
+            count += _narrow(linear)
+        if not self._is_over.is_set():
+            count += self._narrow_head()
+        give_back_freed_memory()
+        if count:
+            seconds = time.monotonic() - began
+            logger.info("%s: %d linears keep 16 bits after %.1f s", type(self._module).__name__, count, seconds)
+        return count
+
+    def _narrow_head(self) -> bool:
+        """Last, as nothing else takes as much memory meanwhile; with it the embedding that is read from it."""
+        head, embedding = map(_base, (self._module.get_output_embeddings(), self._module.get_input_embeddings()))
+        if not isinstance(head, PackedLinear):
+            return False
+        if isinstance(embedding, PackedEmbedding) and not (_loses_nothing(head) and embedding.narrow()):
+            return False
+        return _narrow(head)
+
+    def stop(self) -> None:
+        """End it behind the linear that it is at."""
+        self._is_over.set()
+
+
+def _linears(module: PreTrainedModel) -> Iterator[PackedLinear]:
+    """Those of the decoder, what was joined as a whole. The head is none of them."""
+    seen: set[int] = set()
+    decoder: nn.Module = module.get_decoder()
+    for each in list(decoder.modules()):
+        linear = each.joint.whole if isinstance(each, LinearPart) else each
+        if isinstance(linear, PackedLinear) and id(linear) not in seen:
+            seen.add(id(linear))
+            yield linear
+
+
+def _base(module: Any) -> Any:
+    """The module itself, where adapters may be wrapped around it."""
+    return getattr(module, "base", module)
+
+
+def _loses_nothing(linear: PackedLinear) -> bool:
+    return isinstance(linear.kept, OneDnnWeight) and factor_for(linear.weight) is not None
+
+
+@torch.inference_mode()
+def _narrow(linear: PackedLinear) -> bool:
+    """Whether the linear has its weight in 16 bits now; not where that would lose something."""
+    old = linear.kept
+    if not isinstance(old, OneDnnWeight):
+        return False
+    weight = old.dense
+    factor = factor_for(weight)
+    if factor is None:
+        return False
+    new = HalfWeight(weight, linear.bias, factor)
+    if not _agree(old, new, linear.in_features):
+        return False
+    linear.kept = new
+    return True
+
+
+def _agree(old: OneDnnWeight, new: HalfWeight, num_inputs: int) -> bool:
+    x: Tensor = torch.randn(TRIED_ROWS, num_inputs, generator=torch.Generator().manual_seed(0))
+    expected = old(x)
+    return float((new(x) - expected).abs().max()) <= ALLOWED * float(expected.abs().max())
+
+
+def _yield_to_others() -> None:
+    """Compute only what is left over; the thread keeps this."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+    except (AttributeError, OSError):
+        logger.debug("this system has no priorities of threads")

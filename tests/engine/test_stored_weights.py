@@ -1,0 +1,138 @@
+"""Weights that stay in 16 bits in their file until they are laid out: the same model, and never there in full twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedModel
+
+from serve_app.engine.decoder.layout import join_linears, pack_head, pack_linears
+from serve_app.engine.decoder.linears import LinearPart, PackedLinear
+from serve_app.engine.decoder.stored import StoredEmbedding, StoredLinear, Widening, stored_dtype, widen_rest
+from serve_app.engine.judgement import judge
+from serve_app.engine.loading import load_model, read_module
+from serve_app.engine.weights import held_bytes
+from tests.engine.harness import config
+from tests.engine.laid_out import packed_bytes
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 1031,
+    "hidden_size": 768,
+    "intermediate_size": 832,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 64,
+    "attention_bias": True,
+}
+IDS = torch.arange(40)[None] * 3 + 900
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[..., Path]:
+    def make(*, dtype: torch.dtype = torch.bfloat16, **settings: object) -> Path:
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES | settings), dtype=dtype)
+        for parameter in model.parameters():
+            parameter.data += torch.randn_like(parameter) * 0.02
+        model.save_pretrained(tmp_path)
+        return tmp_path
+
+    return make
+
+
+def read(folder: Path) -> PreTrainedModel:
+    settings = config(folder, device="cpu")
+    return read_module(settings, judge(folder), torch.float32).eval().requires_grad_(False)
+
+
+def plain(folder: Path) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_tied", [False, True])
+@torch.inference_mode()
+def test_a_model_whose_weights_are_stored_computes_what_it_does_in_full(
+    is_tied: bool, dtype: torch.dtype, folder: Callable[..., Path]
+) -> None:
+    path = folder(dtype=dtype, tie_word_embeddings=is_tied)
+    stored, own = read(path), plain(path)
+    narrow = [each for each in stored.parameters() if each.dtype == dtype]
+    assert sum(each.numel() for each in narrow) == sum(each.numel() for each in own.parameters() if each.dim() > 1)
+    torch.testing.assert_close(stored(IDS).logits, own(IDS).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@torch.no_grad()
+def test_what_was_stored_is_laid_out_bit_for_bit_and_in_memory_once(is_tied: bool, folder: Callable[..., Path]) -> None:
+    path = folder(tie_word_embeddings=is_tied)
+    laid_out, own = load_model(config(path, device="cpu")).module, plain(path)
+    assert not [each for each in laid_out.modules() if isinstance(each, StoredLinear | StoredEmbedding)]
+    assert held_bytes(laid_out) + packed_bytes(laid_out) == held_bytes(own)
+    kinds = {type(each) for each in laid_out.modules()}
+    assert {PackedLinear, LinearPart} <= kinds
+    for name, module in own.named_modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            ours: Any = laid_out.get_submodule(name)
+            assert torch.equal(ours.weight, module.weight), name
+            bias: Any = getattr(module, "bias", None)
+            assert bias is None or torch.equal(ours.bias, bias), name
+
+
+@torch.no_grad()
+def test_all_linears_are_widened_in_the_same_memory(folder: Callable[..., Path]) -> None:
+    model = read(folder())
+    widening = Widening.of(model)
+    assert widening is not None
+    layers = [layer.self_attn for layer in model.model.layers]
+    first = widening.together([model.lm_head, model.lm_head]).data_ptr()  # more than any other
+    for parts in [model.lm_head], *([each.q_proj, each.k_proj, each.v_proj] for each in layers):
+        expected = torch.cat([each.weight.float() for each in parts])
+        whole = widening.together(parts)
+        assert whole.data_ptr() == first
+        assert torch.equal(whole, expected)
+
+
+@torch.no_grad()
+def test_small_linears_become_plain_ones_and_what_is_tied_stays_so(folder: Callable[..., Path]) -> None:
+    path = folder(hidden_size=96, intermediate_size=64, tie_word_embeddings=True)
+    model, own = read(path), plain(path)
+    widening = Widening.of(model)
+    pack_head(model, widening)
+    join_linears(model.model, widening)
+    pack_linears(model, widening)
+    widen_rest(model)
+    assert Widening.of(model) is None
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    assert {each.dtype for each in model.parameters()} == {torch.float32}
+    torch.testing.assert_close(model(IDS).logits, own(IDS).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_files_in_several_types_or_in_float32_are_read_in_full(folder: Callable[..., Path]) -> None:
+    path = folder()
+    assert stored_dtype(path) == torch.bfloat16
+    weights = load_file(path / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    weights[name] = torch.linspace(0, 1, weights[name].numel()).view_as(weights[name])  # more than 16 bits can say
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    assert stored_dtype(path) is None
+    module = read(path)
+    assert Widening.of(module) is None
+    assert torch.equal(module.get_submodule(name.removesuffix(".weight")).weight, weights[name])
+
+
+def test_a_family_that_the_loop_does_not_compute_is_read_in_full(tmp_path: Path) -> None:
+    settings = GPTNeoXConfig(
+        vocab_size=131, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
+    )
+    AutoModelForCausalLM.from_config(settings, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    assert stored_dtype(tmp_path) == torch.bfloat16
+    assert Widening.of(read(tmp_path)) is None
