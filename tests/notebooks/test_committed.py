@@ -43,7 +43,9 @@ def foreign_hosts(text: str) -> set[str]:
 
 
 def test_each_notebook_is_in_the_table_of_the_page_for_researchers() -> None:
-    listed = re.findall(r"\(\.\./notebooks/([^)]+)\)", (REPOSITORY / "docs" / "researchers.md").read_text(encoding="utf-8"))
+    listed = re.findall(
+        r"\(\.\./notebooks/([^)]+)\)", (REPOSITORY / "docs" / "researchers.md").read_text(encoding="utf-8")
+    )
     assert listed == [file.name for file in NOTEBOOKS]
     assert len(listed) >= 5
 
