@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -42,6 +42,7 @@ def distributions(panels: Mapping[str, Mapping[str, float]], *, num_tokens: int 
     """
     first = next(iter(panels.values()))
     tokens = sorted(first, key=lambda token: -first[token])[:num_tokens]
+    figure: Figure
     figure, row = plt.subplots(1, len(panels), figsize=(2.1 * len(panels) + 1.4, 0.27 * len(tokens) + 1.1), sharey=True)
     shares = {title: [math.exp(given.get(token, -math.inf)) for token in tokens] for title, given in panels.items()}
     widest = max(max(heights) for heights in shares.values())
@@ -61,6 +62,7 @@ def distributions(panels: Mapping[str, Mapping[str, float]], *, num_tokens: int 
 def heat_map(rows: Mapping[str, Completion], *, first: int = 0, num_tokens: int = 16) -> Figure:
     """A row for each completion, its tokens from `first` on in cells that are the darker the less likely they were."""
     height = 0.62 * len(rows) + 1.1
+    figure: Figure
     figure, axes = plt.subplots(figsize=(9.4, height))
     shown = range(first, min(first + num_tokens, max(len(each.tokens) for each in rows.values())))
     values = [[_logprob(each, at) for at in shown] for each in rows.values()]
@@ -102,5 +104,5 @@ def _colours(count: int) -> list[str]:
     return [COLOURS[at % len(COLOURS)] for at in range(count)]
 
 
-def _listed(axes: object) -> list[Axes]:
-    return list(axes.flat) if hasattr(axes, "flat") else [axes]  # type: ignore[list-item]
+def _listed(axes: Any) -> list[Axes]:
+    return list(axes.flat) if hasattr(axes, "flat") else [axes]

@@ -80,5 +80,5 @@ class TerminalLive:
 
 def live() -> Live:
     """What suits the place where this runs."""
-    shell = get_ipython()  # type: ignore[no-untyped-call]
+    shell = get_ipython()
     return NotebookLive() if getattr(shell, "kernel", None) is not None else TerminalLive()
