@@ -9,7 +9,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 PYTEST := $(BIN)/pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .DEFAULT_GOAL := serve
-.PHONY: help serve serve-fast down test test-fast test-rooms test-cluster check lint bench docs clean
+.PHONY: help serve serve-fast down test test-fast test-rooms test-cluster check lint bench docs lab notebooks clean
 .NOTPARALLEL:  # a cluster is not tested beside anything else
 unexport PYTHONDONTWRITEBYTECODE  # tests that are not kept compiled take half as long again to collect, in every process
 
@@ -47,6 +47,12 @@ docs: $(VENV)/.installed-dev ## Write what the documents take from the code anew
 	$(BIN)/python -m tests.docs.write
 	$(BIN)/python -m tests.families.page
 
+lab: $(VENV)/.installed-lab ## JupyterLab with the notebooks; each starts a service where none answers
+	@$(BIN)/jupyter lab --notebook-dir notebooks
+
+notebooks: $(VENV)/.installed-lab ## Execute every notebook, slow cells too, and keep what comes out; ONLY=07: one
+	$(BIN)/python -m tests.notebooks.execute $(ONLY)
+
 check: $(VENV)/.installed ## Validate the cluster file
 	@$(BIN)/serve_app check $(CLUSTER)
 
@@ -60,6 +66,10 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP_INSTALL) -e '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-lab: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP_INSTALL) -e '.[lab]'
 	@touch $@ $(VENV)/.installed
 
 clean: ## Remove everything that can be made again

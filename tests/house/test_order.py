@@ -19,8 +19,14 @@ MAX_FUNCTION_LINES = 45
 MAX_USUAL_FUNCTION_LINES = 20
 """Of nine functions of ten."""
 
-OPEN_DOORS = {"serve_app/cli/__init__.py": ["from serve_app.cli.main import main as main"]}
-"""Where the package's entry point leads."""
+OPEN_DOORS = {
+    "serve_app/cli/__init__.py": ["from serve_app.cli.main import main as main"],
+    "serve_app/lab/__init__.py": [
+        "from serve_app.lab.client import Client as Client",
+        "from serve_app.lab.magics import load_ipython_extension as load_ipython_extension",
+    ],
+}
+"""Where the package's entry point leads, and what a notebook enters by."""
 
 TEXT_SUFFIXES = {"", ".cfg", ".ipynb", ".jinja", ".json", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 UNTRACKED = {".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "__pycache__", "build"}

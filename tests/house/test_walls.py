@@ -43,6 +43,7 @@ WALLS = {
     "deployments": wall("core api catalog tenants engine router http", "ray starlette pydantic"),
     "check": wall("core catalog engine deployments", "ray pydantic yaml"),
     "cli": wall("check tenants", "ray yaml"),
+    "lab": wall(theirs="openai pandas matplotlib IPython prometheus_client yaml"),
     "demo": wall("core text engine catalog", "torch transformers tokenizers peft safetensors numpy"),
 }
 

@@ -1,0 +1,214 @@
+"""The client of a notebook: completions, chats, comparisons and streams as things to look at; tables of the rest.
+
+Plain calls work wherever they stand, in a cell too, where Jupyter's own loop runs; `acomplete` and `achat` are for
+`await`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import pandas
+
+from serve_app.lab import markup, metrics
+from serve_app.lab.background import Background
+from serve_app.lab.comparison import Comparison
+from serve_app.lab.completion import Completion, Completions
+from serve_app.lab.live import live
+from serve_app.lab.reading import Reading, joined
+from serve_app.lab.request import Message, Request, chat_request, completion_requests, is_chat
+from serve_app.lab.wire import Wire
+
+URL_VARIABLE = "SERVE_APP_URL"
+KEY_VARIABLE = "SERVE_APP_API_KEY"
+DEFAULT_URL = "http://127.0.0.1:8000"
+NO_KEY = "none"
+PROGRESS_FROM = 8
+"""Choices of one call from which on a bar is shown."""
+COLUMNS = ("route", "model", "choices", "prompt_tokens", "cached_tokens", "completion_tokens", "seconds")
+
+
+class Client:
+    """Asks one service. Parameters are the service's own, all of them; failures are a ServiceError.
+
+    url, key:    None is what `SERVE_APP_URL` and `SERVE_APP_API_KEY` say, else the service on this machine and no key
+    http_client: of httpx, for proxies and certificates of one's own
+    background:  where requests run; None makes a thread for them
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        *,
+        http_client: Any = None,
+        background: Background | None = None,
+    ) -> None:
+        self.url = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/").removesuffix("/v1")
+        self._wire = Wire(self.url, key or os.environ.get(KEY_VARIABLE) or NO_KEY, http_client)
+        self._background = background if background is not None else Background()
+        self._spent: list[dict[str, Any]] = []
+        self._first_model: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Client({self.url!r})"
+
+    def complete(
+        self,
+        prompt: str | Sequence[Any],
+        model: str | Sequence[str] | None = None,
+        *,
+        dialect: str | None = None,
+        **parameters: Any,
+    ) -> Completions:
+        """Complete a prompt or a list of them, many with a bar; `model` left out is the first that is served."""
+        requests = completion_requests(prompt, model or self._default_model(), dialect, parameters)
+        return self._all(requests)
+
+    def acomplete(
+        self, prompt: str | Sequence[Any], model: str | Sequence[str], *, dialect: str | None = None, **parameters: Any
+    ) -> Awaitable[Completions]:
+        """The same to be awaited, in any loop; several at once with `asyncio.gather`."""
+        (request,) = completion_requests(prompt, model, dialect, parameters)
+        return self._background.awaitable(self._answer(request))
+
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        model: str | None = None,
+        *,
+        dialect: str | None = None,
+        **parameters: Any,
+    ) -> Completions:
+        """Answer a message, or a chat of several, through the model's chat template."""
+        return self._all([chat_request(messages, model or self._default_model(), dialect, parameters)])
+
+    def achat(
+        self, messages: str | Sequence[Message], model: str, *, dialect: str | None = None, **parameters: Any
+    ) -> Awaitable[Completions]:
+        """The same to be awaited."""
+        return self._background.awaitable(self._answer(chat_request(messages, model, dialect, parameters)))
+
+    def compare(
+        self,
+        prompts: str | Sequence[str],
+        models: Sequence[str],
+        *,
+        dialect: str | None = None,
+        **parameters: Any,
+    ) -> Comparison:
+        """Complete the same prompts by several models, in one request."""
+        every = [prompts] if isinstance(prompts, str) else list(prompts)
+        (request,) = completion_requests(every, list(models), dialect, parameters)
+        return Comparison(prompts=tuple(every), models=tuple(models), completions=self._all([request]))
+
+    def stream(
+        self,
+        prompt: str | Sequence[Message],
+        model: str | None = None,
+        *,
+        dialect: str | None = None,
+        **parameters: Any,
+    ) -> Completion:
+        """Complete a prompt, or answer a list of messages, in view; an interrupt stops the service, too."""
+        name = model or self._default_model()
+        if is_chat(prompt):
+            request = chat_request(prompt, name, dialect, parameters)
+        else:
+            (request,) = completion_requests(prompt, name, dialect, parameters)
+        display, text = live(), ""
+        reading, started = Reading(asked=request.asked), time.monotonic()
+        for chunk in self._background.iterate(self._wire.chunks(request.route, request.body, dialect)):
+            text += reading.add(chunk)
+            display.text(request.asked.prompts[0], text)
+        first = self._noted(request, reading, time.monotonic() - started)[0]
+        display.end(first._repr_html_(), first.text)
+        return first
+
+    def models(self) -> pandas.DataFrame:
+        """A row per name that can be sent: its base, its context, where its weights came from."""
+        frame = pandas.DataFrame(self._background.run(self._wire.models())).set_index("id")
+        frame["created"] = pandas.to_datetime(frame["created"], unit="s", utc=True)
+        return frame.drop(columns=["object", "owned_by"])
+
+    def usage(self) -> pandas.DataFrame:
+        """What this client has asked for so far, as the service counted it: a row per request.
+
+        This version of the service keeps no accounts; there is nothing to see of what others asked for.
+        """
+        return pandas.DataFrame(self._spent, columns=pandas.Index(COLUMNS))
+
+    def tokens(self, text: str, model: str | None = None) -> pandas.DataFrame:
+        """A row per token of a text: its id and its piece."""
+        body = {"content": text, "model": model or self._default_model(), "with_pieces": True}
+        return pandas.DataFrame(self._background.run(self._wire.post("/tokenize", body))["tokens"])
+
+    def replicas(self) -> pandas.DataFrame:
+        """A row per replica: what it has in work now, and what it has done."""
+        return metrics.replicas(self._background.run(self._wire.text("/metrics")))
+
+    def metrics(self) -> pandas.DataFrame:
+        """Every series that the service publishes."""
+        return metrics.series(self._background.run(self._wire.text("/metrics")))
+
+    def close(self) -> None:
+        """Close connections and end the thread."""
+        self._background.run(self._wire.close())
+        self._background.close()
+
+    def _default_model(self) -> str:
+        if self._first_model is None:
+            self._first_model = str(self._background.run(self._wire.models())[0]["id"])
+        return self._first_model
+
+    def _all(self, requests: Sequence[Request]) -> Completions:
+        total = sum(request.asked.num_choices for request in requests)
+        is_long = total >= PROGRESS_FROM and all(request.can_stream for request in requests)
+        if not is_long:
+            parts = [self._background.run(self._answer(request)) for request in requests]
+        else:
+            parts = self._watched(requests, total)
+        return parts[0] if len(parts) == 1 else _merged(parts)
+
+    def _watched(self, requests: Sequence[Request], total: int) -> list[Completions]:
+        """Choices come as they end, in any order, and a bar says how many have."""
+        display, parts, done, num_tokens = live(), [], 0, 0
+        for request in requests:
+            reading, started = Reading(asked=request.asked), time.monotonic()
+            for chunk in self._background.iterate(self._wire.chunks(request.route, request.body, request.dialect)):
+                reading.add(chunk)
+                display.progress(done + reading.num_finished, total, "completions")
+            parts.append(self._noted(request, reading, time.monotonic() - started))
+            done += reading.num_finished
+            num_tokens += reading.usage.get("completion_tokens", 0)
+        seconds = sum(part.seconds for part in parts)
+        said = f"{done} completions · {num_tokens} tokens · {seconds:.1f} s"
+        display.end(markup.quiet(said), said)
+        return parts
+
+    async def _answer(self, request: Request) -> Completions:
+        started = time.monotonic()
+        answer = await self._wire.answer(request.route, request.body, request.dialect)
+        reading = Reading(asked=request.asked)
+        reading.add(answer.body)
+        return self._noted(request, reading, time.monotonic() - started, dict(answer.told))
+
+    def _noted(
+        self, request: Request, reading: Reading, seconds: float, told: dict[str, str] | None = None
+    ) -> Completions:
+        choices = reading.choices()
+        row = {"route": request.route, "model": ",".join(request.asked.models), "choices": len(choices)}
+        self._spent.append({**row, **reading.usage, "seconds": seconds})
+        return Completions(choices=choices, usage=reading.usage, seconds=seconds, told=told or {})
+
+
+def _merged(parts: Sequence[Completions]) -> Completions:
+    names = {name for part in parts for name in part.usage}
+    return Completions(
+        choices=joined(part.choices for part in parts),
+        usage={name: sum(part.usage.get(name, 0) for part in parts) for name in sorted(names)},
+        seconds=sum(part.seconds for part in parts),
+    )

@@ -1,0 +1,127 @@
+"""Completions as a notebook has them: texts with their tokens, a table of them, a page of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, overload
+
+import pandas
+
+from serve_app.lab import markup
+from serve_app.lab.tokens import Token
+
+MAX_SHOWN = 64
+"""Choices of a page; the rest is in the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One choice.
+
+    prompt:     as it was sent; of a chat its last message
+    model:      that answered
+    tokens:     with log-probabilities; empty where `logprobs` was not sent
+    tool_calls: of a chat, in OpenAI's shape
+    is_chat:    whether the text answers the prompt, and does not go on with it
+    """
+
+    index: int
+    prompt: str
+    model: str
+    text: str
+    finish_reason: str | None
+    tokens: tuple[Token, ...] = ()
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    is_chat: bool = False
+
+    @property
+    def logprob(self) -> float | None:
+        """Of the whole text, in nats; None where no log-probabilities were asked for."""
+        known = [token.logprob for token in self.tokens if token.logprob is not None]
+        return sum(known) if known else None
+
+    def frame(self) -> pandas.DataFrame:
+        """A row per token: its text, log-probability, probability, and the likeliest at its place."""
+        return pandas.DataFrame(
+            {
+                "token": [token.text for token in self.tokens],
+                "logprob": [token.logprob for token in self.tokens],
+                "probability": [token.probability for token in self.tokens],
+                "alternatives": [dict(token.alternatives) for token in self.tokens],
+            }
+        )
+
+    def _repr_html_(self) -> str:
+        note = self.model if self.finish_reason in (None, "stop") else f"{self.model} · {self.finish_reason}"
+        body = markup.shaded(self.tokens) if self.tokens else markup.escaped(self.text)
+        body += "".join(markup.escaped(f"→ {_called(call)}") for call in self.tool_calls)
+        return markup.block(self.prompt + ("\n" if self.is_chat else ""), body, note)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completions(Sequence[Completion]):
+    """All choices of one call, by index.
+
+    usage:   tokens as the service counted them
+    seconds: until the last of them was here
+    told:    what the service said beside: `seed`, and `ignored` parameters where there were any
+    """
+
+    choices: tuple[Completion, ...]
+    usage: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    seconds: float = 0.0
+    told: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @overload
+    def __getitem__(self, at: int) -> Completion: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Completion]: ...
+    def __getitem__(self, at: int | slice) -> Completion | Sequence[Completion]:
+        return self.choices[at]
+
+    def __len__(self) -> int:
+        return len(self.choices)
+
+    def __iter__(self) -> Iterator[Completion]:
+        return iter(self.choices)
+
+    @property
+    def text(self) -> str:
+        """Of the only choice; ValueError where there are several."""
+        if len(self.choices) != 1:
+            raise ValueError(f"There are {len(self.choices)} texts: take one, as in `completions[0].text`.")
+        return self.choices[0].text
+
+    def frame(self) -> pandas.DataFrame:
+        """A row per choice."""
+        return pandas.DataFrame(
+            {
+                "prompt": [each.prompt for each in self.choices],
+                "model": [each.model for each in self.choices],
+                "text": [each.text for each in self.choices],
+                "finish_reason": [each.finish_reason for each in self.choices],
+                "logprob": [each.logprob for each in self.choices],
+            },
+            index=pandas.Index([each.index for each in self.choices], name="choice"),
+        )
+
+    def _repr_html_(self) -> str:
+        shown = [each._repr_html_() for each in self.choices[:MAX_SHOWN]]
+        rest = len(self.choices) - MAX_SHOWN
+        more = [markup.quiet(f"and {rest} more: see frame()")] if rest > 0 else []
+        return markup.column([*shown, *more], self.foot())
+
+    def foot(self) -> str:
+        """HTML: what it took, and what of the request was ignored."""
+        if not self.usage:
+            return ""
+        counts = f"{self.usage.get('prompt_tokens', 0)} + {self.usage.get('completion_tokens', 0)} tokens"
+        ignored = f" · ignored: {self.told['ignored']}" if "ignored" in self.told else ""
+        return markup.quiet(f"{counts} · {self.seconds:.2f} s{ignored}")
+
+
+def _called(call: Mapping[str, Any]) -> str:
+    function = call.get("function", {})
+    return f"{function.get('name')}({function.get('arguments')})"

@@ -1,0 +1,84 @@
+"""What changes while one looks at it: in a notebook one output that is renewed, on a terminal text as it comes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Protocol, TextIO
+
+from IPython.core.getipython import get_ipython
+from IPython.display import HTML, display
+
+from serve_app.lab import markup
+
+INTERVAL_S = 0.05
+
+
+class Live(Protocol):
+    """Something to look at."""
+
+    def text(self, prompt: str, text: str) -> None:
+        """Show all of a text that is being written."""
+
+    def progress(self, done: int, total: int, note: str) -> None:
+        """Show how far something is."""
+
+    def end(self, html: str, text: str) -> None:
+        """Show what stays, as HTML or as text."""
+
+
+class NotebookLive:
+    """One output of a cell, renewed at most every `interval_s` seconds."""
+
+    def __init__(self, interval_s: float = INTERVAL_S) -> None:
+        self._interval_s = interval_s
+        self._shown_at = float("-inf")
+        self._handle: Any = None
+
+    def text(self, prompt: str, text: str) -> None:
+        if self._is_due():
+            self._show(markup.block(prompt, markup.escaped(text)))
+
+    def progress(self, done: int, total: int, note: str) -> None:
+        if self._is_due():
+            self._show(markup.bar(done, total, note))
+
+    def end(self, html: str, text: str) -> None:
+        self._show(html)
+
+    def _is_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._shown_at < self._interval_s:
+            return False
+        self._shown_at = now
+        return True
+
+    def _show(self, html: str) -> None:
+        if self._handle is None:
+            self._handle = display(HTML(html), display_id=True)
+        else:
+            self._handle.update(HTML(html))
+
+
+class TerminalLive:
+    """Text as it comes; of progress only the end."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stdout
+        self._num_written = 0
+
+    def text(self, prompt: str, text: str) -> None:
+        print(markup.visible(text[self._num_written :]), end="", flush=True, file=self._stream)
+        self._num_written = len(text)
+
+    def progress(self, done: int, total: int, note: str) -> None:
+        """Nothing: lines that are written over belong to a person's terminal, and this may be a log."""
+
+    def end(self, html: str, text: str) -> None:
+        print(markup.visible(text) if not self._num_written else "", flush=True, file=self._stream)
+
+
+def live() -> Live:
+    """What suits the place where this runs."""
+    shell = get_ipython()
+    return NotebookLive() if getattr(shell, "kernel", None) is not None else TerminalLive()

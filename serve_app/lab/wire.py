@@ -1,0 +1,106 @@
+"""Requests over the `openai` client: bodies and chunks as they are, failures in the service's own words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import openai
+
+from serve_app.lab.errors import translated
+
+Route = Literal["completions", "chat"]
+TIMEOUT_S = 600.0
+NUM_RETRIES = 2
+"""Of what the service refuses for the moment; it says when to come again."""
+IGNORED = "x-ignored-parameters"
+SEED = "x-seed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A body, and what the service told beside it."""
+
+    body: Mapping[str, Any]
+    told: Mapping[str, str]
+
+
+class Wire:
+    """Speaks to one service. Every failure is a ServiceError."""
+
+    def __init__(self, url: str, key: str, http_client: Any = None) -> None:
+        self._url = url
+        self._openai = openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key=key, http_client=http_client, timeout=TIMEOUT_S, max_retries=NUM_RETRIES
+        )
+
+    async def answer(self, route: Route, body: Mapping[str, Any], dialect: str | None = None) -> Answer:
+        """Send a request and wait for the whole of its answer."""
+        try:
+            raw = await self._create(route, with_raw=True)(extra_body=dict(body), extra_headers=_headers(dialect))
+        except openai.OpenAIError as error:
+            raise translated(error, self._url) from error
+        return Answer(body=json.loads(raw.text), told=_told(raw.headers))
+
+    async def chunks(
+        self, route: Route, body: Mapping[str, Any], dialect: str | None = None
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        """Send a request and yield its answer as it comes; closing it frees the service."""
+        whole = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        try:
+            create = self._create(route, with_raw=False)
+            async with await create(stream=True, extra_body=whole, extra_headers=_headers(dialect)) as stream:
+                async for chunk in stream:
+                    yield chunk.model_dump()
+        except openai.OpenAIError as error:
+            raise translated(error, self._url) from error
+
+    async def models(self) -> list[Mapping[str, Any]]:
+        """Every name that can be sent as `model`."""
+        try:
+            raw = await self._openai.models.with_raw_response.list()
+        except openai.OpenAIError as error:
+            raise translated(error, self._url) from error
+        found: list[Mapping[str, Any]] = json.loads(raw.text)["data"]
+        return found
+
+    async def text(self, path: str) -> str:
+        """What is read at a path beside `/v1`."""
+        try:
+            return str(await self._openai.get(f"{self._url}{path}", cast_to=str))
+        except openai.OpenAIError as error:
+            raise translated(error, self._url) from error
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Send a body to a path beside `/v1`."""
+        try:
+            told = await self._openai.post(f"{self._url}{path}", cast_to=object, body=dict(body))
+        except openai.OpenAIError as error:
+            raise translated(error, self._url) from error
+        assert isinstance(told, dict)
+        return told
+
+    async def close(self) -> None:
+        await self._openai.close()
+
+    def _create(self, route: Route, *, with_raw: bool) -> Any:
+        """The client's own parameters are left to the body, which takes every parameter of the service."""
+        resource: Any = self._openai.completions if route == "completions" else self._openai.chat.completions
+        create = resource.with_raw_response.create if with_raw else resource.create
+        required: dict[str, object] = {"prompt": ""} if route == "completions" else {"messages": []}
+
+        async def send(**options: Any) -> Any:
+            return await create(model="", **required, **options)
+
+        return send
+
+
+def _headers(dialect: str | None) -> dict[str, str]:
+    return {} if dialect is None else {"X-Completions-Dialect": dialect}
+
+
+def _told(headers: Mapping[str, str]) -> dict[str, str]:
+    names = {"seed": SEED, "ignored": IGNORED}
+    return {name: headers[header] for name, header in names.items() if header in headers}

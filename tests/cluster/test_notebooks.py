@@ -1,0 +1,22 @@
+"""The notebooks run top to bottom on a real cluster, in kernels of their own; their slow cells by `make notebooks`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from serve_app.lab.client import URL_VARIABLE
+from tests.notebooks.execute import NOTEBOOKS, REPOSITORY, SLOW, execute, is_slow, read
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
+def test_a_notebook_runs(file: Path, base_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(URL_VARIABLE, base_url)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    notebook = execute(read(file), left_out=SLOW)
+    executed = [cell for cell in notebook.cells if cell.cell_type == "code" and not is_slow(cell)]
+    assert len(executed) >= 4
+    assert all(cell.execution_count for cell in executed)

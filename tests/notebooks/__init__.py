@@ -1,0 +1,1 @@
+"""The notebooks: how they are executed, and what is committed of them."""
