@@ -61,8 +61,7 @@ class Engine:
         loader: Executor | None = None,
         runner: type[Runner] = Runner,
     ) -> None:
-        self.config = config
-        self.model = model
+        self.config, self.model = config, model
         self._bank = AdapterBank(model.module, adapters, max_slots=config.max_adapters, uses_kernels=model.uses_triton)
         self._store = make_store(config, model)
         self._loader = loader

@@ -21,7 +21,7 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {"prompt": "Tell", "ebnf": "root ::= s | s root\ns ::= [A-Z] [a-z]+ '.'", "temperature": 0.7, "seed": 1},
 )
 
-MAX_ROUNDS = 8
+MAX_ROUNDS = 24
 """In one of which a place is lost; who comes when is the clock's to say."""
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
