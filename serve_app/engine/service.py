@@ -138,8 +138,9 @@ class ModelService:
         card = model_card(
             config, model, tokenizer, cards, root=root, created=created, dialect=dialect, chat_template=chat_template
         )
-        card = replace(card, tool_parser=tool_parser)
-        return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
+        return cls(
+            engine, tokenizer, replace(card, tool_parser=tool_parser), replica_id=replica_id, clock=clock, lanes=lanes
+        )
 
     def start(self) -> None:
         """Begin to work; to be called on the event loop that serves."""
@@ -153,7 +154,8 @@ class ModelService:
         self._lease_task = loop.create_task(self._watch_leases(), context=Context())
 
     async def warm(self) -> None:
-        """Do beforehand what the first of some kinds of requests would wait for; nothing depends on it."""
+        """Do beforehand what some requests would wait for, and what makes all faster; nothing depends on it."""
+        self.engine.model.narrowing.start()
         await asyncio.gather(self._compiler.warm(), self._template.warm())
 
     async def close(self) -> None:

@@ -88,6 +88,15 @@ def endings(deltas: list[Delta]) -> int:
     return sum(delta.finish is not None or delta.error is not None for delta in deltas)
 
 
+async def test_what_makes_steps_faster_begins_when_the_service_is_warmed(
+    service: ModelService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[bool] = []
+    monkeypatch.setattr(service.engine.model.narrowing, "start", lambda: begun.append(True))
+    await service.warm()
+    assert begun == [True]
+
+
 async def test_a_submitted_request_comes_back_over_the_attached_stream(service: ModelService) -> None:
     reader = await attached(service)
     await service.submit("router", [text_request("a", n=2), text_request("b")])
