@@ -124,7 +124,6 @@ class ModelService:
         adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
         root:     what clients are told of where the weights came from; None is the folder
         created, dialect, chat_template, tool_parser: written on the model's card, for the routers
-
         Raises ModelNotSupported.
         """
         keep_freed_memory()
@@ -138,9 +137,8 @@ class ModelService:
         card = model_card(
             config, model, tokenizer, cards, root=root, created=created, dialect=dialect, chat_template=chat_template
         )
-        return cls(
-            engine, tokenizer, replace(card, tool_parser=tool_parser), replica_id=replica_id, clock=clock, lanes=lanes
-        )
+        card = replace(card, tool_parser=tool_parser)
+        return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
     def start(self) -> None:
         """Begin to work; to be called on the event loop that serves."""
