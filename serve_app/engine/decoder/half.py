@@ -30,8 +30,9 @@ class HalfWeight:
     """A linear's weight in float16, as FBGEMM's kernels read it. Inputs, sums and outputs are float32.
 
     A step of few rows takes as long as its weights take to be read: half of it. In float32 on AVX2 with two threads,
-    multiples of the speed of oneDNN with weights in float32: 1.8–2.0 at one row, 1.4–1.6 at 8, 1.3–1.5 at 32, 1.1–1.2
-    at 512 (896 × 9728 and 4864 × 896). But laying out one number takes 10 to 25 ns, ten times as long as oneDNN's.
+    multiples of the speed of oneDNN with weights in float32, in two runs: 1.5–1.8 at one row, 1.1–2.0 at 8, and in one
+    1.3–1.5 at 32, 1.1–1.2 at 512 (896 × 9728 and 4864 × 896). But laying out one number takes 10 to 25 ns, ten times
+    as long as oneDNN's.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, factor: float) -> None:

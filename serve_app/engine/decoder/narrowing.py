@@ -68,9 +68,11 @@ class Narrowing:
         head, embedding = map(_base, (self._module.get_output_embeddings(), self._module.get_input_embeddings()))
         if not isinstance(head, PackedLinear):
             return False
-        if isinstance(embedding, PackedEmbedding) and not (_loses_nothing(head) and embedding.narrow()):
+        new = _half_of(head)
+        if new is None or (isinstance(embedding, PackedEmbedding) and not embedding.narrow()):
             return False
-        return _narrow(head)
+        head.kept = new
+        return True
 
     def stop(self) -> None:
         """End it behind the linear that it is at."""
@@ -93,25 +95,27 @@ def _base(module: Any) -> Any:
     return getattr(module, "base", module)
 
 
-def _loses_nothing(linear: PackedLinear) -> bool:
-    return isinstance(linear.kept, OneDnnWeight) and factor_for(linear.weight) is not None
-
-
-@torch.inference_mode()
 def _narrow(linear: PackedLinear) -> bool:
-    """Whether the linear has its weight in 16 bits now; not where that would lose something."""
-    old = linear.kept
-    if not isinstance(old, OneDnnWeight):
-        return False
-    weight = old.dense
-    factor = factor_for(weight)
-    if factor is None:
-        return False
-    new = HalfWeight(weight, linear.bias, factor)
-    if not _agree(old, new, linear.in_features):
+    """Whether the linear has its weight in 16 bits now."""
+    new = _half_of(linear)
+    if new is None:
         return False
     linear.kept = new
     return True
+
+
+@torch.inference_mode()
+def _half_of(linear: PackedLinear) -> HalfWeight | None:
+    """Its weight in 16 bits; None where it is in these already, or that would lose something."""
+    old = linear.kept
+    if not isinstance(old, OneDnnWeight):
+        return None
+    weight = old.dense
+    factor = factor_for(weight)
+    if factor is None:
+        return None
+    new = HalfWeight(weight, linear.bias, factor)
+    return new if _agree(old, new, linear.in_features) else None
 
 
 def _agree(old: OneDnnWeight, new: HalfWeight, num_inputs: int) -> bool:
