@@ -251,7 +251,6 @@ class Scheduler:
                 self.num_prefix_hit_tokens += sequence.num_computed
                 if is_new:
                     sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_length)
-                    self.waiting.counters.note_cached(sequence.request.share, sequence.num_cached_tokens)
             if not self._store.reserve(holding, sequence.num_tokens):
                 self._give_up(sequence)  # copies of what others hold took more than was thought
                 self.waiting.push_front(sequence)

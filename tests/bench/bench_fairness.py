@@ -88,7 +88,7 @@ def policy_us(num_flows: int, *, num_waiting: int = 1000, num_steps: int = 60) -
         began = time.perf_counter()
         batch = simulation.scheduler.schedule()
         planned = time.perf_counter()
-        charge(batch, [], simulation.counters, since_ns=simulation.counters.accounts.now_ns())
+        charge(batch, simulation.counters, since_ns=simulation.counters.accounts.now_ns())
         times.append((planned - began, time.perf_counter() - planned))
         simulation.compute(batch)
     schedule, charged = zip(*times[10:], strict=True)
