@@ -42,6 +42,7 @@ class Admission:
         self._uses_prefixes = uses_prefixes
         self._clock = clock
         self._failures: list[tuple[Sequence, str]] = []
+        self._num_changes_seen = 0
 
     def take_failures(self) -> list[tuple[Sequence, str]]:
         """Those taken out since the last call because their adapter cannot be had, with the reason."""
@@ -59,9 +60,9 @@ class Admission:
         if not self._store.has_free_place:
             return
         keeps_blocks = keeps_slots = False
-        now, owed = self._clock(), self._debts(running)
+        owed = self._debts(running)
         in_work = PromptsInWork(running, self._will_be_found, block_size=self._store.block_size)
-        for sequence in self._waiting.in_turn(lambda line, first: self._key(line, first, owed, now)):
+        for sequence in self._in_turn(owed):
             if not self._store.has_free_place:
                 return
             if self._finds(sequence) and in_work.compute_for(sequence):
@@ -83,17 +84,28 @@ class Admission:
             in_work.add(sequence)
             self._owe(sequence, owed)
 
-    def _key(self, line: Line, first: Sequence, owed: Debts, now: float) -> Key:
-        """Of a line whose next sequence is `first`; now: when the step is planned."""
+    def _in_turn(self, owed: Debts) -> Iterator[Sequence]:
+        """As of now, when the step is planned."""
+        now = self._clock()
+        self._note_adapters()
+        return self._waiting.in_turn(lambda line, first: self._key(line, first, now), now=now, debt_of=owed.__getitem__)
+
+    def _note_adapters(self) -> None:
+        if self._num_changes_seen != self._slots.num_changes:
+            self._num_changes_seen = self._slots.num_changes
+            self._waiting.note_adapters()
+
+    def _key(self, line: Line, first: Sequence, now: float) -> Key:
+        """Of a line whose next sequence is `first`, without what its flow owes."""
         share, model = line.share, first.request.model
         standing = Standing(
             share=share,
-            counter=self._counters.of(share.flow) + owed[share.flow],
-            waited_s=now - line.since,
+            counter=self._counters.of(share.flow),
+            since=line.since,
             is_kept=share.flow == self._counters.holder or (model.adapter is not None and self._slots.is_ready(model)),
             number=line.number,
         )
-        return turn_key(standing, self._counters.rules)
+        return turn_key(standing, self._counters.rules, now=now)
 
     def _debts(self, running: Items[Sequence]) -> Debts:
         """What those that run owe; nothing where there is one line, whose turn it always is."""
@@ -130,6 +142,7 @@ class Admission:
         if num_swaps := self._slots.num_loads - num_before:
             swap_weight = self._counters.rules.swap_weight
             self._counters.charge(sequence.request.share, swap_weight * num_swaps, num_swaps=num_swaps)
+        self._note_adapters()
         return True
 
     def _is_ready(self, sequence: Sequence) -> bool:
