@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 
+from serve_app.engine.fairness.places import Places
 from serve_app.engine.fairness.turns import Key, Standing, turn_key
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
@@ -36,6 +37,7 @@ class Admission:
     ) -> None:
         self._waiting = waiting
         self._counters = waiting.counters
+        self.places = Places(waiting.counters)
         self._store = store
         self._slots = slots
         self._max_bypass_s = max_bypass_s
@@ -83,6 +85,44 @@ class Admission:
             yield sequence
             in_work.add(sequence)
             self._owe(sequence, owed)
+
+    def giver(self, running: Items[Sequence]) -> Sequence | None:
+        """Who of those that run gives its place to whose turn it is; None where a place is free, or nobody has to.
+
+        Whose turn it is lacks nothing else then, and the blocks of who gives way need not be taken: they stay cached.
+        """
+        if self._store.has_free_place or not len(self._waiting):
+            return None
+        claimant = next(self._in_turn(self._debts(running)), None)
+        if claimant is None:
+            return None
+        share, owed = claimant.request.share, Debts(float)
+        for sequence in running:
+            if sequence.request.share.flow == share.flow:
+                self._owe(sequence, owed)
+        place = self.places.giver(
+            [each.request.share for each in running],
+            share,
+            debt=owed[share.flow],
+            resumes=lambda place: self._resumes(running[place]),
+        )
+        return None if place is None or not self._lacks_only_a_place(claimant, running) else running[place]
+
+    def _lacks_only_a_place(self, sequence: Sequence, running: Items[Sequence]) -> bool:
+        """An adapter that is not there is sent for, and the place is asked for again when it has come."""
+        in_work = PromptsInWork(running, self._will_be_found, block_size=self._store.block_size)
+        if self._finds(sequence) and in_work.compute_for(sequence):
+            return False
+        if not self._store.can_reserve(sequence.num_tokens + len(running) * self._store.block_size):
+            return False
+        if sequence.request.model.adapter is None:
+            return True
+        return bool(sequence.mix or self._pin(sequence)) and self._is_ready(sequence)
+
+    def _resumes(self, sequence: Sequence) -> bool:
+        """Whether it would find what it has computed, but for the last block."""
+        may_find = self._uses_prefixes and sequence.request.uses_cache and sequence.may_skip_computed
+        return may_find and sequence.is_sound and not sequence.num_held and not sequence.siblings
 
     def _in_turn(self, owed: Debts) -> Iterator[Sequence]:
         """As of now, when the step is planned."""

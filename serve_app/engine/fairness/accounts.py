@@ -76,6 +76,11 @@ class Accounts:
         with self._lock:
             self._add(flow, part)
 
+    def service_of(self, flow: str) -> float:
+        """What a flow was charged so far; for the engine's thread."""
+        account = self._accounts.get(flow)
+        return 0.0 if account is None else account.service
+
     def report(self, *, gap: float = 0.0) -> UsageReport:
         """To the end of the last step, the flows in the order in which they came."""
         with self._lock:
