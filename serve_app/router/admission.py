@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from serve_app.core.errors import Overloaded, ServeError, Unavailable
 from serve_app.core.shares import Share
@@ -22,6 +23,7 @@ MAX_BOOKS = 1024
 KEPT_PART = 8
 """Such a part of the places is kept for flows that have less than their share, where several ask."""
 ANYBODY = Share()
+NOBODY: Mapping[str, int] = MappingProxyType({})
 
 
 class Reason(StrEnum):
@@ -129,7 +131,7 @@ class Admission:
         self._gates: dict[str, Gate] = {}
         self._door = self._new_gate(self.settings.max_open_requests)
         self._tickets: dict[Ticket, None] = {}
-        self._num_unknown = 0
+        self._unknown: Counter[str] = Counter()  # tickets that have not grown, by flow
         self._stopped: Unavailable | None = None
 
     @property
@@ -154,16 +156,17 @@ class Admission:
         """
         self._check_not_stopped()
         self._active.note(share)
-        if self.num_open >= self._part_left(self.settings.max_open_requests, share.flow, self._door.inside, 1):
+        num_own = self._door.inside[share.flow] + 1
+        if self.num_open >= self._num_left(self.settings.max_open_requests, share.flow, num_own):
             raise self._refused(Excess(reason=Reason.OPEN, gate=self._door, seconds=0.0), share)
-        found = [self._excess(model, room, share, 1, self._num_unknown) for model, room in self._rooms().items()]
+        found = [self._excess(model, room, share, 1, self._unknown) for model, room in self._rooms().items()]
         excesses = [excess for excess in found if excess is not None]
         if excesses and len(excesses) == len(found):
             raise self._refused(min(excesses, key=lambda excess: excess.seconds), share)
         ticket = Ticket(self, share)
         self._tickets[ticket] = None
         self._door.add(share.flow, 1)
-        self._num_unknown += 1
+        self._unknown[share.flow] += 1
         return ticket
 
     def grow(self, ticket: Ticket, sizes: Mapping[str, int]) -> None:
@@ -173,11 +176,11 @@ class Admission:
         self._check_not_stopped()
         rooms = self._rooms()
         for model, size in sizes.items():
-            excess = self._excess(model, rooms[model], ticket.share, size, 0) if model in rooms else None
+            excess = self._excess(model, rooms[model], ticket.share, size, NOBODY) if model in rooms else None
             if excess is not None:
                 raise self._refused(excess, ticket.share)
         self._note(rooms)
-        self._num_unknown -= 1
+        self._unknown[ticket.share.flow] -= 1
         ticket.is_known = True
         ticket.sizes = {model: size for model, size in sizes.items() if model in self._gates}
         for model, size in ticket.sizes.items():
@@ -189,7 +192,9 @@ class Admission:
         self._door.pace.note(self._clock(), is_busy=is_full, num_completed=1)
         del self._tickets[ticket]
         self._door.add(ticket.share.flow, -1)
-        self._num_unknown -= not ticket.is_known
+        self._unknown[ticket.share.flow] -= not ticket.is_known
+        if not self._unknown[ticket.share.flow]:
+            del self._unknown[ticket.share.flow]
         self._note(self._rooms(), completed)
         for model, size in ticket.sizes.items():
             self._gates[model].add(ticket.share.flow, -size)
@@ -213,26 +218,28 @@ class Admission:
         """Before anything is measured, a full queue is believed to empty within the longest wait that is borne."""
         return Gate(pace=Pace(num_places / self.settings.max_wait_s, now=self._clock()))
 
-    def _excess(self, model: str, room: Room, share: Share, size: int, num_unknown: int) -> Excess | None:
-        gate = self._gate(model, room)
+    def _excess(self, model: str, room: Room, share: Share, size: int, unknown: Mapping[str, int]) -> Excess | None:
+        """unknown: tickets that count as one sequence each, by flow"""
+        gate, num_unknown = self._gate(model, room), sum(unknown.values())
         num_taken = gate.num_inside + num_unknown + room.num_foreign
-        num_missing = num_taken + size - self._part_left(room.num_places, share.flow, gate.inside, size)
+        num_own = gate.inside[share.flow] + unknown.get(share.flow, 0)
+        num_missing = num_taken + size - self._num_left(room.num_places, share.flow, num_own + size)
         if num_missing > 0:
             return Excess(reason=Reason.PLACES, gate=gate, seconds=num_missing / gate.pace.per_s)
-        wait_s = min(self._wait_s(gate, room, num_unknown), self._own_wait_s(gate, room, share.flow))
+        wait_s = min(self._wait_s(gate, room, num_unknown), self._own_wait_s(gate, room, share.flow, num_own))
         too_long_s = wait_s - self.settings.max_wait_s
         return Excess(reason=Reason.WAIT, gate=gate, seconds=too_long_s) if too_long_s > 0 else None
 
-    def _part_left(self, num_places: int, flow: str, inside: Counter[str], size: int) -> int:
-        """So many of all places may be taken when this flow has taken that many more."""
+    def _num_left(self, num_places: int, flow: str, num_own: int) -> int:
+        """So many of all places may be taken where the flow has so many of them."""
         part = self._active.part_of(flow)
-        is_within = part == 1.0 or inside[flow] + size <= num_places * part
+        is_within = part == 1.0 or num_own <= num_places * part
         return num_places if is_within else num_places - num_places // KEPT_PART
 
-    def _own_wait_s(self, gate: Gate, room: Room, flow: str) -> float:
+    def _own_wait_s(self, gate: Gate, room: Room, flow: str, num_own: int) -> float:
         """As `_wait_s`, behind the flow's own sequences at its share of everything."""
         part = self._active.part_of(flow)
-        return max(0.0, gate.inside[flow] + 1 - part * room.num_slots) / (part * gate.pace.per_s)
+        return max(0.0, num_own + 1 - part * room.num_slots) / (part * gate.pace.per_s)
 
     def _wait_s(self, gate: Gate, room: Room, num_unknown: int = 0) -> float:
         """Until one more sequence would begin. Of those that find no slot, other routers' go at a pace of their own."""
