@@ -12,6 +12,7 @@ from typing import Any
 
 from serve_app.constraints.disjoint import are_disjoint, tag_of
 from serve_app.constraints.keywords import (
+    COUNTS,
     FORMATS,
     SCHEMA_LISTS,
     SCHEMA_MAPS,
@@ -22,6 +23,7 @@ from serve_app.constraints.keywords import (
 )
 from serve_app.constraints.patterns import KNOWN
 from serve_app.constraints.pointers import ROOT, References, child
+from serve_app.constraints.reach import check_schema
 from serve_app.constraints.refusal import Refusal
 
 WHITESPACE = r"( |\r?\n[ \t]{0,20})"
@@ -76,6 +78,7 @@ class _Preparation:
         while len(definitions) + 1 < len(self._defined):
             target, name = list(self._defined.items())[len(definitions) + 1]
             definitions[name.rpartition("/")[2]] = self._schema(self._references.at(target, target), target)
+        check_schema(schema, definitions, {name.rpartition("/")[2]: target for target, name in self._defined.items()})
         if definitions:
             schema = {**schema, "$defs": definitions}
         options = {"whitespace_flexible": False} if whitespace is None else {"whitespace_pattern": whitespace}
@@ -116,7 +119,7 @@ class _Preparation:
         for name, value in _without_old_bounds(schema).items():
             if name in SHAPES:
                 check_shape(name, value, path)
-                found[name] = value
+                found[name] = int(value) if name in COUNTS else value  # 2.0 is one, too
         if found.get("format") is not None and found["format"] not in FORMATS:
             self._formats[found.pop("format")] = None
         if "pattern" in found:
