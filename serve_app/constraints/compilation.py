@@ -171,6 +171,8 @@ def _find_culprit(prepared: PreparedSchema, within: str) -> None:
     parts: list[tuple[str, str, dict[str, Any]]] = []
     parts += [(path, "pattern", {"type": "string", "pattern": pattern}) for path, pattern in prepared.patterns.items()]
     parts += [(path, "oneOf", one_of) for path, one_of in prepared.one_ofs.items()]
+    for path, counted in prepared.counted.items():
+        parts += [(path, name, counted) for name in ("minProperties", "maxProperties") if name in counted][:1]
     for path, name, schema in parts:
         failure = LLMatcher.validate_grammar(_of_schema(schema), limits=parser_limits())
         if failure and not failure.startswith("WARNING"):
