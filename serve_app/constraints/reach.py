@@ -99,7 +99,7 @@ class _Schemas:
             "object": self._of_object(schema, path),
         }
         wanted = types if isinstance(types, list) else [types]
-        return min(lengths.get(each, 1) for each in wanted)
+        return min(lengths.get(str(each), 1) for each in wanted)
 
     def _of_string(self, schema: dict[str, Any]) -> int:
         return 2 + max(int(schema.get("minLength", 0)), shortest_match(schema.get("pattern", "")))
