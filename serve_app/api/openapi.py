@@ -115,7 +115,7 @@ def _operations() -> dict[Path, dict[str, Any]]:
         Path.DESCRIPTION: _other("This document", "application/json"),
         Path.DOCS: _other("This document, to be read", "text/html"),
         Path.LIVE: _live(),
-        Path.CONSOLE: _other("The console, a page for people", "text/html"),
+        Path.CONSOLE: _console(),
         Path.CONSOLE_FILE: _console_file(),
     }
 
@@ -176,6 +176,12 @@ def _live() -> dict[str, Any]:
     operation = _operation("Replicas and queues now; once a second where events are accepted", "Live")
     event = {**record({"data": {"type": "string", "contentMediaType": "application/json"}}), "description": "A `Live`."}
     operation["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": event}
+    return operation
+
+
+def _console() -> dict[str, Any]:
+    operation = _other("The console, a page for people", "text/html")
+    operation["responses"]["308"] = {"description": "There is a slash too many.", "content": {"text/plain": {}}}
     return operation
 
 

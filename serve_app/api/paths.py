@@ -62,8 +62,8 @@ POSTED = frozenset(
 WATCHING = frozenset({Path.METRICS, Path.LIVE})
 DESCRIBING = frozenset({Path.DESCRIPTION, Path.DOCS, Path.DIALECTS, Path.V1_HEALTH})
 OPEN = frozenset({Path.HEALTH, Path.CONSOLE, Path.CONSOLE_FILE})
-"""Answered to whoever asks, key or none. The console's files are the same for everybody and hold nothing: a person has to
-be given the page that asks for a key."""
+"""Answered to whoever asks, key or none. The console's files are the same for everybody and hold nothing of a service;
+the page that asks for a key has to be there before the key is."""
 
 
 class AdminPath(StrEnum):

@@ -65,7 +65,7 @@ def console_routes() -> list[Route]:
 
     async def page(request: Request) -> Response:
         if request.scope["state"].get("had_slash"):  # what the page links to is relative
-            return RedirectResponse("../console", 308)
+            return RedirectResponse("../console", 308, headers={"content-type": "text/plain"})
         return static_files()[PAGE].answer(request)
 
     async def file(request: Request) -> Response:

@@ -71,7 +71,7 @@ class Served:
     async def _begin(self) -> None:
         config = uvicorn.Config(self._app, port=self.port, lifespan="off", log_config=None, timeout_graceful_shutdown=0)
         self._server = uvicorn.Server(config)
-        self._serving = asyncio.ensure_future(self._server._serve())
+        self._serving = asyncio.ensure_future(self._server.serve())
         while not self._server.started:
             assert not self._serving.done(), "the port was taken meanwhile"
             await asyncio.sleep(0.01)
@@ -82,8 +82,6 @@ class Served:
         await self._serving
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.gather(*(each for each in others if "run_asgi" in repr(each)), return_exceptions=True)
 
 
 @asynccontextmanager

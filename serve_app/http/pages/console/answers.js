@@ -46,9 +46,12 @@ export class Answer {
   say(text, logprobs) {
     this.begin(text);
     this.decoder ??= new TextDecoder();
+    this.unassigned = (this.unassigned ?? "") + text;
     const entries = logprobs?.content ?? [];
     for (const entry of entries) {
-      const shown = entry.bytes ? this.decoder.decode(new Uint8Array(entry.bytes), { stream: true }) : entry.token;
+      const own = entry.bytes ? this.decoder.decode(new Uint8Array(entry.bytes), { stream: true }) : entry.token;
+      const shown = this.unassigned.startsWith(own) ? own : ""; // what ends a turn is a token, and no text
+      this.unassigned = this.unassigned.slice(shown.length);
       const top = (entry.top_logprobs ?? []).map((each) => [each.token, each.logprob]);
       this.addToken({ text: entry.token, shown, logprob: entry.logprob, top });
     }
@@ -85,6 +88,13 @@ export class Answer {
     this.stats.textContent = facts.join(" · ");
   }
 
+  /** Where tokens do not add up to what was said, as those of calls, the text alone is shown. */
+  showText() {
+    this.text.classList.remove("unseen");
+    this.tokens.element.remove();
+    this.tokens.inspector.remove();
+  }
+
   stop() {
     if (!this.isOver) this.end("stopped by you", "");
   }
@@ -101,5 +111,8 @@ export class Answer {
     this.tag.className = `tag ${kind}`;
     this.text.setAttribute("aria-busy", "false");
     this.written.classList.remove("is-writing");
+    if (!this.tokens.tokens.length) return;
+    if (this.tokens.text === this.words.data) this.tokens.lookAtLeastLikely();
+    else this.showText();
   }
 }

@@ -41,7 +41,10 @@ async function look({ again = false } = {}) {
   if (name === "live") void live.start();
   else live.stop();
   try {
-    if (name === "playground") await playground.refresh(again ? [] : new URLSearchParams(query).getAll("model"));
+    if (name === "playground") {
+      const refused = await playground.refresh(again ? [] : new URLSearchParams(query).getAll("model"));
+      if (refused?.status === 403 && access && !wanted) location.replace("#access"); // a key that is for something else
+    }
     if (name === "models") await showModels();
     if (name === "access") await access.refresh();
   } catch (error) {

@@ -60,14 +60,14 @@ export class Parameters {
   control(each) {
     const id = `parameter-${each.name}`;
     const shared = { id, "aria-describedby": `${id}-about`, autocomplete: "off" };
-    const usual = each.default === null || each.default === undefined ? "not set" : JSON.stringify(each.default);
+    const usual = each.default === null || each.default === undefined ? "not set" : `default ${JSON.stringify(each.default)}`;
     if (each.kind === "boolean" || each.kind === "choice") {
       const values = each.kind === "boolean" ? ["true", "false"] : each.form.enum;
       const options = values.map((value) => make("option", { value }, value));
-      return make("select", shared, make("option", { value: "" }, `default: ${usual}`), ...options);
+      return make("select", shared, make("option", { value: "" }, usual), ...options);
     }
     if (each.kind === "texts" || each.kind === "json") {
-      const hint = each.kind === "json" ? `JSON, ${usual} by default` : "one per line; \\n is a line break";
+      const hint = each.kind === "json" ? `JSON, ${usual}` : "one per line; \\n is a line break";
       return make("textarea", { ...shared, rows: each.kind === "json" ? 3 : 1, spellcheck: "false", placeholder: hint });
     }
     if (each.kind === "text") return make("input", { ...shared, placeholder: usual });

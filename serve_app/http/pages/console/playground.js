@@ -8,8 +8,11 @@ import { carryOut } from "./requests.js";
 import { parametersOf } from "./schema.js";
 import { Refused, ask } from "./service.js";
 import { asCurl, asPython } from "./snippets.js";
+import { legend } from "./tokens.js";
 
 const form = byId("composer");
+const NARROW = "(max-width: 860px)";
+const FIRST = "A prompt is there already: press Complete. Tick several models to see them answer side by side.";
 const RUNS = { completion: "Complete", chat: "Send" };
 
 export class Playground {
@@ -21,13 +24,15 @@ export class Playground {
     form.addEventListener("submit", (event) => (event.preventDefault(), this.run()));
     form.addEventListener("input", (event) => this.changed(event.target));
     form.addEventListener("keydown", (event) => this.pressed(event));
+    byId("settings").open = !matchMedia(NARROW).matches;
+    byId("anew").addEventListener("click", () => this.startOver());
     byId("stop").addEventListener("click", () => this.stopping?.abort());
     byId("code").addEventListener("toggle", () => this.writeCode());
     byId("copy-code").addEventListener("click", (event) => copy(byId("code-text").textContent, event.target));
     for (const button of form.ownerDocument.querySelectorAll("[data-language]")) {
       button.addEventListener("click", () => this.speak(button));
     }
-    byId("answers").replaceChildren(empty("A prompt is there already: press Complete. Tick several models to see them answer side by side."));
+    byId("answers").replaceChildren(empty(FIRST));
   }
 
   get kind() {
@@ -41,7 +46,7 @@ export class Playground {
     return written ? [...ticked, written] : ticked;
   }
 
-  /** Looks what is served, and ticks these, else what was ticked before, else the first. */
+  /** Looks what is served, and ticks these, else what was ticked before, else the first. The refusal, if it is refused. */
   async refresh(wanted = []) {
     try {
       const listed = (await ask("v1/models")).data.map((each) => each.id);
@@ -51,9 +56,12 @@ export class Playground {
       show("problem", null);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
+      this.offer([], new Set());
       show("problem", error);
+      return error;
     }
     this.writeCode();
+    return null;
   }
 
   offer(names, ticked) {
@@ -71,7 +79,6 @@ export class Playground {
       for (const field of form.querySelectorAll("[data-kind]")) field.hidden = field.dataset.kind !== this.kind;
       this.parameters.use(this.kind);
       byId("run").textContent = RUNS[this.kind];
-      this.threads.clear();
       unmark(form);
     }
     this.writeCode();
@@ -111,6 +118,8 @@ export class Playground {
     const requests = this.requests();
     if (!requests.length) requests.push({ names: [], body: this.nobody() });
     byId("answers").replaceChildren();
+    byId("legend").replaceChildren(...(byId("likely").checked ? [legend()] : []));
+    if (matchMedia(NARROW).matches) byId("summary").scrollIntoView({ block: "start" });
     const cards = requests.map((request) => this.cardsOf(request));
     const outcomes = await Promise.all(requests.map((request, at) => this.one(request, cards[at], stopping.signal)));
     if (this.stopping !== stopping) return;
@@ -126,7 +135,7 @@ export class Playground {
 
   cardsOf({ names, body }) {
     const number = Number.isInteger(body.n) && body.n > 0 && body.n <= 16 ? body.n : 1;
-    const turns = this.kind === "chat" ? body.messages : [];
+    const turns = this.kind === "chat" ? body.messages.slice() : [];
     const cards = names.flatMap((name) =>
       Array.from({ length: number }, (_, at) => new Answer(number > 1 ? `${name} #${at + 1}` : name, { turns })),
     );
@@ -144,7 +153,7 @@ export class Playground {
     try {
       const usage = await carryOut(this.kind, body, { answerOf, signal });
       cards.forEach((card) => card.finish("stop"));
-      if (this.kind === "chat") this.remember(names[0], cards[0]);
+      if (this.kind === "chat") this.remember({ names, body }, cards[0]);
       return usage;
     } catch (error) {
       if (error.name === "AbortError") cards.forEach((card) => card.stop());
@@ -159,13 +168,23 @@ export class Playground {
     } else {
       cards.forEach((card) => card.element.remove());
       byId("problem").append(problem(error));
+      if (!byId("answers").children.length) byId("answers").append(empty("Nothing was written."));
     }
     if (error instanceof Refused) mark(form, error);
   }
 
-  remember(name, card) {
-    const said = [{ role: "user", content: byId("message").value }, { role: "assistant", content: card.words.data }];
+  remember({ names: [name], body }, card) {
+    const said = [body.messages.at(-1), { role: "assistant", content: card.words.data }];
     this.threads.set(name, [...(this.threads.get(name) ?? []), ...said]);
+    byId("message").value = "";
+  }
+
+  /** Forgets every chat. */
+  startOver() {
+    this.stopping?.abort();
+    this.threads.clear();
+    byId("answers").replaceChildren(empty("Every model begins a new chat."));
+    byId("message").focus();
   }
 
   isRunning(isOn) {

@@ -28,6 +28,8 @@ export function mark(form, error) {
   if (!field || field.hidden) return;
   const id = `fault-${name}`;
   field.classList.add("marked");
+  const folded = field.closest("details");
+  if (folded) folded.open = true;
   field.append(make("p", { class: "fault", id }, error.message));
   const control = field.querySelector("input, select, textarea");
   control.setAttribute("aria-invalid", "true");

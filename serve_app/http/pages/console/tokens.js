@@ -3,7 +3,9 @@
 import { make } from "./dom.js";
 
 const STEPS = [0.9, 0.6, 0.3, 0.1, 0.03];
-const LEGEND = ["over 90 %", "60 %", "30 %", "10 %", "3 %", "less"];
+const LEGEND = ["over 90 %", "over 60 %", "over 30 %", "over 10 %", "over 3 %", "less"];
+
+const HINT = "Point at a token, or move through them by the arrow keys, to see what else could have stood there.";
 
 /** The class of a probability: p0 is sure, p5 a surprise. */
 const shadeOf = (probability) => `p${STEPS.filter((step) => probability < step).length}`;
@@ -24,10 +26,10 @@ export class Tokens {
     this.element = make("div", {
       role: "listbox", tabindex: 0, "aria-orientation": "horizontal", "aria-label": `Tokens of ${name}`,
       keydown: (event) => this.move(event),
-      focus: () => this.at < 0 && this.tokens.length && this.look(0),
+      focus: () => this.at < 0 && this.look(0),
       pointerover: (event) => event.target.dataset.at && this.look(Number(event.target.dataset.at)),
     });
-    this.inspector = make("div", { class: "inspector" }, hint());
+    this.inspector = make("div", { class: "inspector" }, make("p", { class: "muted" }, HINT));
   }
 
   /** token: {text, shown, logprob, top: [[text, logprob], …]}; `shown` is what of the answer it is */
@@ -47,6 +49,16 @@ export class Tokens {
     const last = this.tokens.at(-1);
     last.shown += text;
     last.element.textContent = last.shown;
+  }
+
+  get text() {
+    return this.tokens.map((token) => token.shown).join("");
+  }
+
+  /** The place where another text was likeliest. */
+  lookAtLeastLikely() {
+    const known = this.tokens.map((token) => token.logprob ?? 0);
+    this.look(known.indexOf(Math.min(...known)));
   }
 
   move(event) {
@@ -86,7 +98,8 @@ function list(token) {
   return make("ol", { "aria-label": "What was likely here" }, ...rows);
 }
 
-function hint() {
+/** What the shades mean. */
+export function legend() {
   const samples = LEGEND.map((text, at) => make("span", { class: `token p${at}` }, text));
-  return make("div", {}, make("p", {}, "How likely each token was. Point at one, or use the arrow keys, to see what else could have stood there."), make("div", { class: "legend" }, ...samples));
+  return make("p", { class: "legend muted" }, "How likely each token was:", ...samples);
 }
