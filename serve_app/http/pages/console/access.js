@@ -91,12 +91,15 @@ export class Access {
   /** A button that asks once more before it does anything. */
   removal(label, word, consequence, remove) {
     const button = make("button", { type: "button", class: "small bad", "aria-label": label }, word);
-    const calm = () => ((button.dataset.sure = ""), (button.textContent = word));
-    button.addEventListener("blur", calm);
+    const say = (sure, text, name) => {
+      button.dataset.sure = sure;
+      button.textContent = text;
+      button.setAttribute("aria-label", name);
+    };
+    button.addEventListener("blur", () => say("", word, label));
     button.addEventListener("click", () => {
       if (button.dataset.sure) return void this.attempt(async () => (await remove(), await this.refresh()));
-      button.dataset.sure = "yes";
-      button.textContent = `${consequence}: press again`;
+      say("yes", `${consequence}: press again`, `${label}. ${consequence}: press again`);
     });
     return button;
   }

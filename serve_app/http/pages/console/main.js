@@ -24,6 +24,7 @@ async function enter() {
     byId("version").textContent = `Version ${document.info.version}`;
     byId("sections").hidden = false;
     byId("sign-out").hidden = !session.key;
+    byId("docs").hidden = asksForKeys;
     for (const each of byId("sections").querySelectorAll("[data-needs=keys]")) each.hidden = !asksForKeys;
     await look();
   } catch (error) {
@@ -72,8 +73,10 @@ function askForKey(refused) {
 
 async function signIn(event) {
   event.preventDefault();
-  session.key = byId("key").value.trim();
+  const key = byId("key").value.trim();
   byId("key").value = "";
+  if (!/^[\x21-\x7e]+$/.test(key)) return show("sign-in-problem", new Error("A key has no blanks, and letters of the English alphabet alone."));
+  session.key = key;
   await enter();
 }
 

@@ -65,6 +65,11 @@ export class Playground {
   }
 
   offer(names, ticked) {
+    const boxes = [...byId("chips").querySelectorAll("input")];
+    if (names.length && boxes.map((box) => box.value).join("\n") === names.join("\n")) {
+      for (const box of boxes) box.checked = ticked.has(box.value); // the focus stays
+      return;
+    }
     const chips = names.map((name) => make("label", {}, make("input", { type: "checkbox", value: name, checked: ticked.has(name) }), name));
     byId("chips").replaceChildren(...(chips.length ? chips : [make("p", { class: "muted" }, "No model is ready yet; this list fills by itself.")]));
   }

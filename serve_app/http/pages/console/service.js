@@ -90,10 +90,15 @@ export async function watch() {
 let hasFailed = false;
 let wake = () => {};
 
+/** A failure brings it forward, but no two looks are nearer than a second. */
 function nextLook(milliseconds) {
+  const startedAt = performance.now();
   return new Promise((resolve) => {
     const timer = setTimeout(resolve, milliseconds);
-    wake = () => (clearTimeout(timer), resolve());
+    wake = () => {
+      clearTimeout(timer);
+      setTimeout(resolve, Math.max(0, 1000 - (performance.now() - startedAt)));
+    };
   });
 }
 
