@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.console.served import Served, engine, reciting
 from tests.fakes import FakeBackend, model_card, replica_card
@@ -19,6 +19,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ANSWERED = "Failed to load resource: the server responded with a status of"
 UNANSWERED = "Failed to load resource: net::ERR_"
 NewPage = Callable[..., Page]
+PATIENCE_MS = 60_000
+"""How long a page may take to show what it is to show: long, as other work may hold the machine."""
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +28,7 @@ def browser() -> Iterator[Browser]:
     found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
         pytest.skip("no chromium on this machine: install the package `chromium`, or name one in CHROMIUM")
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
         yield launched
@@ -41,7 +44,7 @@ def new_page(browser: Browser) -> Iterator[NewPage]:
         context = browser.new_context(**options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(PATIENCE_MS)
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("console", lambda line: faults.append(line.text) if line.type in ("error", "warning") else None)
         page.goto(f"{url}/console")

@@ -47,7 +47,7 @@ def live(page: Page) -> None:
 
 def keep(picture: bytes, file: Path) -> None:
     """In few colours, which a page has anyway."""
-    image = PIL.Image.open(io.BytesIO(picture)).convert("RGB").quantize(128, dither=PIL.Image.Dither.NONE)
+    image = PIL.Image.open(io.BytesIO(picture)).convert("RGB").quantize(256, dither=PIL.Image.Dither.NONE)
     image.save(file, optimize=True)
     assert file.stat().st_size <= MAX_BYTES, f"{file.name} has {file.stat().st_size} bytes"
 

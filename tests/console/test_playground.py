@@ -105,7 +105,7 @@ def test_by_keyboard_alone_a_prompt_is_completed_and_its_tokens_are_looked_at(de
     page.keyboard.press("ArrowRight")
     second = answer_of(page, "demo").locator(".inspector").inner_text()
     assert first != second
-    assert "log-probability" in second
+    assert "logprob" in second
     assert answer_of(page, "demo").get_by_label("What was likely here").get_by_role("listitem").count() >= 5
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline != "none", "where the keyboard is can be seen"

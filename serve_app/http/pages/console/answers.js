@@ -4,7 +4,7 @@ import { copy, make, seconds } from "./dom.js";
 import { problem } from "./problems.js";
 import { Tokens } from "./tokens.js";
 
-const ENDS = { stop: "ended by itself", length: "reached its length", tool_calls: "calls a tool", abort: "was aborted", error: "failed" };
+const ENDS = { stop: "finished", length: "length reached", tool_calls: "calls a tool", abort: "was aborted", error: "failed" };
 
 export class Answer {
   /** turns: of a chat, what was said before */

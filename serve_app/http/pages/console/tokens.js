@@ -79,7 +79,7 @@ export class Tokens {
 }
 
 function heading(token) {
-  const how = token.logprob === null ? "nothing predicts it" : `${percent(token.logprob)}, log-probability ${token.logprob.toFixed(3)}`;
+  const how = token.logprob === null ? "nothing predicts it" : `${percent(token.logprob)}, logprob ${token.logprob.toFixed(3)}`;
   return make("p", {}, make("code", {}, visible(token.text)), ` ${how}`);
 }
 
