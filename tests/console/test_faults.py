@@ -129,11 +129,13 @@ def test_no_script_can_make_markup_of_a_text(tiny: Served, browser: Browser) -> 
 def test_a_lost_service_is_shown_keeps_what_was_written_and_comes_back(
     tiny: Served, backend: FakeBackend, new_page: NewPage
 ) -> None:
-    page = new_page(tiny.url)
+    page = new_page(tiny.url, viewport={"width": 360, "height": 500})
     begin(page, tiny, backend, num_words=5)
     expect(page.locator(".answer .text")).to_contain_text("word word")
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
     tiny.be_lost()
     expect(page.locator("#lost")).to_contain_text("does not answer")
+    expect(page.locator("#lost")).to_be_in_viewport()
     expect(page.locator("#state")).to_have_text("Not reachable")
     expect(page.locator(".answer .tag")).to_have_text("broke off")
     expect(page.locator(".answer .problem")).to_contain_text("The service was lost")
