@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from starlette.types import ASGIApp
 
+from serve_app.http.app import build_app
+from serve_app.router.fleet import Fleet
+from serve_app.router.router import Router
 from tests.console.conftest import NewPage
 from tests.console.served import Served
 from tests.fakes import FakeBackend
@@ -147,6 +154,30 @@ def test_a_lost_service_is_shown_keeps_what_was_written_and_comes_back(
     expect(page.locator("#lost")).to_be_hidden()
     begin(page, tiny, backend, num_words=5)
     expect(page.locator(".answer .text")).to_contain_text("word word")
+
+
+def test_while_models_load_it_says_so_and_fills_by_itself(backend: FakeBackend, new_page: NewPage) -> None:
+    fleet = Fleet("router-0")
+    fleet.expect(["tiny"])
+
+    @asynccontextmanager
+    async def built() -> AsyncIterator[ASGIApp]:
+        yield build_app(Router(fleet))
+        await fleet.close()
+
+    served = Served(built)
+    page = new_page(served.url)
+    expect(page.locator("#state")).to_have_text("Loading tiny")
+    expect(page.locator("#chips")).to_contain_text("No model is ready yet")
+    page.get_by_role("link", name="Live", exact=True).click()
+    expect(page.get_by_role("row", name="tiny loading")).to_be_visible()
+    expect(page.locator("#replicas")).to_contain_text("No replica is ready")
+    page.get_by_role("link", name="Models", exact=True).click()
+    expect(page.locator("#model-list")).to_contain_text("No model is ready yet")
+    served.call(lambda: fleet.put(backend.card, backend))
+    expect(page.get_by_role("heading", name="tiny")).to_be_visible()
+    expect(page.locator("#state")).to_have_text("Connected")
+    served.close()
 
 
 def test_live_goes_on_by_itself_when_the_service_is_back(tiny: Served, new_page: NewPage) -> None:

@@ -83,6 +83,18 @@ def test_three_adapters_answer_side_by_side_as_each_does_alone(demo: Served, new
     assert len({box["y"] for box in boxes if box}) == 1, "beside each other"
 
 
+def test_a_mix_that_is_in_no_list_answers_beside_its_base(demo: Served, new_page: NewPage) -> None:
+    page = new_page(demo.url)
+    mix = "demo:pirate*0.6+shout*0.4"
+    ticked(page, "demo")
+    page.get_by_label("Another address").fill(mix)
+    page.get_by_label("temperature", exact=True).fill("0")
+    complete(page)
+    for name in ("demo", mix):
+        expected = api(demo, model=name, prompt="Once upon a time")["choices"][0]["text"]
+        assert answer_of(page, name).locator(".text").text_content() == expected
+
+
 def test_by_keyboard_alone_a_prompt_is_completed_and_its_tokens_are_looked_at(demo: Served, new_page: NewPage) -> None:
     page = new_page(demo.url)
     ticked(page, "demo")
