@@ -77,6 +77,11 @@ class TenantStore:
         with self._engine.connect() as connection:
             return _fact(connection, "pepper") > 0
 
+    def is_pepper(self, pepper: bytes) -> bool:
+        """Whether keys are made under it; any is, where none was used yet."""
+        with self._engine.connect() as connection:
+            return _fact(connection, "pepper") in (0, fingerprint_of(pepper))
+
     def use_pepper(self, pepper: bytes) -> None:
         """Raises TenancyError where keys were made under another one, as none of them would open the door."""
         with self._engine.begin() as connection:
