@@ -53,7 +53,9 @@ class LedgerStore:
         days, by = tables.days.c, question.by
         columns = [days[name] for name in by]
         sums = [func.sum(days[name]).label(name) for name in SUMS]
-        wanted = select(*columns, *sums).where(days.day >= question.since, days.day <= (question.until or "~"))
+        wanted = select(*columns, *sums).where(days.day >= question.since)
+        if question.until:
+            wanted = wanted.where(days.day <= question.until)
         if question.tenant is not None:
             wanted = wanted.where(days.tenant == question.tenant)
         with self._engine.connect() as connection:

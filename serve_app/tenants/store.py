@@ -50,10 +50,13 @@ class TenantStore:
 
     def __init__(self, url: str) -> None:
         try:
-            self._engine = create_engine(url)
+            self._engine = create_engine(url, pool_pre_ping=True)  # a server may have been started anew
             if self._engine.dialect.name == "sqlite":
                 event.listen(self._engine, "connect", _prepare_sqlite)
-            self._create()
+            try:
+                self._create()
+            except SQLAlchemyError:  # as of another process that began at the same time; then everything is there
+                self._create()
         except (SQLAlchemyError, ImportError) as error:
             raise TenancyError(f"The store of tenants cannot be opened: {_reason(error)}.") from error
 

@@ -52,13 +52,20 @@ events = Table(
 )
 """What was changed, when and by whom: rows are added, and the database itself lets none be changed or taken out."""
 
-for verb in ("UPDATE", "DELETE"):
-    on_sqlite = DDL(  # type: ignore[no-untyped-call]
-        f"CREATE TRIGGER events_{verb.lower()} BEFORE {verb} ON events"
-        " BEGIN SELECT RAISE(ABORT, 'events are only added'); END"
-    )
-    on_postgresql = DDL(  # type: ignore[no-untyped-call]
-        f"CREATE RULE events_{verb.lower()} AS ON {verb} TO events DO INSTEAD NOTHING"
-    )
-    event.listen(events, "after_create", on_sqlite.execute_if(dialect="sqlite"))
-    event.listen(events, "after_create", on_postgresql.execute_if(dialect="postgresql"))
+REFUSED = "events are only added"
+ON_SQLITE = [
+    f"CREATE TRIGGER events_{verb.lower()} BEFORE {verb} ON events BEGIN SELECT RAISE(ABORT, '{REFUSED}'); END"
+    for verb in ("UPDATE", "DELETE")
+]
+ON_POSTGRESQL = [
+    "CREATE OR REPLACE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql"
+    f" AS $$ BEGIN RAISE EXCEPTION '{REFUSED}'; END $$",
+    *(
+        f"CREATE TRIGGER events_{verb.lower()} BEFORE {verb} ON events EXECUTE FUNCTION refuse_change()"
+        for verb in ("UPDATE", "DELETE", "TRUNCATE")
+    ),
+]
+for dialect, statements in (("sqlite", ON_SQLITE), ("postgresql", ON_POSTGRESQL)):
+    for statement in statements:
+        ddl = DDL(statement)  # type: ignore[no-untyped-call]
+        event.listen(events, "after_create", ddl.execute_if(dialect=dialect))

@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine
@@ -20,8 +19,8 @@ SPENT = ("prompt_tokens", "cached_tokens", "completion_tokens", "engine_ns")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[LedgerStore]:
-    engine = create_engine(f"sqlite:///{tmp_path / 'ledger.db'}")
+def store(url: str) -> Iterator[LedgerStore]:
+    engine = create_engine(url)
     yield LedgerStore(engine)
     engine.dispose()
 
