@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from serve_app.core.ledger import SUMS, UNATTRIBUTED, Counted, Row, UsageLine, UsageQuestion
 from serve_app.tenants import ledger_tables as tables
 from serve_app.tenants.meters import period_of
-from serve_app.tenants.tables import metadata
+from serve_app.tenants.tables import creating
 
 Key = tuple[str, ...]
 Sums = Counter[str]
@@ -30,7 +30,8 @@ class LedgerStore:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._insert = sqlite.insert if engine.dialect.name == "sqlite" else postgresql.insert
-        metadata.create_all(engine)
+        with creating(engine):
+            pass  # whatever is not there is made
 
     def record(self, rows: Sequence[Row], counted: Sequence[Counted], now: float) -> int:
         """Keep them; those that are there already change nothing. Returns how many rows are new.

@@ -51,14 +51,17 @@ class TenantStore:
     def __init__(self, url: str) -> None:
         try:
             self._engine = create_engine(url, pool_pre_ping=True)  # a server may have been started anew
-            if self._engine.dialect.name == "sqlite":
-                event.listen(self._engine, "connect", _prepare_sqlite)
-            try:
-                self._create()
-            except SQLAlchemyError:  # as of another process that began at the same time; then everything is there
-                self._create()
         except (SQLAlchemyError, ImportError) as error:
-            raise TenancyError(f"The store of tenants cannot be opened: {_reason(error)}.") from error
+            raise _unopened(error) from error
+        if self._engine.dialect.name == "sqlite":
+            event.listen(self._engine, "connect", _prepare_sqlite)
+        try:
+            self._create()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, SQLAlchemyError):
+                raise _unopened(error) from error
+            raise
 
     @property
     def engine(self) -> Engine:
@@ -178,8 +181,7 @@ class TenantStore:
         return key
 
     def _create(self) -> None:
-        tables.metadata.create_all(self._engine)
-        with self._engine.begin() as connection:
+        with tables.creating(self._engine) as connection:
             if not _fact(connection, "schema"):
                 rows = [{"name": "schema", "value": tables.SCHEMA}, {"name": "version", "value": 1}]
                 connection.execute(insert(tables.facts), rows)
@@ -199,7 +201,7 @@ class TenantStore:
 
 def _prepare_sqlite(connection: Any, _: object) -> None:
     """Readers and a writer beside each other (https://sqlite.org/wal.html), and references that are kept."""
-    for pragma in ("journal_mode=WAL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"):
+    for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "journal_mode=WAL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 
@@ -228,6 +230,10 @@ def _key(row: Row[Any]) -> Key:
         expires_at=row.expires_at,
         revoked_at=row.revoked_at,
     )
+
+
+def _unopened(error: Exception) -> TenancyError:
+    return TenancyError(f"The store of tenants cannot be opened: {_reason(error)}.")
 
 
 def _reason(error: Exception) -> str:

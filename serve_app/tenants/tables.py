@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from sqlalchemy import DDL, Column, Float, ForeignKey, Integer, MetaData, String, Table, event
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import DDL, Column, Connection, Engine, Float, ForeignKey, Integer, MetaData, String, Table, event
 from sqlalchemy.types import JSON
 
+ALONE = {"sqlite": "BEGIN IMMEDIATE", "postgresql": "SELECT pg_advisory_xact_lock(5432015)"}
+"""Lets one process after the other make what is not there."""
 SCHEMA = 1
 """Of these tables; a store of another one is refused."""
 MAX_NAME_CHARS = 96
@@ -69,3 +74,12 @@ for dialect, statements in (("sqlite", ON_SQLITE), ("postgresql", ON_POSTGRESQL)
     for statement in statements:
         ddl = DDL(statement)  # type: ignore[no-untyped-call]
         event.listen(events, "after_create", ddl.execute_if(dialect=dialect))
+
+
+@contextmanager
+def creating(engine: Engine) -> Iterator[Connection]:
+    """A transaction in which every table is there, whoever else begins at the same time."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(ALONE.get(engine.dialect.name, "SELECT 1"))
+        metadata.create_all(connection)
+        yield connection

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import create_engine
 from sqlalchemy.engine import URL, make_url
@@ -28,7 +29,7 @@ def folder_of_programs() -> Path | None:
     """Where the server's programs are; None where there is no server."""
     found = shutil.which("initdb")
     if found is not None:
-        return Path(found).parent
+        return Path(found).resolve().parent
     return next((each.parent for each in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)), None)
 
 
@@ -81,30 +82,35 @@ class Server:
             for each in (self._folder, secret):
                 os.chown(each, owner.pw_uid, owner.pw_gid)
         words = ["--pgdata", self._data, "--username", ROLE, "--pwfile", str(secret), "--auth", "scram-sha-256"]
-        done = subprocess.run(
-            [str(self._programs / "initdb"), *words, "--no-sync", "--locale", "en_US.UTF-8", "--encoding", "UTF8"],
-            **self._as_user(),
-            capture_output=True,
-            check=False,
-            text=True,
-        )
-        if done.returncode:  # a machine may lack that locale; its order of letters is what matters about it
-            self._run(
-                "initdb", *words, "--no-sync", "--locale-provider", "icu", "--icu-locale", "en", "--encoding", "UTF8"
-            )
+        order = [
+            "--locale-provider",
+            "icu",
+            "--icu-locale",
+            "en",
+        ]  # of letters as people have it, where `~` is before 0
+        self._run("initdb", *words, *order, "--encoding", "UTF8", "--locale", "C", "--no-sync")
 
     def _start(self) -> subprocess.Popen[bytes]:
         settings = {"listen_addresses": "127.0.0.1", "port": self.port, "fsync": "off", "unix_socket_directories": ""}
         words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         command = [str(self._programs / "postgres"), "-D", self._data, *words]
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL, **self._as_user())
+        try:
+            self._wait_for(process)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        return process
+
+    def _wait_for(self, process: subprocess.Popen[bytes]) -> None:
         for _ in range(WAIT_S * 10):
             ready = subprocess.run(
                 [str(self._programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port), "-t", "1"],
                 check=False,
             )
             if ready.returncode == 0:
-                return process
+                return
             assert process.poll() is None, "the server ended while it started"
             try:
                 process.wait(0.1)
@@ -119,7 +125,7 @@ class Server:
     def _run(self, program: str, *words: str) -> None:
         subprocess.run([str(self._programs / program), *words], check=True, capture_output=True, **self._as_user())
 
-    def _as_user(self) -> dict[str, object]:
+    def _as_user(self) -> dict[str, Any]:
         if os.getuid():
             return {"cwd": self._folder}
         owner: Sequence[int] = pwd.getpwnam(self._user)[2:4]
