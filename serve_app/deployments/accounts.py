@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from serve_app.tenants.lending import Lending
 from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
 from serve_app.tenants.pepper import VARIABLE
+from serve_app.tenants.retention import prune
 from serve_app.tenants.store import Author
 
 logger = logging.getLogger(__name__)
@@ -38,15 +40,16 @@ logger = logging.getLogger(__name__)
 PERIOD_S = 0.5
 TIMEOUT_S = 2.0
 ADMINISTRATION_TIMEOUT_S = 20.0
+PRUNING_PERIOD_S = 3600.0
 
 
 class Accounts:
     """The one replica that writes on behalf of the service. What the command line writes beside it, it sees.
 
-    store, pepper: see RouterArgs
+    store, pepper, ledger_days: see RouterArgs
     """
 
-    def __init__(self, store: str, pepper: str) -> None:
+    def __init__(self, store: str, pepper: str, ledger_days: int) -> None:
         log_as_configured()
         self._store, self._pepper = open_store(store, pepper_file=Path(pepper), environment=os.environ.get(VARIABLE))
         self._office = Office(self._store, self._pepper)
@@ -55,6 +58,7 @@ class Accounts:
             self._limits_of, clock=time.monotonic, wall=time.time, spent_of=self._office.ledger.cost_of
         )
         self._claims = Claims(clock=time.monotonic)
+        self._ledger_days, self._pruned_at = ledger_days, -math.inf
         self._writing = asyncio.Lock()
 
     async def directory(self, known_version: int, router_id: str) -> Directory | None:
@@ -80,6 +84,9 @@ class Accounts:
         """As LedgerStore.record, one batch after the other."""
         async with self._writing:
             await asyncio.to_thread(self._office.ledger.record, rows, counted, time.time())
+            if time.monotonic() - self._pruned_at > PRUNING_PERIOD_S:
+                self._pruned_at = time.monotonic()
+                await asyncio.to_thread(prune, self._store.engine, now=time.time(), days=self._ledger_days)
 
     async def claim(self, claim: Claim, router_id: str) -> Claimed | ServeError:
         """As Claims.claim, a refusal returned; on the event loop alone, so that there is one writer."""

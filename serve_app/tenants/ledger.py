@@ -28,7 +28,7 @@ class LedgerStore:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
         self._insert = sqlite.insert if engine.dialect.name == "sqlite" else postgresql.insert
         with creating(engine):
             pass  # whatever is not there is made
@@ -38,7 +38,7 @@ class LedgerStore:
 
         now: Unix seconds
         """
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             new = self._keep_rows(connection, rows)
             self._add_days(connection, new)
             self._add_totals(connection, "told", _spent_of(new))
@@ -59,7 +59,7 @@ class LedgerStore:
             wanted = wanted.where(days.day <= question.until)
         if question.tenant is not None:
             wanted = wanted.where(days.tenant == question.tenant)
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             found = connection.execute(wanted.group_by(*columns).order_by(*columns)).mappings().all()
         return [
             UsageLine(by={name: str(row[name]) for name in by}, sums={name: int(row[name] or 0) for name in SUMS})
@@ -70,7 +70,7 @@ class LedgerStore:
         """What a tenant spent within a day `2026-11-22` or a month `2026-11`, in billionths of the currency."""
         days = tables.days.c
         wanted = select(func.sum(days.cost)).where(days.tenant == tenant, days.day.startswith(period))
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return int(connection.execute(wanted).scalar() or 0)
 
     def _keep_rows(self, connection: Connection, rows: Sequence[Row]) -> list[Row]:
