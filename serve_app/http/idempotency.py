@@ -8,6 +8,7 @@ from contextvars import Context
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as AsgiMessage
 
 from serve_app.api.dialects.tables import HEADER
 from serve_app.core.errors import ServeError, Unavailable
@@ -101,15 +102,15 @@ class Idempotent:
 
     async def _compute(self, scope: Scope, body: bytes, recording: Recording) -> bool:
         """In the first client's scope, so that it is counted once. Whether the answer is to be kept."""
-        sent: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        sent: list[AsgiMessage] = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def receive() -> Message:
+        async def receive() -> AsgiMessage:
             if sent:
                 return sent.pop()
             await asyncio.Event().wait()
             raise AssertionError
 
-        async def send(message: Message) -> None:
+        async def send(message: AsgiMessage) -> None:
             recording.add(message)
 
         await self._app(scope, receive, send)

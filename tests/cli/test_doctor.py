@@ -219,6 +219,11 @@ def test_each_wrong_is_found_with_what_mends_it(facts: Facts, check: str, severi
     assert all(f"$ {command}" in told for command in verdict.commands)
 
 
+def test_a_proxy_that_is_full_lets_nobody_in() -> None:
+    facts = replace(SOUND_FACTS, anonymous=SOUND_FACTS.anonymous | {("POST", "/v1/completions"): 503})  # type: ignore[operator]
+    assert examine(facts) == []
+
+
 def test_every_check_has_something_that_it_finds() -> None:
     assert {check for _, check, _, _ in FOUND} == {each.name for each in CHECKS}
 

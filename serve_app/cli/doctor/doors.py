@@ -10,8 +10,9 @@ from serve_app.cli.doctor.facts import Facts, Listener
 from serve_app.cli.doctor.verdicts import Verdict
 
 PROXY_TLS = "docs/operations.md, TLS, has a proxy's whole configuration"
-METHOD_NOT_ALLOWED = 405
 UNAUTHENTICATED = 401
+CLOSED = frozenset({UNAUTHENTICATED, 503})
+"""A proxy that is full refuses before anybody is asked for a key."""
 HAPROXY_PORTS = "8404, 9101"
 LEAKS = re.compile(r"Traceback|site-packages|/serve_app/\w+|\bFile \"")
 PAGE_HEADERS = ("content-security-policy", "referrer-policy", "x-content-type-options", "x-frame-options")
@@ -51,7 +52,7 @@ def check_routes(facts: Facts) -> Iterator[Verdict]:
     """With keys, every route but /health is closed to whoever has none."""
     if facts.store is None and not _says_keys(facts):
         return
-    answered = {route: status for route, status in facts.anonymous.items() if status != UNAUTHENTICATED}
+    answered = {route: status for route, status in facts.anonymous.items() if status not in CLOSED}
     if answered:
         told = ", ".join(f"{method} {path} {status}" for (method, path), status in list(answered.items())[:4])
         yield Verdict(
