@@ -88,8 +88,8 @@ def inspect_store(url: str, *, pepper_file: Path, environment: str | None) -> In
 
 
 def _read(url: str, seen: Inspection, pepper_file: Path, environment: str | None) -> Inspection:
-    journal_mode = None if seen.file is None else _journal_mode(seen.file)  # before a connection of ours sets it
-    store = TenantStore(url)
+    journal_mode = None if seen.file is None else _journal_mode(seen.file)
+    store = TenantStore(url, is_made=False)
     try:
         return replace(
             seen,

@@ -44,19 +44,23 @@ class Event:
 class TenantStore:
     """url: as SQLAlchemy reads it, `sqlite:///serve_app.db` or `postgresql+psycopg://…`
 
+    is_made: whether tables are made where there are none; where not, nothing is written by opening it
+
     Several processes may have the same store open. Every change is one transaction, with its event, and makes
     `version` grow. Raises TenancyError where there is no database, or one of another schema.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, is_made: bool = True) -> None:
         try:
             self._engine = create_engine(url, pool_pre_ping=True)  # a server may have been started anew
         except (SQLAlchemyError, ImportError) as error:
             raise _unopened(error) from error
-        if self._engine.dialect.name == "sqlite":
+        if is_made and self._engine.dialect.name == "sqlite":
             event.listen(self._engine, "connect", _prepare_sqlite)
         try:
-            self._create()
+            schema = self._create() if is_made else self._schema()
+            if schema != tables.SCHEMA:
+                raise TenancyError(f"The store of tenants has schema {schema}; this version reads {tables.SCHEMA}.")
         except BaseException as error:
             self.close()
             if isinstance(error, SQLAlchemyError):
@@ -180,14 +184,16 @@ class TenantStore:
             connection.execute(update(tables.keys).where(tables.keys.c.id == key_id).values(revoked_at=until))
         return key
 
-    def _create(self) -> None:
+    def _schema(self) -> int:
+        with self._engine.connect() as connection:
+            return _fact(connection, "schema")
+
+    def _create(self) -> int:
         with tables.creating(self._engine) as connection:
             if not _fact(connection, "schema"):
                 rows = [{"name": "schema", "value": tables.SCHEMA}, {"name": "version", "value": 1}]
                 connection.execute(insert(tables.facts), rows)
-            schema = _fact(connection, "schema")
-        if schema != tables.SCHEMA:
-            raise TenancyError(f"The store of tenants has schema {schema}; this version reads {tables.SCHEMA}.")
+            return _fact(connection, "schema")
 
     @contextmanager
     def _changing(self, by: Author, action: str, subject: str, details: Mapping[str, object]) -> Iterator[Connection]:

@@ -304,7 +304,7 @@ def test_a_store_that_cannot_be_read_is_told_without_its_password(url: str, tmp_
     assert "secret" not in str(found)
 
 
-def test_a_store_whose_journal_is_another_is_seen_before_it_is_opened(house: Path) -> None:
+def test_a_store_whose_journal_is_another_is_seen_and_left_so(house: Path) -> None:
     import sqlite3
 
     make_store()
@@ -313,6 +313,15 @@ def test_a_store_whose_journal_is_another_is_seen_before_it_is_opened(house: Pat
     connection.close()
     found = inspect_store("sqlite:///kept.db", pepper_file=Path("serve_app.pepper"), environment=None)
     assert found.journal_mode == "delete"
+    again = inspect_store("sqlite:///kept.db", pepper_file=Path("serve_app.pepper"), environment=None)
+    assert again.journal_mode == "delete", "to look at it changes nothing"
+
+
+def test_a_database_that_is_no_store_is_told_and_not_made_one(house: Path) -> None:
+    Path("kept.db").touch()
+    found = inspect_store("sqlite:///kept.db", pepper_file=Path("none"), environment=None)
+    assert "no such table" in str(found.problem)
+    assert Path("kept.db").read_bytes() == b""
 
 
 class Careless(BaseHTTPRequestHandler):

@@ -41,6 +41,7 @@ def findings(folder: Path, run: Started) -> tuple[int, set[tuple[str, str]], lis
 
 
 def test_what_up_starts_with_keys_has_nothing_to_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reached Ray's dashboard had it run code: CVE-2023-48022, CVE-2023-48023, CVE-2025-62593, CVE-2026-32981."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     run = Started(tmp_path, with_keys)
     try:

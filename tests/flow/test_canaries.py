@@ -180,6 +180,7 @@ async def sinks(house: House, client: httpx.AsyncClient, log: io.StringIO) -> di
 
 
 async def test_no_canary_is_in_any_sink(house: House, client: httpx.AsyncClient, log: io.StringIO) -> None:
+    """Keys and prompts were in logs: vLLM, PR 52523; LiteLLM #20240."""
     strange = {"authorization": f"Bearer sa-{CANARY}{'x' * (43 - len(CANARY))}"}
     for number, sent in enumerate(SENT):
         headers = HEADERS | {"idempotency-key": f"{CANARY}-{number}"}
