@@ -91,12 +91,14 @@ class RouterArgs(BaseModel):
             `postgresql+psycopg://user@host/name`; null is none, and then nobody is asked for a key
     pepper: file with the secret under which digests of keys are made, unless SERVE_APP_PEPPER holds it; it is made
             with the store
+    ledger_days: for so many days the ledger keeps a row of each request; sums by day stay for ever
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     store: Annotated[str, Field(min_length=1)] | None = None
     pepper: Annotated[str, Field(min_length=1)] = DEFAULT_PEPPER
+    ledger_days: PositiveInt = 90
 
 
 class LimitSettings(BaseModel):

@@ -57,9 +57,10 @@ class RouterReplica:
     async def __init__(self, accounts: DeploymentHandle[Any] | None = None) -> None:  # type: ignore[misc]  # Serve awaits
         log_as_configured()
         defaults = RouterSettings()
-        self._accounts = None if accounts is None else AccountsLink(accounts, grace_s=defaults.auth_grace_s)
         context = serve.get_replica_context()
         router_id = f"router-{context.replica_id.unique_id}"
+        grace_s = defaults.auth_grace_s
+        self._accounts = None if accounts is None else AccountsLink(accounts, router_id, grace_s=grace_s)
         self._fleet = Fleet(router_id)
         self._admission = Admission(lambda: self._fleet.rooms)
         self._metrics = Metrics(self._fleet, router_id=router_id, admission=self._admission)
@@ -147,7 +148,12 @@ class RouterReplica:
             sends_request_id=False,  # Serve does
         )
         return build_app(
-            router, http_settings, metrics=self._metrics, door=self._door_for(settings), replays=self._replays
+            router,
+            http_settings,
+            metrics=self._metrics,
+            door=self._door_for(settings),
+            replays=self._replays,
+            book=self._accounts if asks_for_keys else None,
         )
 
     def _door_for(self, settings: RouterSettings) -> Door:

@@ -100,6 +100,7 @@ class Completions:
                 *rate_headers(self._router.rates),
             ]
             opened = self._router.open(request, story.ticket)
+            story.models = tuple(dict.fromkeys(each.model.name for each in opened.requests))
             story.permit = await self._router.reserve(opened)
             async with opened as run:
                 story.run = run  # from here on it is written down

@@ -35,7 +35,16 @@ SNAKE = re.compile(r"\b_?[a-z]+(?:_[a-z0-9]+)+\b")
 NAME_IN_FILE = re.compile(r"`(?P<name>\w+)(?:\.(?P<member>\w+))?`\s(?:in\s|\()`(?P<file>[\w/]+\.py)`")
 CONSTANT = re.compile(r"\b[A-Z]+(?:_[A-Za-z0-9]+)+\b")
 CLASS = re.compile(r"[A-Z]\w+(?:\.\w+)*")
-RAYS_OWN = frozenset({"RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S", "RAY_worker_killing_policy_by_group", "num_gpus"})
+RAYS_OWN = frozenset(
+    {
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S",
+        "RAY_USE_TLS",
+        "RAY_worker_killing_policy_by_group",
+        "num_gpus",
+        "ssl_certfile",
+        "ssl_keyfile",
+    }
+)
 """Settings of Ray that no code of ours sets."""
 PLANNED = frozenset({"AttentionPlan"})
 """Names that docs/step.md gives to what is to come."""

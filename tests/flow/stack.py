@@ -16,6 +16,7 @@ from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.loading import load_service
 from serve_app.engine.service import ModelService
 from serve_app.http.app import build_app
+from serve_app.http.guard import OPEN_DOOR, Door
 from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
@@ -31,9 +32,15 @@ class Stack:
     services: list[ModelService]
 
     async def post(
-        self, body: dict[str, Any], path: str = "/v1/completions", *, dialect: str | None = None
+        self,
+        body: dict[str, Any],
+        path: str = "/v1/completions",
+        *,
+        dialect: str | None = None,
+        key: str | None = None,
     ) -> httpx.Response:
         headers = {} if dialect is None else {"X-Completions-Dialect": dialect}
+        headers |= {} if key is None else {"x-api-key": key}
         transport = httpx.ASGITransport(app=self.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://flow") as client:
             return await client.post(path, json=body, headers=headers, timeout=60)
@@ -75,6 +82,7 @@ async def running_stack(
     num_replicas: int = 2,
     config: RouterConfig | None = None,
     settings: HttpSettings | None = None,
+    door: Door = OPEN_DOOR,
     **changes: Any,
 ) -> AsyncIterator[Stack]:
     """Serve the embedded model and its adapters from so many replicas."""
@@ -97,7 +105,7 @@ async def running_stack(
         services.append(service)
         fleet.put(await service.hello(ROUTER_ID), service)
     try:
-        yield Stack(app=build_app(Router(fleet, config), settings), services=services)
+        yield Stack(app=build_app(Router(fleet, config), settings, door=door), services=services)
     finally:
         await fleet.close()
         for service in services:

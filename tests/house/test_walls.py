@@ -39,10 +39,10 @@ WALLS = {
     "templates": wall("core apart", "jinja2"),
     "engine": wall("core text constraints templates", "torch transformers peft safetensors PIL triton"),
     "router": wall("core api catalog tenants tools"),
-    "http": wall("core api router", "starlette uvicorn httptools prometheus_client"),
+    "http": wall("core api router", "starlette uvicorn httptools prometheus_client pyarrow"),
     "deployments": wall("core api catalog tenants engine router http", "ray starlette pydantic"),
     "check": wall("core catalog engine deployments", "ray pydantic yaml"),
-    "cli": wall("check tenants", "ray yaml"),
+    "cli": wall("api check core tenants", "ray yaml"),
     "lab": wall(theirs="openai pandas matplotlib IPython prometheus_client yaml"),
     "demo": wall("core text engine catalog", "torch transformers tokenizers peft safetensors numpy"),
 }
