@@ -99,7 +99,7 @@ class Completions:
                 *response_headers(request, None if story.run is None else story.run.tally.usage),
                 *rate_headers(self._router.rates),
             ]
-            opened = self._router.open(request, story.ticket)
+            opened = self._router.open(request, story.ticket, request_id=story.request_id)
             story.permit = await self._router.reserve(opened)
             async with opened as run:
                 story.run = run  # from here on it is written down
