@@ -1,4 +1,4 @@
-"""Writes the rules and boards of the package where Prometheus and Grafana can read them: `python -m serve_app.observe FOLDER`."""
+"""Writes rules and boards where Prometheus and Grafana can read them: `python -m serve_app.observe FOLDER`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One trace per completion: spans of what became of it, made when it is over from what was noted anyway.
 
 Nothing is made, imported or asked for where nobody traces, and nothing while a completion runs. Names follow
-OpenTelemetry's conventions for generative AI, 1.38. No prompt, completion, stop string or key is in any span.
+OpenTelemetry's conventions for generative AI. No prompt, completion, stop string or key is in any span.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer, format_tra
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from serve_app.observe.attributes import of_phase, of_story
-from serve_app.observe.phases import Phase, phases_of
+from serve_app.observe.phases import phases_of
 from serve_app.router.story import Story
 
 PROPAGATOR = TraceContextTextMapPropagator()
@@ -52,10 +52,8 @@ class Tracing:
         context = set_span_in_context(root)
         for phase in phases_of(story, ended_at):
             begun_ns, ended_ns = (to_epoch_ns + int(at * 1e9) for at in (phase.begun_at, phase.ended_at))
-            span = self._tracer.start_span(
-                phase.name, context=context, attributes=_attributes_of(phase), start_time=begun_ns
-            )
-            span.end(ended_ns)
+            told = of_phase(phase)
+            self._tracer.start_span(phase.name, context, attributes=told, start_time=begun_ns).end(ended_ns)
         root.end(to_epoch_ns + int(ended_at * 1e9))
         return format_trace_id(root.get_span_context().trace_id)
 
@@ -67,7 +65,3 @@ class Tracing:
 def carrier_of(headers: Headers) -> Mapping[str, str]:
     """Of a request's headers those that say which trace it is part of."""
     return {name.decode(): value.decode("latin-1") for name, value in headers if name in PROPAGATED}
-
-
-def _attributes_of(phase: Phase) -> Mapping[str, str | int]:
-    return of_phase(phase)

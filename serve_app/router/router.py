@@ -79,9 +79,7 @@ class Router:
         """
         response_id = new_response_id(request.id_prefix)
         resolve = self._resolver(request)
-        lowered = lower(
-            request, response_id, resolve=resolve, card_of=self._card_of, client_request_id=request_id
-        )
+        lowered = lower(request, response_id, resolve=resolve, card_of=self._card_of, client_request_id=request_id)
         requests = tuple(map(self._of_tenant, lowered))
         run = Run(
             requests,

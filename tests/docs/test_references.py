@@ -68,6 +68,7 @@ def words_of_code() -> frozenset[str]:
     files = [REPOSITORY / name for name in ("Makefile", "pyproject.toml", "cluster.yaml", "constraints.txt")]
     for folder in ("serve_app", "tests"):
         files += [each for each in (REPOSITORY / folder).rglob("*.py") if each.parent.name != "docs"]
+    files += (REPOSITORY / "serve_app").rglob("*.yaml")
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     return frozenset(re.findall(r"\w+", text))
 

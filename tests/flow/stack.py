@@ -59,7 +59,7 @@ class Stack:
         return [json.loads(event) for event in events[:-1]]
 
     async def greet(self) -> None:
-        """Have the router hear what its replicas say of themselves, as it does once a second where it looks for them."""
+        """Have the router hear what its replicas say of themselves, as it does once a second where it looks."""
         for service in self.services:
             self.fleet.put(await service.hello(ROUTER_ID), service)
 

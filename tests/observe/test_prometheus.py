@@ -140,18 +140,22 @@ async def scrapes(client: httpx.AsyncClient) -> int:
 @pytest.mark.slow
 @needs("prometheus")
 async def test_every_query_of_every_rule_and_board_returns_data(tmp_path: Path) -> None:
-    async with running_stack(num_replicas=2, threads=1) as stack, listening(stack) as port:
-        async with prometheus(port, tmp_path) as client, asyncio.timeout(240):
-            while await scrapes(client) < NUM_SCRAPES:
-                await load(stack)
-            empty = [
-                f"{query.place}: {query.expr}"
-                for query in every_query()
-                if query.place.partition(": ")[2] not in alerts() and not await asked(client, filled_in(query.expr))
-            ]
-            assert empty == []
-            await check_choices(client)
-            await check_rules(client)
+    async with (
+        running_stack(num_replicas=2, threads=1) as stack,
+        listening(stack) as port,
+        prometheus(port, tmp_path) as client,
+        asyncio.timeout(240),
+    ):
+        while await scrapes(client) < NUM_SCRAPES:
+            await load(stack)
+        empty = [
+            f"{query.place}: {query.expr}"
+            for query in every_query()
+            if query.place.partition(": ")[2] not in alerts() and not await asked(client, filled_in(query.expr))
+        ]
+        assert empty == []
+        await check_choices(client)
+        await check_rules(client)
 
 
 async def check_choices(client: httpx.AsyncClient) -> None:

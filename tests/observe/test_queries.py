@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from serve_app.router.router import Router
 from tests.fakes import FakeBackend, model_card, replica_card
 from tests.observe.queries import (
     BOARDS,
+    REPOSITORY,
     Query,
     Selected,
     every_query,
@@ -121,6 +123,13 @@ def test_a_query_of_what_is_not_there_is_found(expr: str, fault: str, known: Lab
     assert faults(Query(place="here", expr=expr), known) == [fault]
     legend = Query(place="here", expr="sum by (route) (serve_app_requests_total)", told=("status",))
     assert faults(legend, known) == ["nothing that is left has status"]
+
+
+def test_the_guide_has_a_row_for_every_alert() -> None:
+    guide = (REPOSITORY / "docs" / "guides" / "watch-a-service.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(ServeApp\w+)` \|", guide, re.MULTILINE) == [
+        rule["alert"] for rule in rules() if "alert" in rule
+    ]
 
 
 def test_series_are_told_from_functions_clauses_and_windows() -> None:
