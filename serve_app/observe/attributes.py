@@ -11,7 +11,7 @@ from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.core.tenants import LOCAL
-from serve_app.observe.phases import Phase
+from serve_app.observe.legs import Leg
 from serve_app.router.run import Run
 from serve_app.router.story import Story
 
@@ -41,14 +41,14 @@ def of_story(story: Story, status: int, route: str) -> dict[str, Value]:
     return found
 
 
-def of_phase(phase: Phase) -> Mapping[str, str | int]:
-    """Of the span of one phase."""
+def of_leg(leg: Leg) -> Mapping[str, str | int]:
+    """Of the span of one leg."""
     found: dict[str, str | int] = {}
-    if phase.part is not None:
-        found |= {"serve_app.prompt.index": phase.part, "serve_app.replica": phase.replica}
-        found["serve_app.attempts"] = phase.num_attempts
-    if phase.num_tokens is not None:
-        found["serve_app.tokens"] = phase.num_tokens
+    if leg.part is not None:
+        found |= {"serve_app.prompt.index": leg.part, "serve_app.replica": leg.replica}
+        found["serve_app.attempts"] = leg.num_attempts
+    if leg.num_tokens is not None:
+        found["serve_app.tokens"] = leg.num_tokens
     return found
 
 

@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer, format_trace_id, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from serve_app.observe.attributes import of_phase, of_story
-from serve_app.observe.phases import phases_of
+from serve_app.observe.attributes import of_leg, of_story
+from serve_app.observe.legs import legs_of
 from serve_app.router.story import Story
 
 PROPAGATOR = TraceContextTextMapPropagator()
@@ -50,10 +50,10 @@ class Tracing:
         if status >= 500:
             root.set_status(Status(StatusCode.ERROR))
         context = set_span_in_context(root)
-        for phase in phases_of(story, ended_at):
-            begun_ns, ended_ns = (to_epoch_ns + int(at * 1e9) for at in (phase.begun_at, phase.ended_at))
-            told = of_phase(phase)
-            self._tracer.start_span(phase.name, context, attributes=told, start_time=begun_ns).end(ended_ns)
+        for leg in legs_of(story, ended_at):
+            begun_ns, ended_ns = (to_epoch_ns + int(at * 1e9) for at in (leg.begun_at, leg.ended_at))
+            told = of_leg(leg)
+            self._tracer.start_span(leg.name, context, attributes=told, start_time=begun_ns).end(ended_ns)
         root.end(to_epoch_ns + int(ended_at * 1e9))
         return format_trace_id(root.get_span_context().trace_id)
 

@@ -1,4 +1,4 @@
-"""Commands for readers work as they stand: each curl is answered, each Python runs, each module that is named is there."""
+"""Commands for readers work as they stand: each curl is answered, each Python runs, each module that is run exists."""
 
 from __future__ import annotations
 
