@@ -88,7 +88,7 @@ async def test_a_stream_is_one_trace_within_its_callers(stack: Stack, exporter: 
     assert {span.parent.span_id for span in children if span.parent} == {root.context.span_id}
 
 
-async def test_its_phases_follow_each_other_and_lie_within_the_whole(
+async def test_its_legs_follow_each_other_and_lie_within_the_whole(
     stack: Stack, exporter: InMemorySpanExporter
 ) -> None:
     await posted(stack, {"prompt": "Once upon a time", "max_tokens": 8, "stream": True})
@@ -157,7 +157,7 @@ async def test_a_refusal_is_a_trace_of_its_own_with_the_reason(stack: Stack, exp
     assert [span.name for span in exporter.get_finished_spans()] == ["admit", root.name]
 
 
-async def test_each_prompt_has_its_phases_and_many_are_bounded(stack: Stack, exporter: InMemorySpanExporter) -> None:
+async def test_each_prompt_has_its_legs_and_many_are_bounded(stack: Stack, exporter: InMemorySpanExporter) -> None:
     assert await posted(stack, {"prompt": [f"Story {number}" for number in range(20)], "max_tokens": 2}) == 200
     for name in ("queue", "prefill", "decode"):
         assert [told(span)["serve_app.prompt.index"] for span in named(exporter, name)] == list(range(MAX_PROMPTS))
