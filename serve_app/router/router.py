@@ -69,6 +69,10 @@ class Router:
         self._config = config or RouterConfig()
         self._placement = placement or Placement()
 
+    def enter(self) -> Ticket:
+        """A place for one of the tenant's requests. Raises as `Admission.enter`."""
+        return self.admission.enter(self._tenant.share)
+
     def open(self, request: CompletionRequest, ticket: Ticket | None = None, *, request_id: str = "") -> Run:
         """A run of a settled request, not started; enter it to start.
 
