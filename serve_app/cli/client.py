@@ -51,7 +51,7 @@ def _open(url: str, body: Mapping[str, object] | None = None) -> http.client.HTT
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json", **_key()})
     try:
-        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT_S)
+        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT_S)  # nosec B310 # a person's
     except urllib.error.HTTPError as error:
         with error:
             raise ServiceFailed(_told(error.read(), f"status {error.code}")) from error

@@ -1,4 +1,4 @@
-"""The command line: `serve_app up | down | check | env | tenants | keys | usage | models | complete`."""
+"""The command line: `serve_app up | down | check | doctor | env | tenants | keys | usage | models | complete`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _check(options)
             case "env":
                 return _env(options)
+            case "doctor":
+                return _doctor(options)
             case "models":
                 return _models(options)
             case "tenants" | "keys" | "usage":
@@ -53,6 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="validate a cluster file; starts nothing")
     check.add_argument("file", nargs="?", default="cluster.yaml", help="what to validate; default: %(default)s")
     check.add_argument("--fast", action="store_true", help="for throughput mode")
+
+    doctor = commands.add_parser("doctor", help="look at what a running service lets in, and say how to mend it")
+    doctor.add_argument("file", nargs="?", default="cluster.yaml", help="what is served; default: %(default)s")
+    doctor.add_argument("--url", help="where clients reach it, as behind TLS; default: as in the file")
+    doctor.add_argument("--fast", action="store_true", help="for throughput mode")
+    doctor.add_argument("--json", action="store_true", help="as JSON")
 
     add_tenancy(commands)
 
@@ -96,6 +104,14 @@ def _env(options: argparse.Namespace) -> int:
 
     print("\n".join(shell_lines(is_fast=options.fast)))
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from serve_app.cli.doctor.report import run  # imports Ray, which takes its time
+
+    text, code = run(options.file, url=options.url, as_json=options.json, is_fast=options.fast)
+    print(text)
+    return code
 
 
 def _tenancy(options: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from serve_app.api.paths import Path
 from serve_app.core.tenants import Tenant
 from serve_app.http.admin_routes import admin_routes
 from serve_app.http.completions import Completions
+from serve_app.http.console import console_routes
 from serve_app.http.cors import cors, cors_of_tenants
 from serve_app.http.docs import docs_routes
 from serve_app.http.encodings import ContentEncodings
@@ -22,6 +23,7 @@ from serve_app.http.framing import WholeForHttp10
 from serve_app.http.guard import OPEN_DOOR, Door, Guard
 from serve_app.http.headers import HeaderGate
 from serve_app.http.idempotency import Idempotent
+from serve_app.http.live import Live
 from serve_app.http.metrics import CountedRequests, Metrics
 from serve_app.http.model_routes import answer_nobody, model_routes
 from serve_app.http.refusals import raise_as_ours
@@ -32,6 +34,7 @@ from serve_app.http.slashes import TrailingSlash
 from serve_app.http.slots import TellsSlots
 from serve_app.http.styles import ChatStyle, EmbeddingStyle, InfillStyle, NativeStyle, OpenAiStyle, Style
 from serve_app.http.upgrades import Upgrades
+from serve_app.router.claims import ClaimBook
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.replays import Replays
 from serve_app.router.router import Router
@@ -44,19 +47,22 @@ def build_app(
     metrics: Metrics | None = None,
     door: Door = OPEN_DOOR,
     replays: Replays | None = None,
+    book: ClaimBook | None = None,
 ) -> Starlette:
     """The whole service over HTTP, for any ASGI server.
 
     metrics: what to count in; one that outlives the application keeps counting when that is exchanged
     door:    who is let in
     replays: answers under an Idempotency-Key; None ignores those
+    book:    in which several routers agree who answers under one
     """
     settings = settings or HttpSettings()
     metrics = metrics or Metrics(router.fleet, admission=router.admission)
+    live = Live(router.fleet, router.admission, max_stall_s=settings.max_stall_s)
 
     def routes_for(tenant: Tenant) -> ASGIApp:
         seen = router.seen_by(tenant)
-        found = routes(seen, settings.for_tenant(tenant), metrics, door, replays=replays)
+        found = routes(seen, settings.for_tenant(tenant), metrics, door, replays=replays, live=live, book=book)
         return Routes(found, redirect_slashes=False)
 
     app = Starlette(
@@ -75,13 +81,18 @@ def routes(
     door: Door = OPEN_DOOR,
     *,
     replays: Replays | None = None,
+    live: Live | None = None,
+    book: ClaimBook | None = None,
 ) -> list[Route]:
     """Every route, as it answers who sees this router."""
+    live = live or Live(router.fleet, router.admission, max_stall_s=settings.max_stall_s)
     inquiries = Inquiries(router.view)
 
     def completions(style: Style) -> ASGIApp:
         found = Completions(router, settings, style)
-        return found if replays is None else Idempotent(found, replays, max_body_bytes=settings.max_body_bytes)
+        if replays is None:
+            return found
+        return Idempotent(found, replays, max_body_bytes=settings.max_body_bytes, book=book)
 
     native = completions(NativeStyle(inquiries))
     return [
@@ -96,6 +107,8 @@ def routes(
         *docs_routes(settings.limits, router.dialect, asks_for_keys=not door.is_open),
         *([] if door.administer is None else admin_routes(door.administer, max_body_bytes=settings.max_body_bytes)),
         route(Path.METRICS, metrics.answer),
+        route(Path.LIVE, live),
+        *console_routes(),
     ]
 
 
