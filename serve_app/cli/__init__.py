@@ -1,3 +1,3 @@
-"""THE COMMAND LINE: `serve_app up | down | check | env | models | complete`."""
+"""THE COMMAND LINE: `serve_app up | chat | complete | compare | explain | top | bench | models | adapters | tenants | …`."""
 
 from serve_app.cli.main import main as main
