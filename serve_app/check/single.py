@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from serve_app.catalog.adapters import CONFIG, read_adapter, read_records
 from serve_app.catalog.chat_template import chat_template_of
@@ -13,8 +12,6 @@ from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.models import locate_model, read_model_folder
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from serve_app.core.adapters import AdapterRecord
 
 
@@ -31,7 +28,6 @@ def check_model_folder(path: str, *, dtype: str) -> FolderReport:
     """A base model, in the numbers that it would be loaded in."""
     from serve_app.engine.errors import ModelNotSupported  # imported here: it brings torch, which takes time
     from serve_app.engine.judgement import judge
-    from serve_app.engine.precision import choose_dtype
     from serve_app.engine.weights import weight_bytes_on_cpu
 
     try:
@@ -44,7 +40,6 @@ def check_model_folder(path: str, *, dtype: str) -> FolderReport:
     facts: dict[str, object] = {
         "family": judged.config.model_type,
         "max_model_len": judged.max_model_len,
-        "dtype": str(choose_dtype(dtype, judged.dtype, _cpu())).removeprefix("torch."),
         "weight_bytes": num_bytes,
         "has_chat_template": bool(template),
         "sees": judged.sight is not None and not isinstance(judged.sight, str),
@@ -68,13 +63,13 @@ def check_adapters(path: str, model: str | None = None) -> list[FolderReport]:
     return [_report(record, module) for record in records]
 
 
-def _report(record: AdapterRecord, module: nn.Module | None) -> FolderReport:
+def _report(record: AdapterRecord, module: Any) -> FolderReport:
     facts: dict[str, object] = {"rank": record.rank, "version": record.version, "num_modules": len(record.changes)}
     reason = record.reason if record.reason is not None or module is None else _misfit(record, module)
     return FolderReport(name=record.name, facts=facts, reason=reason)
 
 
-def _misfit(record: AdapterRecord, module: nn.Module) -> str | None:
+def _misfit(record: AdapterRecord, module: Any) -> str | None:
     """Why it does not fit the model; None where it does."""
     from serve_app.engine.lora.adapter import bind_adapter
     from serve_app.engine.lora.errors import AdapterRefused
@@ -86,23 +81,13 @@ def _misfit(record: AdapterRecord, module: nn.Module) -> str | None:
     return None
 
 
-def _module_of(model: str) -> nn.Module:
-    """The model's shapes without its weights. Raises CatalogError."""
-    import torch
-
+def _module_of(model: str) -> Any:
+    """The model's shapes without its numbers. Raises CatalogError."""
     from serve_app.engine.errors import ModelNotSupported
     from serve_app.engine.judgement import judge
+    from serve_app.engine.weights import shapes_of
 
     try:
-        judged = judge(read_model_folder(locate_model(model)).path)
-        with torch.device("meta"):
-            module: nn.Module = judged.kind._from_config(deepcopy(judged.config), attn_implementation="eager")
+        return shapes_of(judge(read_model_folder(locate_model(model)).path))
     except (ModelNotSupported, OSError) as error:
         raise CatalogError(str(error)) from error
-    return module
-
-
-def _cpu() -> object:
-    import torch
-
-    return torch.device("cpu")

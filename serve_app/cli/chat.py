@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from serve_app.cli.client import Service, ServiceFailed
 from serve_app.cli.conversing import Chat, commanded
@@ -76,7 +76,7 @@ def _answered(service: Service, chat: Chat, text: str) -> Chat:
     return asked.answered(answer) if answer else chat
 
 
-def _pieces(service: Service, chat: Chat) -> Iterator[str]:
+def _pieces(service: Service, chat: Chat) -> Generator[str]:
     """What the model says, as it comes; calls of tools as it writes them."""
     with contextlib.closing(service.events(PATH, chat.body())) as events:
         for event in events:

@@ -7,7 +7,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +64,7 @@ class Service:
         with closing(self._open(path, None)) as response:
             return str(response.read().decode("utf-8", "replace"))
 
-    def events(self, path: str, body: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+    def events(self, path: str, body: Mapping[str, object]) -> Generator[dict[str, Any]]:
         """The events of a stream; closing the iteration frees the service. Raises ServiceFailed."""
         with closing(self._open(path, {**body, "stream": True})) as response:
             has_ended = False

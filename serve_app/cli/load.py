@@ -12,9 +12,9 @@ from serve_app.cli.client import Service, ServiceFailed
 
 PATH = "/v1/completions"
 WORDS = (
-    "the old owl looks at a small boat on its way over quiet water while morning light falls through tall trees and"
-    " somebody far away sings of rain bread stars a red door two brave mice and winter"
-).split()
+    "the old owl looks at a small boat on its way over quiet water while morning light falls through tall trees",
+    "and somebody far away sings of rain bread stars a red door two brave mice and winter",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,12 @@ class Load:
 
     def bodies(self, model: str) -> Iterator[dict[str, object]]:
         """Requests of which no two prompts begin alike, the same every time; each runs to its full length."""
-        random = Random(self.num_requests)
+        random, words = Random(self.num_requests), " ".join(WORDS).split()
         for number in range(self.num_requests):
-            prompt = " ".join([f"{number}:", *random.choices(WORDS, k=self.num_words)])
-            asked = {"model": model, "prompt": prompt, "max_tokens": self.max_tokens, "ignore_eos": True, "seed": number}
-            yield {**asked, **self.parameters, "stream_options": {"include_usage": True}}
+            prompt = " ".join([f"{number}:", *random.choices(words, k=self.num_words)])
+            asked = {"model": model, "prompt": prompt, "max_tokens": self.max_tokens, "seed": number}
+            usual = {"ignore_eos": True, **self.parameters}
+            yield {**asked, **usual, "stream_options": {"include_usage": True}}
 
 
 @dataclass(slots=True, kw_only=True)

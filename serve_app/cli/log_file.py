@@ -1,4 +1,4 @@
-"""The file that takes what Ray and the processes of a cluster say, and the lines of it that tell why something failed."""
+"""The file that takes what the processes of a cluster say, and the lines of it that tell why something failed."""
 
 from __future__ import annotations
 

@@ -13,6 +13,8 @@ from typer.core import TyperCommand
 
 SAID = "serve_app.said"
 """Where a context keeps what was said of a table's options, by name."""
+UNSAID = (None, (), [])
+"""Values of options that were not written; a list that was written empty has an empty word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,19 +68,17 @@ class OfferingCommand(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         names = {offer.name for offer in type(self).offers()}
-        ctx.meta[SAID] = {name: value for name, value in ctx.params.items() if name in names and value is not None}
+        ctx.meta[SAID] = {name: value for name, value in ctx.params.items() if name in names and value not in UNSAID}
         ctx.params = {name: value for name, value in ctx.params.items() if name not in names}
         return super().invoke(ctx)
-
-    def get_help(self, ctx: Any) -> str:
-        return str(super().get_help(ctx))
 
 
 def show_all(context: typer.Context, wanted: bool) -> None:
     """Callback of `--help-all`: the help with every option of the table."""
     if not wanted:
         return
-    for option in context.command.get_params(context):
+    options: list[Any] = list(context.command.get_params(context))
+    for option in options:
         option.hidden = False
     print(context.get_help(), end="")
     raise typer.Exit
@@ -104,15 +104,12 @@ def _options(offers: Sequence[Offer]) -> list[Any]:
 
 
 def _type(offer: Offer) -> Any:
-    panel = {} if offer.panel is None else {"rich_help_panel": offer.panel}
-    if offer.is_switch:
-        names = (offer.flag, offer.flag.replace("--", "--no-", 1))
-        return Annotated[bool | None, typer.Option(*names, help=offer.about, hidden=not offer.is_usual, **panel)]
-    kind: Any = list[str] if offer.is_list else str
-    return Annotated[
-        kind | None,
-        typer.Option(offer.flag, help=offer.about, metavar=offer.metavar, hidden=not offer.is_usual, **panel),
-    ]
+    name = f"{offer.flag}/--no-{offer.flag.removeprefix('--')}" if offer.is_switch else offer.flag
+    kind: Any = bool if offer.is_switch else list[str] if offer.is_list else str
+    metavar = None if offer.is_switch else offer.metavar
+    hidden, panel = not offer.is_usual, offer.panel
+    option = typer.Option(name, help=offer.about, metavar=metavar, hidden=hidden, rich_help_panel=panel)
+    return Annotated[kind | None, option]
 
 
 def _spread(words: Sequence[str], lists: frozenset[str]) -> list[str]:

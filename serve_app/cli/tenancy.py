@@ -26,9 +26,7 @@ from serve_app.tenants.store import Author
 MAX_ACTOR_CHARS = 96
 
 
-def carry_out(
-    service: str, arguments: Mapping[str, object], *, file: str, as_json: bool, as_csv: bool = False
-) -> int:
+def carry_out(service: str, arguments: Mapping[str, object], *, file: str, as_json: bool, as_csv: bool = False) -> int:
     """One service of the office, on the store that the file names. Raises CommandFailed."""
     url, pepper = _store_of(Path(file))
     by = Author(name=f"command line of {getpass.getuser()}"[:MAX_ACTOR_CHARS], at=time.time())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -99,7 +99,7 @@ def _tenants(seen: Board) -> Table:
     return _table(TENANT_HEADS, rows, texts=1)
 
 
-def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]], *, texts: int) -> Table:
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, texts: int) -> Table:
     """The first columns are texts, the others numbers."""
     from rich.table import Table
     from rich.text import Text

@@ -34,6 +34,7 @@ def command() -> Any:
     app.callback()(_root)
     _add_serving(app)
     _add_asking(app)
+    _add_looking(app)
     _add_folders(app)
     _add_tenancy(app)
     return typer.main.get_command(app)
@@ -44,10 +45,15 @@ def _root() -> None:
 
 
 def _add_serving(app: typer.Typer) -> None:
-    for each in (running.up, running.down, running.check, running.env):
-        app.command(rich_help_panel=SERVE)(each)
-    for each in (watching.top, watching.bench):
-        app.command(rich_help_panel=LOOK)(each)
+    app.command(rich_help_panel=SERVE)(running.up)
+    app.command(rich_help_panel=SERVE)(running.down)
+    app.command(rich_help_panel=SERVE)(running.check)
+    app.command(rich_help_panel=SERVE)(running.env)
+
+
+def _add_looking(app: typer.Typer) -> None:
+    app.command(rich_help_panel=LOOK)(watching.top)
+    app.command(rich_help_panel=LOOK)(watching.bench)
 
 
 def _add_asking(app: typer.Typer) -> None:
@@ -64,7 +70,9 @@ def _add_folders(app: typer.Typer) -> None:
     models.callback()(catalogs.models)
     models.command("check")(catalogs.check_model)
     app.add_typer(models, name="models", rich_help_panel=FOLDERS)
-    adapters = typer.Typer(help="List the adapters of a running service, or check folders of them.", no_args_is_help=True)
+    adapters = typer.Typer(
+        help="List the adapters of a running service, or check folders of them.", no_args_is_help=True
+    )
     adapters.command("list")(catalogs.list_adapters)
     adapters.command("check")(catalogs.check_adapter)
     app.add_typer(adapters, name="adapters", rich_help_panel=FOLDERS)

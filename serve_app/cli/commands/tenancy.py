@@ -96,7 +96,7 @@ def usage(
     as_json: AsJson = False,
 ) -> int:
     """Say who used what, and what it cost."""
-    asked = {"by": by, "tenant": tenant, "since": since, "until": until}
+    asked: dict[str, object] = {"by": by, "tenant": tenant, "since": since, "until": until}
     return _carry_out("show_usage", asked, file, as_json, as_csv=csv)
 
 
