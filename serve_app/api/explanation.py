@@ -34,7 +34,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedPart:
-    """One prompt for one model. cost: in billionths, where nothing is cached and every completion as long as it may be"""
+    """One prompt for one model. cost: in billionths, if nothing is cached and every completion is as long as may be"""
 
     model: ModelRef
     prompt_index: int

@@ -22,7 +22,7 @@ MAX_CHARS = 400
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 ORIGIN = re.compile(r"^\((?:[\w:.-]+ )?pid=\d+[^)]*\) ?")
 FAILURE = re.compile(
-    r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Refused|Failed|NotSupported|Unusable)\b(?:\(.*?\))?: \S"
+    r"^(?:[A-Za-z_][\w.]*\.)?(?:[A-Z]\w*)?(?:Error|Exception|Refused|Failed|NotSupported|Unusable)\b(?:\(.*?\))?: \S"
     r"|\b(?:out of memory|OutOfMemory|Address already in use|No space left on device)\b"
 )
 

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 SAID = "serve_app.said"
 """Where a context keeps what was said of a table's options, by name."""
-UNSAID = (None, (), [])
+UNSAID: tuple[object, ...] = (None, (), [])
 """Values of options that were not written; a list that was written empty has an empty word."""
 
 

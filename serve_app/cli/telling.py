@@ -90,7 +90,7 @@ class BarTelling:
 
         columns = (SpinnerColumn(finished_text=MARKS[State.READY]), TextColumn("{task.description}", markup=False))
         rest = (BarColumn(bar_width=24), TextColumn("{task.fields[told]}", markup=False), TimeElapsedColumn())
-        self._progress = Progress(*columns, *rest, console=console())
+        self._progress = Progress(*columns, *rest, console=console(), refresh_per_second=4)
         self._tasks: dict[str, Any] = {}
 
     def begin(self, applications: Sequence[Application], log: str | None) -> None:

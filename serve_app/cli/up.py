@@ -21,7 +21,7 @@ from serve_app.cli.guard import start_guard
 from serve_app.cli.log_file import log_path, told_by
 from serve_app.cli.names import KEY_VARIABLE
 from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs
-from serve_app.cli.startup import Events, Startup, replicas_wanted
+from serve_app.cli.startup import Application, Events, Startup, replicas_wanted
 from serve_app.cli.telling import Telling, telling
 
 STOP_TIMEOUT_S = 60.0
@@ -45,6 +45,14 @@ class Cluster:
     address: Address
     events: Events
     log: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """What makes a cluster useless, in words.  messages: of Serve's, with the reason in them"""
+
+    what: str
+    messages: tuple[str, ...] = ()
 
 
 def serve_until_interrupted(file: str, *, is_fast: bool, log: str | None = None, as_json: bool = False) -> int:
@@ -116,62 +124,49 @@ def _serve(cluster: Cluster, file: Path, told: Telling) -> int:
     except KeyboardInterrupt:
         return _stop(cluster, told)
     told.end()
-    if loss is None:
-        return _ended(cluster)
-    print(f"serve_app: {loss}; ending what is left of the cluster", file=sys.stderr)
+    if loss is None and not cluster.process.wait():
+        return Exit.DONE
+    loss = loss or Loss(what="the cluster ended by itself")
+    print(f"serve_app: {loss.what}; ending what is left of the cluster{_because(cluster, loss)}", file=sys.stderr)
     _kill(cluster)
     return Exit.FAILED
 
 
-def _watch(cluster: Cluster, file: Path, told: Telling) -> str | None:
-    """Tell until it is ready, then wait for what makes it useless, told in words; None where it ended by itself."""
+def _watch(cluster: Cluster, file: Path, told: Telling) -> Loss | None:
+    """Tell until it is ready, then wait for what makes it useless; None where it ended by itself."""
     startup = Startup(replicas_wanted(read_cluster_file(file)), time.monotonic())
     told.begin(list(startup.applications.values()), None if cluster.log is None else str(cluster.log))
     core: dict[str, Process] = {}
     heard: float | None = None  # since it was ready
     while cluster.process.poll() is None:
         if lost := [program for program, process in core.items() if not is_running(process)]:
-            return f"Ray's {' and '.join(lost)} died"
+            return Loss(what=f"Ray's {' and '.join(lost)} died")
         core = core if core.keys() == CORE_PROGRAMS else _core_of(cluster)
-        if heard is None:
-            if (failure := _advance(cluster, startup, told)) is not None:
-                return failure
-            if _is_healthy(cluster.address):
-                told.ready(str(cluster.address), startup.seconds(time.monotonic()), _welcome(cluster.address, file))
-                heard = time.monotonic()
-        elif cluster.address.is_taken():
+        for event in cluster.events.new():
+            told.update(startup.update(event, time.monotonic()))
+        if heard is None and (failed := startup.failed):
+            return _undeployed(failed)
+        if heard is None and _is_healthy(cluster.address):
+            told.ready(str(cluster.address), startup.seconds(time.monotonic()), _welcome(cluster.address, file))
             heard = time.monotonic()
-            cluster.events.new()  # nobody reads them any more, and a pipe holds only so much
+        if heard is not None and cluster.address.is_taken():
+            heard = time.monotonic()
         if heard is not None and time.monotonic() - heard > LOST_AFTER_S:
-            return f"nothing has listened on {cluster.address} for {LOST_AFTER_S:.0f} s"
+            return Loss(what=f"nothing has listened on {cluster.address} for {LOST_AFTER_S:.0f} s")
         time.sleep(STARTING_POLL_S if heard is None else WATCH_S)
     return None
 
 
-def _advance(cluster: Cluster, startup: Startup, told: Telling) -> str | None:
-    """Tell what came since; why it will never be ready, where that is so."""
-    for event in cluster.events.new():
-        told.update(startup.update(event, time.monotonic()))
-    if not startup.failed:
-        return None
-    names = " and ".join(each.name for each in startup.failed)
-    messages = [message for each in startup.failed for message in each.messages]
-    return f"{names} cannot be served{_because(cluster, messages)}"
+def _undeployed(failed: Sequence[Application]) -> Loss:
+    messages = tuple(message for each in failed for message in each.messages)
+    return Loss(what=f"{' and '.join(each.name for each in failed)} cannot be served", messages=messages)
 
 
-def _because(cluster: Cluster, messages: Sequence[str] = ()) -> str:
+def _because(cluster: Cluster, loss: Loss) -> str:
     """The lines that tell why, and where the others are."""
-    lines = told_by(cluster.log, messages)
-    where = "" if cluster.log is None else f"\n  all of it: {cluster.log}"
-    return ("".join(f"\n  {line}" for line in lines) and ":" + "".join(f"\n  {line}" for line in lines)) + where
-
-
-def _ended(cluster: Cluster) -> int:
-    """It ended though nobody asked it to."""
-    code = cluster.process.wait()
-    if code:
-        print(f"serve_app: the cluster ended by itself{_because(cluster)}", file=sys.stderr)
-    return Exit.FAILED if code else Exit.DONE
+    lines = told_by(cluster.log, loss.messages)
+    lines += [] if cluster.log is None else [f"all of it: {cluster.log}"]
+    return "".join(f"\n  {line}" for line in lines)
 
 
 def _core_of(cluster: Cluster) -> dict[str, Process]:

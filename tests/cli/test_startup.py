@@ -79,6 +79,7 @@ def test_events_come_whole_however_they_are_cut() -> None:
 
 def test_the_lines_that_tell_why_are_found_once_and_without_ornaments() -> None:
     assert telling(LOG) == ["serve_app.catalog.errors.CatalogError: 'models/x' is not a folder"]
+    assert telling("x\nException: The current node timed out") == ["Exception: The current node timed out"]
     assert telling("OSError: [Errno 98] Address already in use") != []
     assert telling("ready: everything\nINFO: all is well") == []
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from tests.docs import contract, operations
+from tests.docs import command_line, contract, operations
 from tests.docs.walls import walls
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = tuple(REPOSITORY / "docs" / name for name in ("architecture.md", "contract.md", "operations.md"))
+PAGES = tuple(REPOSITORY / "docs" / name for name in ("architecture.md", "cli.md", "contract.md", "operations.md"))
 
 SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
     {
@@ -35,6 +35,8 @@ SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "local-environment": operations.local_environment,
         "fast-environment": operations.fast_environment,
         "commands": operations.commands,
+        "command-tree": command_line.command_tree,
+        "exit-codes": command_line.exit_codes,
         "metrics": operations.metrics,
     }
 )
