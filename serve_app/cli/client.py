@@ -20,8 +20,8 @@ DIALECT_HEADER = "X-Completions-Dialect"
 END = "[DONE]"
 START_ONE = f"Start one with `serve_app up`, or name another with --url or {URL_VARIABLE}."
 GIVE_A_KEY = f"Give one with {KEY_VARIABLE} or --key; `serve_app keys create` makes one."
-REMEDIES = {401: GIVE_A_KEY, 403: GIVE_A_KEY, 404: "`serve_app models` lists what is served."}
-"""The next step by status, where the service does not say it itself."""
+LIST_MODELS = "`serve_app models` lists what is served."
+BE_OLDER = "The service may be of another version than this command line."
 RETRIED = frozenset({429, 503})
 
 
@@ -136,9 +136,17 @@ def _failed(status: int, body: bytes, retry_after: str | None = None) -> Service
     message = str(error.get("message") or f"The service answered with status {status}.")
     if status in RETRIED and retry_after is not None and "retry" not in message:
         message = f"{message} Retry in {retry_after} s."
-    remedy = REMEDIES.get(status, "")
     code = Exit.SERVICE_FAILED if status >= 500 or status == 429 else Exit.REFUSED
-    return ServiceFailed(f"{message} {remedy}".rstrip(), code, status=status, error=error)
+    return ServiceFailed(f"{message} {_remedy(status, error)}".rstrip(), code, status=status, error=error)
+
+
+def _remedy(status: int, error: Mapping[str, Any]) -> str:
+    """The next step, where the service does not say it itself."""
+    if status in (401, 403):
+        return GIVE_A_KEY
+    if status == 404:
+        return LIST_MODELS if error.get("param") else BE_OLDER
+    return ""
 
 
 def _error_of(body: bytes) -> dict[str, Any]:
