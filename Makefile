@@ -70,6 +70,8 @@ $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-lab: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP_INSTALL) -e '.[lab]'
+	@# jsonschema's check of one format, which JupyterLab asks for: 2 s of every process that imports Ray
+	@$(BIN)/python -m pip uninstall --quiet --yes rfc3987-syntax
 	@touch $@ $(VENV)/.installed
 
 clean: ## Remove everything that can be made again

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ray import serve
+from ray.serve._private.application_state import StatusOverview
+from ray.serve.context import _get_global_client
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
-from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+from ray.serve.schema import ApplicationStatus
 
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ReplicaCard
@@ -40,13 +42,13 @@ class ServeCluster:
         return self._is_deleted
 
     async def applications(self) -> Mapping[str, Deployed]:
-        status = await asyncio.to_thread(serve.status)  # asks the controller, and blocks meanwhile
-        own = status.applications.get(self._own_application)
-        self._is_deleted = own is not None and own.status is ApplicationStatus.DELETING
+        overviews = {each.name: each for each in await asyncio.to_thread(_overviews)}
+        own = overviews.get(self._own_application)
+        self._is_deleted = own is not None and own.app_status.status is ApplicationStatus.DELETING
         found = {
-            name: Deployed(model=name, is_coming=application.status not in GOING)
-            for name, application in status.applications.items()
-            if name != self._own_application and _may_have_a_model(application)
+            name: Deployed(model=name, is_coming=overview.app_status.status not in GOING)
+            for name, overview in overviews.items()
+            if name != self._own_application and _may_have_a_model(overview)
         }
         self._handles = {name: handle for name, handle in self._handles.items() if name in found}
         return found
@@ -67,7 +69,17 @@ class ServeCluster:
         return RayBackend(self._handles[application], replica_id)
 
 
-def _may_have_a_model(application: ApplicationStatusOverview) -> bool:
-    if not application.deployments:
-        return application.status in COMING
-    return MODEL_DEPLOYMENT in application.deployments
+def _overviews() -> list[StatusOverview]:
+    """How every application is; asks the controller, and blocks meanwhile.
+
+    `serve.status` tells the same, from every setting of every deployment, which it checks and pickles anew each time:
+    while a model was coming, 2.6 to 3.3 s of a router's processor time instead of 1.0 to 1.2 s.
+    """
+    overviews: list[StatusOverview] = _get_global_client().list_serve_statuses()
+    return overviews
+
+
+def _may_have_a_model(overview: StatusOverview) -> bool:
+    if not overview.deployment_statuses:
+        return overview.app_status.status in COMING
+    return any(each.name == MODEL_DEPLOYMENT for each in overview.deployment_statuses)

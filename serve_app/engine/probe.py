@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from serve_app.engine.attention import PackedAttention, register, unregister
+from serve_app.engine.decoder.stored import giving_zeros
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.pages import PageStorage
@@ -26,6 +27,8 @@ from serve_app.engine.text_part import text_config
 
 CHUNKS = (13, 9, 1, 1)
 """Tokens of each probed step: two chunks, then single ones."""
+FEW_CHUNKS = (13, 11)
+"""For modules that compute beside a loop, which is tried with the others."""
 BLOCK_SIZE = 4
 RECORDER = "serve_app_probe"
 
@@ -70,13 +73,20 @@ def hear(module: PreTrainedModel) -> Witness:
 
 
 @torch.inference_mode()
-def check(module: PreTrainedModel, witness: Witness, *, kernels: Literal["triton", "torch"] = "torch") -> None:
+def check(
+    module: PreTrainedModel,
+    witness: Witness,
+    *,
+    kernels: Literal["triton", "torch"] = "torch",
+    chunks: Sequence[int] = CHUNKS,
+) -> None:
     """Compute the same tokens in steps by the engine's attention, and compare the logits. Raises ModelNotSupported.
 
     The steps take the experts that the one piece took: in 16 bits a router that is nearly undecided chooses otherwise
     than before, whoever computes what it reads. What attention gives reaches the logits beside the experts as well.
 
     kernels: who computes attention over pages
+    chunks:  tokens of each step
     """
     with _refusing(module):
         current = CurrentStep()
@@ -89,7 +99,7 @@ def check(module: PreTrainedModel, witness: Witness, *, kernels: Literal["triton
 
         try:
             module.set_attn_implementation(attention.name)
-            ours = compute_in_steps(witness, storage, compute)
+            ours = compute_in_steps(witness, storage, compute, chunks=chunks)
         finally:
             attention.close()
     difference, limit = distance(witness, ours, module.dtype)
@@ -173,7 +183,8 @@ def _record(module: PreTrainedModel, token_ids: Tensor) -> _Recorder:
     register(RECORDER, recorder)
     try:
         module.set_attn_implementation(RECORDER)
-        _compute(module, token_ids, torch.arange(len(token_ids), device=module.device))
+        with giving_zeros(module):
+            _compute(module, token_ids, torch.arange(len(token_ids), device=module.device))
     finally:
         unregister(RECORDER)
     return recorder

@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).parents[2]
 UP_TIMEOUT_S = 240.0
 MODEL_TIMEOUT_S = 600.0
 END_TIMEOUT_S = 120.0
-POLL_S = 0.1
+POLL_S = 0.25
 DASHBOARD = re.compile(r"dashboard at (?:\x1b\[[\d;]*m)*(?:http://)?([\d.]+:\d+)")
 
 

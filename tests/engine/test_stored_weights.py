@@ -17,6 +17,7 @@ from serve_app.engine.decoder.linears import LinearPart, PackedLinear
 from serve_app.engine.decoder.stored import StoredEmbedding, StoredLinear, Widening, stored_dtype, widen_rest
 from serve_app.engine.judgement import judge
 from serve_app.engine.loading import load_model, read_module
+from serve_app.engine.probe import hear
 from serve_app.engine.weights import held_bytes
 from tests.engine.harness import config
 from tests.engine.laid_out import packed_bytes
@@ -136,3 +137,26 @@ def test_a_family_that_the_loop_does_not_compute_is_read_in_full(tmp_path: Path)
     AutoModelForCausalLM.from_config(settings, dtype=torch.bfloat16).save_pretrained(tmp_path)
     assert stored_dtype(tmp_path) == torch.bfloat16
     assert Widening.of(read(tmp_path)) is None
+
+
+def test_a_model_is_heard_reading_its_stored_weights_once(
+    folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder()
+    model, read_by = read(path), []
+    forward = StoredLinear.forward
+
+    def counted(linear: StoredLinear, x: torch.Tensor) -> torch.Tensor:
+        if not linear.gives_zeros:
+            read_by.append(linear)
+        return forward(linear, x)
+
+    monkeypatch.setattr(StoredLinear, "forward", counted)
+    witness = hear(model)
+    linears = [each for each in model.modules() if isinstance(each, StoredLinear)]
+    assert len(read_by) == len(linears) == len(set(map(id, read_by)))
+    beside = hear(plain(path))
+    assert witness.shape == beside.shape
+    assert str(witness.scorings) == str(beside.scorings)
+    torch.testing.assert_close(witness.logits, beside.logits)
+    assert float(model(IDS).logits.abs().max()) > 0.0

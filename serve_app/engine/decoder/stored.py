@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,16 @@ MAX_WIDENED = 1 << 20
 class StoredLinear(nn.Linear):
     """A linear whose weight is kept in fewer bits than it computes in. Each number is what it is in the wider type.
 
-    dtype: in which it computes
+    dtype:       in which it computes
+    gives_zeros: and reads nothing
     """
 
     dtype: torch.dtype
+    gives_zeros = False
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.gives_zeros:
+            return x.new_zeros(*x.shape[:-1], self.out_features)
         y = x.new_empty(*x.shape[:-1], self.out_features)
         rows = max(1, MAX_WIDENED // self.in_features)
         for begin in range(0, self.out_features, rows):
@@ -38,6 +43,19 @@ class StoredLinear(nn.Linear):
             bias = None if self.bias is None else self.bias[part]
             y[..., part] = F.linear(x, self.weight[part].to(x.dtype), bias)
         return y
+
+
+@contextmanager
+def giving_zeros(module: nn.Module) -> Iterator[None]:
+    """Within it, linears whose weights are stored give zeros and read none: for who asks for shapes alone."""
+    linears = [each for each in module.modules() if isinstance(each, StoredLinear)]
+    for linear in linears:
+        linear.gives_zeros = True
+    try:
+        yield
+    finally:
+        for linear in linears:
+            linear.gives_zeros = False
 
 
 class StoredEmbedding(nn.Embedding):

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from serve_app.engine.decoder.building import NotDescribed, Scorings, build_loop, family_of
 from serve_app.engine.decoder.layout import join_linears, pack_head, pack_linears
 from serve_app.engine.decoder.stored import Widening, widen_rest
-from serve_app.engine.probe import Witness, check, compute_in_steps, distance, storage_for
+from serve_app.engine.probe import CHUNKS, FEW_CHUNKS, Witness, check, compute_in_steps, distance, storage_for
 
 logger = logging.getLogger(__name__)
 
@@ -21,14 +21,13 @@ def settle(module: PreTrainedModel, witness: Witness) -> Scorings | None:
     Raises ModelNotSupported.
     """
     _lay_out(module)
-    check(module, witness)
-    if family_of(module) is None:
-        return None
-    reason = _try_loop(module, witness)
+    is_described = family_of(module) is not None
+    reason = _try_loop(module, witness) if is_described else None
+    has_loop = is_described and reason is None
+    check(module, witness, chunks=FEW_CHUNKS if has_loop else CHUNKS)  # modules compute what recorders watch
     if reason is not None:
         logger.warning("%s: computed by transformers' modules, not by the loop: %s", module.config.model_type, reason)
-        return None
-    return witness.scorings
+    return witness.scorings if has_loop else None
 
 
 @torch.no_grad()
