@@ -13,6 +13,8 @@ from typer.core import TyperCommand
 
 SAID = "serve_app.said"
 """Where a context keeps what was said of a table's options, by name."""
+SWITCH = ""
+"""The metavar of an option that takes no value."""
 UNSAID: tuple[object, ...] = (None, (), [])
 """Values of options that were not written; a list that was written empty has an empty word."""
 
@@ -85,7 +87,8 @@ def show_all(context: typer.Context, wanted: bool) -> None:
 
 
 HelpAll = Annotated[
-    bool, typer.Option("--help-all", help="Show every option, and exit.", is_eager=True, callback=show_all)
+    bool,
+    typer.Option("--help-all", metavar=SWITCH, help="Show every option, and exit.", is_eager=True, callback=show_all),
 ]
 
 
@@ -106,7 +109,7 @@ def _options(offers: Sequence[Offer]) -> list[Any]:
 def _type(offer: Offer) -> Any:
     name = f"{offer.flag}/--no-{offer.flag.removeprefix('--')}" if offer.is_switch else offer.flag
     kind: Any = bool if offer.is_switch else list[str] if offer.is_list else str
-    metavar = None if offer.is_switch else offer.metavar
+    metavar = SWITCH if offer.is_switch else offer.metavar
     hidden, panel = not offer.is_usual, offer.panel
     option = typer.Option(name, help=offer.about, metavar=metavar, hidden=hidden, rich_help_panel=panel)
     return Annotated[kind | None, option]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serve_app.cli.names import DEFAULT_URL, KEY_VARIABLES, URL_VARIABLE
+from serve_app.cli.offering import SWITCH
 from serve_app.cli.screen import is_watched
 
 if TYPE_CHECKING:
@@ -35,12 +36,12 @@ Dialect = Annotated[
 Model = Annotated[
     str | None, typer.Option("--model", "-m", help="What answers. Without it the first model that is served.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", metavar=SWITCH, help="Answer in JSON, for programs.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=JSON", help="Any parameter of the service by its name; may be repeated."),
 ]
-Fast = Annotated[bool, typer.Option("--fast", help="Throughput mode: HAProxy in front, gRPC inside.")]
+Fast = Annotated[bool, typer.Option("--fast", metavar=SWITCH, help="Throughput mode: HAProxy in front, gRPC inside.")]
 ClusterFile = Annotated[str, typer.Argument(metavar="[FILE]", help="The cluster file.")]
 
 CLUSTER_FILE = "cluster.yaml"

@@ -61,31 +61,20 @@ def find_or_start() -> Local:
     return Local(url=url.rstrip("/")) if is_ready(url) else start()
 
 
-def start(
-    *,
-    adapters: Path | None = None,
-    model: Mapping[str, Any] | None = None,
-    router: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> Local:
+def start(*, adapters: Path | None = None, model: Mapping[str, Any] | None = None) -> Local:
     """Start the cluster file's service on a free port, with these changes, and wait for it; it ends with the notebook.
 
     adapters: the folder of the model's adapters, in the place of the file's
     model:    other keys of its deployment, such as `num_replicas`
-    router, settings: other `args` of the router, such as `store`, and other keys of its `user_config`
     Raises RuntimeError with the end of the log where it does not come up.
     """
     file = cluster_file()
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     content["http_options"]["port"] = _free_port()
     for application in content["applications"]:
-        deployment = application["deployments"][0]
-        if "path" in application["args"]:
+        if "path" in (application.get("args") or {}):
             application["args"] |= {} if adapters is None else {"adapters": str(adapters)}
-            deployment |= model or {}
-        else:
-            application["args"] |= router or {}
-            deployment["user_config"] |= settings or {}
+            application["deployments"][0] |= model or {}
     local = _launch(content, file.parent)
     atexit.register(local.end)
     try:

@@ -11,7 +11,7 @@ import pytest
 from serve_app.cli.address import Address
 from serve_app.cli.log_file import log_path, telling, told_by
 from serve_app.cli.startup import Events, News, Startup, State, replicas_wanted
-from serve_app.cli.telling import JsonTelling, LineTelling
+from serve_app.cli.telling import BarTelling, JsonTelling, LineTelling
 
 LOG = """\
 2026-11-22 07:00:00,000 INFO worker.py:1 -- Started a local Ray instance.
@@ -120,3 +120,19 @@ def test_lines_and_json_tell_the_same_start(capsys: pytest.CaptureFixture[str]) 
     events = [json.loads(line) for line in lines[3:]]
     assert [each["event"] for each in events] == ["starting", "application", "ready"]
     assert (events[1]["state"], events[1]["seconds"]) == ("loading", 1.5)
+
+
+def test_bars_end_full_and_before_what_is_ready_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    startup, teller = Startup({"demo": 2, "router": 1}, started_at=0.0), BarTelling()
+    teller.begin(list(startup.applications.values()), "up.log")
+    teller.update(startup.update({"demo": status("DEPLOYING", 1), "another": status("RUNNING", 1)}, 1.0))
+    teller.update(startup.update({"demo": status("RUNNING", 2), "router": status("RUNNING", 1)}, 2.0))
+    teller.ready("http://127.0.0.1:1", 2.0, "Ready on http://127.0.0.1:1")
+    teller.end()
+    said = capsys.readouterr().out
+    assert said.startswith("What Ray says is in up.log")
+    assert [line.split()[:2] for line in said.splitlines() if "✓" in line] == [["✓", "demo"], ["✓", "router"]]
+    assert said.endswith("Ready on http://127.0.0.1:1\n")

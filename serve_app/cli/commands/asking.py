@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 
-from serve_app.cli.offering import HelpAll, said
+from serve_app.cli.offering import SWITCH, HelpAll, said
 from serve_app.cli.options import URL, AsJson, Dialect, Key, Model, Set, Url, service, streams
 
 Stream = Annotated[
     bool | None,
-    typer.Option("--stream/--no-stream", help="Show text as it comes. Usually where a person looks at it."),
+    typer.Option(
+        "--stream/--no-stream", metavar=SWITCH, help="Show text as it comes. Usually where a person looks at it."
+    ),
 ]
 Models = Annotated[str | None, typer.Option("--models", "-m", help="Separated by commas. Usually all that are served.")]
 System = Annotated[str | None, typer.Option("--system", "-s", help="The message that says what the model is to be.")]
@@ -93,7 +95,7 @@ def explain(
     context: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help="Of the request; - and a pipe are read.")] = None,
     model: Model = None,
-    is_chat: Annotated[bool, typer.Option("--chat", help="The prompt is a message of a chat.")] = False,
+    is_chat: Annotated[bool, typer.Option("--chat", metavar=SWITCH, help="The prompt is a message of a chat.")] = False,
     set_: Set = None,
     url: Url = URL,
     key: Key = None,

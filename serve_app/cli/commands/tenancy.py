@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from serve_app.cli.offering import said
+from serve_app.cli.offering import SWITCH, said
 from serve_app.cli.options import CLUSTER_FILE, AsJson
 from serve_app.cli.tenancy_options import HOUR_S, read_fields, words_of
 
@@ -37,7 +37,9 @@ def remove_tenant(name: Name, file: File = CLUSTER_FILE, as_json: AsJson = False
 
 def apply_tenants(
     tenants_file: Annotated[str, typer.Argument(help="The tenants, all of them.")] = "tenants.yaml",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", metavar=SWITCH, help="Say what would change, and change nothing.")
+    ] = False,
     file: File = CLUSTER_FILE,
     as_json: AsJson = False,
 ) -> int:
@@ -50,7 +52,9 @@ def apply_tenants(
 def create_key(
     context: typer.Context,
     tenant: Annotated[str | None, typer.Argument(help="Whose key it is.")] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="For /admin and /metrics, and for no model.")] = False,
+    admin: Annotated[
+        bool, typer.Option("--admin", metavar=SWITCH, help="For /admin and /metrics, and for no model.")
+    ] = False,
     days: Annotated[float | None, typer.Option("--days", help="That it is good for. Usually until revoked.")] = None,
     file: File = CLUSTER_FILE,
     as_json: AsJson = False,
@@ -91,7 +95,7 @@ def usage(
     tenant: Annotated[str | None, typer.Option("--tenant", help="Of this one alone.")] = None,
     since: Annotated[str | None, typer.Option("--since", help="From this day on, like 2026-11-22.")] = None,
     until: Annotated[str | None, typer.Option("--until", help="To this day, which is included.")] = None,
-    csv: Annotated[bool, typer.Option("--csv", help="As comma-separated values.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", metavar=SWITCH, help="As comma-separated values.")] = False,
     file: File = CLUSTER_FILE,
     as_json: AsJson = False,
 ) -> int:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from serve_app.cli.offering import SWITCH
 from serve_app.cli.options import URL, AsJson, Dialect, Key, Model, Set, Url, service
 
 RUNNING = "running"
@@ -42,7 +43,7 @@ def bench(
 
 def top(
     interval: Annotated[float, typer.Option("--interval", "-i", min=0.2, help="Seconds between looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look twice, show that, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", metavar=SWITCH, help="Look twice, show that, and end.")] = False,
     url: Url = URL,
     key: Key = None,
     as_json: AsJson = False,
