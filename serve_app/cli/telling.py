@@ -112,7 +112,8 @@ class BarTelling:
         _say(welcome)
 
     def end(self) -> None:
-        self._progress.stop()
+        if self._progress.live.is_started:
+            self._progress.stop()
 
 
 def _told(application: Application) -> str:
