@@ -13,6 +13,7 @@ from serve_app.api.exclusions import continued
 from serve_app.api.forms.form import Parameter, Schema, Terms
 from serve_app.api.infill import ASKED, INFILL, NEEDLESS
 from serve_app.api.limits import WireLimits
+from serve_app.api.live import LIVE
 from serve_app.api.openapi_keys import with_keys
 from serve_app.api.openapi_parameters import chat_schema, completion_schema, native_schema
 from serve_app.api.openapi_schemas import NOTHING, SCHEMAS, STRING, nullable, record, reference
@@ -76,6 +77,7 @@ def _open_document(terms: Terms) -> dict[str, Any]:
         "components": {
             "schemas": {
                 **SCHEMAS,
+                "Live": LIVE,
                 "CompletionRequest": completion_schema(terms),
                 "ChatRequest": chat_schema(terms),
                 "NativeRequest": native_schema(Terms(limits=limits, dialect=LLAMA_CPP)),
@@ -113,6 +115,9 @@ def _operations() -> dict[Path, dict[str, Any]]:
         Path.METRICS: _other("Metrics for Prometheus", "text/plain"),
         Path.DESCRIPTION: _other("This document", "application/json"),
         Path.DOCS: _other("This document, to be read", "text/html"),
+        Path.LIVE: _live(),
+        Path.CONSOLE: _console(),
+        Path.CONSOLE_FILE: _console_file(),
     }
 
 
@@ -173,6 +178,26 @@ def _operation(
 def _other(summary: str, media_type: str) -> dict[str, Any]:
     answer = {"description": summary, "content": {media_type: {}}}
     return {"summary": summary, "responses": {"200": answer, **_errors(has_body=False)}}
+
+
+def _live() -> dict[str, Any]:
+    operation = _operation("Replicas and queues now; once a second where events are accepted", "Live")
+    event = {**record({"data": {"type": "string", "contentMediaType": "application/json"}}), "description": "A `Live`."}
+    operation["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": event}
+    return operation
+
+
+def _console() -> dict[str, Any]:
+    operation = _other("The console, a page for people", "text/html")
+    operation["responses"]["308"] = {"description": "There is a slash too many.", "content": {"text/plain": {}}}
+    return operation
+
+
+def _console_file() -> dict[str, Any]:
+    operation = _other("What the console's page is made of", "text/javascript")
+    operation["parameters"] = [{"name": "file", "in": "path", "required": True, "schema": STRING}]
+    operation["responses"]["200"]["content"]["text/css"] = {}
+    return operation
 
 
 def _health() -> dict[str, Any]:

@@ -31,6 +31,9 @@ class Path(StrEnum):
     METRICS = "/metrics"
     DESCRIPTION = "/openapi.json"
     DOCS = "/docs"
+    LIVE = "/live"
+    CONSOLE = "/console"
+    CONSOLE_FILE = "/console/{file}"
 
     @property
     def method(self) -> str:
@@ -39,7 +42,7 @@ class Path(StrEnum):
     @property
     def scope(self) -> Scope | None:
         """What a key has to be for; None where any key will do."""
-        if self is Path.METRICS:
+        if self in WATCHING:
             return Scope.METRICS
         return None if self in DESCRIBING else Scope.INFER
 
@@ -58,9 +61,11 @@ POSTED = frozenset(
         Path.EXPLAIN,
     }
 )
+WATCHING = frozenset({Path.METRICS, Path.LIVE})
 DESCRIBING = frozenset({Path.DESCRIPTION, Path.DOCS, Path.DIALECTS, Path.V1_HEALTH})
-OPEN = frozenset({Path.HEALTH})
-"""Answered to whoever asks, key or none."""
+OPEN = frozenset({Path.HEALTH, Path.CONSOLE, Path.CONSOLE_FILE})
+"""Answered to whoever asks, key or none. The console's files are the same for everybody and hold nothing of a service;
+the page that asks for a key has to be there before the key is."""
 
 
 class AdminPath(StrEnum):

@@ -136,7 +136,7 @@ class Compiler:
     def _compile(self, constraint: Constraint, seconds: float) -> Compiled:
         """Runs in a thread, for so long at most."""
         grammar = self._trials.run(constraint, max_wall_s=seconds)
-        matcher = build_matcher(grammar.text, self._tokenizer)
+        matcher = build_matcher(grammar.text, self._tokenizer, has_rules=grammar.has_rules)
         if matcher.is_error():
             raise Refusal("it cannot be compiled a second time")
         return Compiled(matcher, num_words=self._vocabulary.num_words, formats=grammar.formats)

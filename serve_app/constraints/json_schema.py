@@ -12,6 +12,7 @@ from typing import Any
 
 from serve_app.constraints.disjoint import are_disjoint, tag_of
 from serve_app.constraints.keywords import (
+    COUNTS,
     FORMATS,
     SCHEMA_LISTS,
     SCHEMA_MAPS,
@@ -22,6 +23,7 @@ from serve_app.constraints.keywords import (
 )
 from serve_app.constraints.patterns import KNOWN
 from serve_app.constraints.pointers import ROOT, References, child
+from serve_app.constraints.reach import check_schema
 from serve_app.constraints.refusal import Refusal
 
 WHITESPACE = r"( |\r?\n[ \t]{0,20})"
@@ -36,13 +38,15 @@ Schema = Any  # a JSON object, or a boolean
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedSchema:
     """formats: those that the schema asks for and nobody enforces
-    patterns, one_ofs: what is left in it of these, by path; the library may refuse them without saying where
+    patterns, one_ofs, counted: what is left in it of these, by path; the library may refuse them without saying where.
+                                `counted` are objects with bounds on how many members they have
     """
 
     schema: dict[str, Any]
     formats: tuple[str, ...]
     patterns: dict[str, str]
     one_ofs: dict[str, dict[str, Any]]
+    counted: dict[str, dict[str, Any]]
 
 
 def prepare_schema(source: str, *, whitespace: str | None = WHITESPACE) -> PreparedSchema:
@@ -66,6 +70,7 @@ class _Preparation:
         self._formats: dict[str, None] = {}
         self._patterns: dict[str, str] = {}
         self._one_ofs: dict[str, dict[str, Any]] = {}
+        self._counted: dict[str, dict[str, Any]] = {}
 
     def prepared(self, whitespace: str | None) -> PreparedSchema:
         root = self._schema(self._root, ROOT)
@@ -76,6 +81,7 @@ class _Preparation:
         while len(definitions) + 1 < len(self._defined):
             target, name = list(self._defined.items())[len(definitions) + 1]
             definitions[name.rpartition("/")[2]] = self._schema(self._references.at(target, target), target)
+        check_schema(schema, definitions, {name.rpartition("/")[2]: target for target, name in self._defined.items()})
         if definitions:
             schema = {**schema, "$defs": definitions}
         options = {"whitespace_flexible": False} if whitespace is None else {"whitespace_pattern": whitespace}
@@ -83,6 +89,7 @@ class _Preparation:
             schema={**schema, "x-guidance": options},
             formats=tuple(self._formats),
             patterns=self._patterns,
+            counted=self._counted,
             one_ofs={path: {**one_of, "$defs": definitions} for path, one_of in self._one_ofs.items()},
         )
 
@@ -108,6 +115,7 @@ class _Preparation:
         self._add_items(schema, path, found)
         self._add_properties(schema, path, found)
         self._settle_one_of(path, found)
+        self._note_counted(path, found)
         return found
 
     def _plain(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
@@ -116,7 +124,7 @@ class _Preparation:
         for name, value in _without_old_bounds(schema).items():
             if name in SHAPES:
                 check_shape(name, value, path)
-                found[name] = value
+                found[name] = int(value) if name in COUNTS else value  # 2.0 is one, too
         if found.get("format") is not None and found["format"] not in FORMATS:
             self._formats[found.pop("format")] = None
         if "pattern" in found:
@@ -214,6 +222,19 @@ class _Preparation:
             found["allOf"] = [*found.get("allOf", ()), {"anyOf": options}]
         else:
             found["anyOf"] = options
+
+    def _note_counted(self, path: str, found: dict[str, Any]) -> None:
+        if not found.keys() & {"minProperties", "maxProperties"}:
+            return
+        names = ("minProperties", "maxProperties", "required")
+        bounds = {name: found[name] for name in names if name in found}
+        if found.get("additionalProperties") is False:
+            bounds["additionalProperties"] = False
+        self._counted[path] = {
+            "type": "object",
+            "properties": dict.fromkeys(found.get("properties", ()), True),
+            **bounds,
+        }
 
     def _resolved(self, schema: Schema) -> Schema:
         """What the names of our own lead to, as it was sent."""

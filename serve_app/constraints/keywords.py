@@ -31,6 +31,7 @@ def _are_texts(value: Any) -> bool:
 
 
 MOST_EXACT = 2**63
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 TYPE_NAMES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
 SHAPES: Mapping[str, tuple[Check, str]] = MappingProxyType(
@@ -47,10 +48,7 @@ SHAPES: Mapping[str, tuple[Check, str]] = MappingProxyType(
         "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
         **dict.fromkeys(("minimum", "maximum"), (_is_number, "a number")),
         **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), (_is_number, "a number, or a boolean")),
-        **dict.fromkeys(
-            ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
-            (_is_count, "a whole number of at least 0"),
-        ),
+        **dict.fromkeys(COUNTS, (_is_count, "a whole number of at least 0")),
     }
 )
 """Keywords that hold no schemas, by what they must hold."""

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from typing import assert_never
 
 from serve_app.constraints.gbnf import ROOT, Choice, Class, Items, Literal, Node, Reference, Repeat
+from serve_app.constraints.reach import check_rules
 from serve_app.constraints.refusal import Refusal
 
 
 def to_lark(rules: Mapping[str, Node], *, prefix: str = "") -> tuple[str, list[str]]:
     """The symbol of the rule `root`, and lines of Lark that define it; names begin with the prefix.
 
-    Raises Refusal for a name that no rule has.
+    Raises Refusal for a name that no rule has, and where the shortest text is out of reach.
     """
     return _Writer(rules, prefix).written()
 
@@ -38,7 +39,9 @@ class _Writer:
             for other in references:
                 if other not in rules:
                     raise Refusal(f'the rule "{name}" names "{other[:60]}", which is no rule of the grammar')
-        self._regular = _regular(self._references)
+        order = _regular(self._references)
+        check_rules(rules, order)
+        self._regular = frozenset(order)
         self._symbols = {
             name: f"{prefix.upper()}T{at}" if name in self._regular else f"{prefix.lower()}r{at}"
             for at, name in enumerate(rules)
@@ -128,8 +131,8 @@ def _references(node: Node) -> frozenset[str]:
             assert_never(node)
 
 
-def _regular(references: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """Names from which no chain of references leads back."""
+def _regular(references: Mapping[str, frozenset[str]]) -> list[str]:
+    """Names from which no chain of references leads back, each behind those that it refers to."""
     users = defaultdict(list)
     num_open = {name: len(others) for name, others in references.items()}
     for name, others in references.items():
@@ -141,7 +144,7 @@ def _regular(references: Mapping[str, frozenset[str]]) -> frozenset[str]:
             num_open[user] -= 1
             if not num_open[user]:
                 found.append(user)
-    return frozenset(found)
+    return found
 
 
 def _class(ranges: tuple[tuple[int, int], ...], *, is_negated: bool) -> str:

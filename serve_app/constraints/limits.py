@@ -37,19 +37,25 @@ class ConstraintLimits:
 
 
 DEFAULT_LIMITS = ConstraintLimits()
+MAX_SHORTEST_CHARS = 65_536
+"""Of the shortest text that a constraint leaves; nobody could write a longer one to its end."""
 
 
-def parser_limits() -> LLParserLimits:
+def parser_limits(*, has_rules: bool = False) -> LLParserLimits:
     """What the library itself bounds: the grammar's size, the lexer's states and the work for one mask.
 
     A quarter of its own limits or less, as many sequences share a step. What a mask may cost by these is some
-    milliseconds; schemas that people write stay far below.
+    milliseconds; what people write stays far below.
+
+    has_rules: that a client wrote. They may be ambiguous, and the work for a token of such a grammar grows with the
+               cube of the items in a row. A schema is not, and its widest object has four items for each property that
+               may be left out, which cost next to nothing.
     """
     return LLParserLimits(
-        max_items_in_row=2_000,
+        max_items_in_row=300 if has_rules else 2_000,
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=100_000,
-        step_max_items=25_000,
+        step_max_items=2_000 if has_rules else 10_000,
         max_lexer_states=25_000,
         max_grammar_size=250_000,
         verbose_errors=False,

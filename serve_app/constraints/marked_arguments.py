@@ -15,6 +15,7 @@ from serve_app.constraints.keywords import SHAPES, check_enforced, check_shape, 
 from serve_app.constraints.lark import quoted
 from serve_app.constraints.patterns import KNOWN
 from serve_app.constraints.pointers import References, child
+from serve_app.constraints.reach import check_length
 from serve_app.constraints.refusal import Refusal
 from serve_app.constraints.structural_tag import Writer
 
@@ -118,7 +119,7 @@ class MarkedArguments:
             return self._writer.define(" | ".join(literal(text + end, self._special) for text in texts))
         if schema.get("format") is not None:
             self._writer.formats[schema["format"]] = None
-        low, high = schema.get("minLength", 0), schema.get("maxLength", "")
+        low, high = check_length(int(schema.get("minLength", 0)), path), schema.get("maxLength", "")
         parts = ["/(?s:.*)/" if not low and high == "" else f"/(?s:.){{{low},{high}}}/"]
         if "pattern" in schema:
             parts.append(_searched(KNOWN.get(schema["pattern"], schema["pattern"])))

@@ -13,7 +13,9 @@ from serve_app.constraints.gbnf import read_gbnf
 from serve_app.constraints.json_schema import prepare_schema
 from serve_app.constraints.lark import quoted, to_lark
 from serve_app.constraints.pointers import child
+from serve_app.constraints.reach import check_length
 from serve_app.constraints.refusal import Refusal
+from serve_app.constraints.regex_length import shortest_match
 
 ANY_TEXT = "/(?s:.*)/"
 MAX_PARTS = 1000
@@ -66,7 +68,9 @@ class Writer:
             case "json_schema":
                 body = self._schema(part.get("json_schema", True), path)
             case "regex":
-                body = _pattern(_text(part, "pattern", path))
+                regex = _text(part, "pattern", path)
+                check_length(shortest_match(regex), path)
+                body = _pattern(regex)
             case "grammar":
                 body = self._grammar(_text(part, "grammar", path))
             case "any_text":

@@ -41,7 +41,7 @@ def _answer(job: dict[str, Any], tokenizer: LLTokenizer, vocabulary: Vocabulary)
         grammar = compile_source(job["kind"], job["source"], tokenizer, dict(vocabulary.special))
     except Refusal as refusal:
         return {"refused": refusal.message, "path": refusal.path}
-    return {"grammar": grammar.text, "formats": grammar.formats}
+    return {"grammar": grammar.text, "formats": grammar.formats, "has_rules": grammar.has_rules}
 
 
 if __name__ == "__main__":

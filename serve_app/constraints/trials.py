@@ -49,7 +49,7 @@ class Trials:
                 raise self._ended(constraint, seconds, wall_s) from error
         if "refused" in answer:
             raise Refusal(str(answer["refused"]), str(answer["path"]))
-        return Grammar(text=answer["grammar"], formats=tuple(answer["formats"]))
+        return Grammar(text=answer["grammar"], formats=tuple(answer["formats"]), has_rules=bool(answer["has_rules"]))
 
     def close(self) -> None:
         """End the process; trials that run end with it or by their own clocks."""

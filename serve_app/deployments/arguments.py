@@ -152,8 +152,8 @@ class RouterSettings(BaseModel):
     max_stall_s:    a client that reads nothing for so long is given up, and its place is free
     cors_origins:   web pages of these origins may call, `https://app.example.org` or `*` for any; none by default
     accept_any_model: in the dialect llama.cpp the only model answers to any name, as there
-    auth:           `keys` asks every request but for /health for a key; `none` asks nobody, on a loopback host only;
-                    null is `keys` where args has a store, else `none`
+    auth:           `keys` asks every request but for /health and the console's files for a key; `none` asks nobody,
+                    on a loopback host only; null is `keys` where args has a store, else `none`
     auth_grace_s:   for so long a router goes by the tenants and keys that it has heard of last where it cannot ask;
                     then requests are refused with 503
     prices:         what a million tokens cost, `base:adapter: {prompt: 0.5, cached: 0.1, completion: 1.5}`; `base` is

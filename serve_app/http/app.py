@@ -13,6 +13,7 @@ from serve_app.api.paths import Path
 from serve_app.core.tenants import Tenant
 from serve_app.http.admin_routes import admin_routes
 from serve_app.http.completions import Completions
+from serve_app.http.console import console_routes
 from serve_app.http.cors import cors, cors_of_tenants
 from serve_app.http.docs import docs_routes
 from serve_app.http.encodings import ContentEncodings
@@ -23,6 +24,7 @@ from serve_app.http.framing import WholeForHttp10
 from serve_app.http.guard import OPEN_DOOR, Door, Guard
 from serve_app.http.headers import HeaderGate
 from serve_app.http.idempotency import Idempotent
+from serve_app.http.live import Live
 from serve_app.http.metrics import CountedRequests, Metrics
 from serve_app.http.model_routes import answer_nobody, model_routes
 from serve_app.http.refusals import raise_as_ours
@@ -54,10 +56,11 @@ def build_app(
     """
     settings = settings or HttpSettings()
     metrics = metrics or Metrics(router.fleet, admission=router.admission)
+    live = Live(router.fleet, router.admission, max_stall_s=settings.max_stall_s)
 
     def routes_for(tenant: Tenant) -> ASGIApp:
         seen = router.seen_by(tenant)
-        found = routes(seen, settings.for_tenant(tenant), metrics, door, replays=replays)
+        found = routes(seen, settings.for_tenant(tenant), metrics, door, replays=replays, live=live)
         return Routes(found, redirect_slashes=False)
 
     app = Starlette(
@@ -76,8 +79,10 @@ def routes(
     door: Door = OPEN_DOOR,
     *,
     replays: Replays | None = None,
+    live: Live | None = None,
 ) -> list[Route]:
     """Every route, as it answers who sees this router."""
+    live = live or Live(router.fleet, router.admission, max_stall_s=settings.max_stall_s)
     inquiries = Inquiries(router.view)
 
     def completions(style: Style) -> ASGIApp:
@@ -98,6 +103,8 @@ def routes(
         *docs_routes(settings.limits, router.dialect, asks_for_keys=not door.is_open),
         *([] if door.administer is None else admin_routes(door.administer, max_body_bytes=settings.max_body_bytes)),
         route(Path.METRICS, metrics.answer),
+        route(Path.LIVE, live),
+        *console_routes(),
     ]
 
 

@@ -13,7 +13,8 @@ from starlette.types import ASGIApp
 from serve_app.api.paths import AdminPath, Path
 
 MODEL_PREFIX = str(Path.MODEL).removesuffix("{id}")
-KNOWN: dict[str, Path] = {path.value: path for path in Path if path is not Path.MODEL}
+KNOWN: dict[str, Path] = {path.value: path for path in Path if "{" not in path}
+CONSOLE_FILE = re.compile(re.escape(Path.CONSOLE_FILE.removesuffix("{file}")) + r"[a-z][a-z-]*\.(?:css|js|svg)")
 ADMIN_PREFIX = "/admin/"
 ADMIN_PATTERNS = {path: re.compile(re.sub(r"\{\w+\}", "[^/]+", path)) for path in AdminPath}
 
@@ -30,6 +31,8 @@ def path_of(path: str) -> Path | AdminPath | None:
         return found
     if path.startswith(MODEL_PREFIX):
         return Path.MODEL
+    if CONSOLE_FILE.fullmatch(path):
+        return Path.CONSOLE_FILE
     return _admin_path(path) if path.startswith(ADMIN_PREFIX) or path == AdminPath.OWN_USAGE else None
 
 

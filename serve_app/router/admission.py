@@ -121,6 +121,11 @@ class Admission:
         return len(self._tickets)
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether nobody is let in any more."""
+        return self._stopped is not None
+
+    @property
     def predicted_waits_s(self) -> dict[str, float]:
         """How long a request that came now would wait for its first step, by model."""
         return {model: self._wait_s(self._gate(model, room), room) for model, room in self._rooms().items()}

@@ -52,6 +52,10 @@ class Fleet:
         self._everything = self.seen_with(Rights())
 
     @property
+    def router_id(self) -> str:
+        return self._router_id
+
+    @property
     def cards(self) -> Mapping[str, ModelCard]:
         """Models with a ready replica, by name; where replicas differ, the last one heard of."""
         return self._cards

@@ -1,5 +1,5 @@
-"""Hostile inputs, which cost as much as they can: grammars, regexes, schemas, chat templates, images; and large honest
-images.
+"""Hostile inputs, which cost as much as they can: grammars, regexes, schemas, chat templates, images. Beside them some
+that only look so, and large honest images.
 
 Each is a request of its own. A replica that serves the template here renders, by `zoo` of `chat_template_kwargs`, what
 a hostile one would make.
@@ -30,12 +30,13 @@ OF_OTHER_BOUNDS = ("a size that is too large", "a strip", "more pixels than the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Animal:
-    """One request. path: where it is sent"""
+    """One request. path: where it is sent; is_hostile: whether it is to be refused"""
 
     kind: Kind
     name: str
     path: str
     body: Body
+    is_hostile: bool = True
 
 
 TEMPLATES: dict[str, str] = {
@@ -65,8 +66,7 @@ REGEXES = {
     "a megabyte": "(ab|c)*" * 150_000,
     "240 000 characters": "(ab|c)*" * 34_000,
     "nested counts": "((a{1000}){1000}){1000}",
-    "an exponential automaton": "(a|b)*a(a|b){400}c",
-    "3000 of any": "(.*a){60}" + ".{3000}",
+    "a count of 10^9": "a{1000000000}",
 }
 SCHEMAS: dict[str, Any] = {
     "10^9 items": {"type": "array", "items": {"type": "integer"}, "minItems": 10**9},
@@ -77,18 +77,20 @@ SCHEMAS: dict[str, Any] = {
     "the same behind a choice": {
         "type": "object", "properties": {"a": {"enum": [1, 2]}, "b": {"const": LONG}}, "required": ["a", "b"]
     },
-    "nested 28 deep": json.loads('{"items": ' * 28 + "{}" + "}" * 28),
     "lists nested 100 000 deep": "[" * 100_000,
     "20 000 nots": '{"not":' * 20_000 + "{}" + "}" * 20_000,
     "references in a circle": {
         "$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}
     },
-    "references that double": {
+    "references that double and must": {
         "$ref": "#/$defs/a0",
-        "$defs": {f"a{at}": {"type": "object", "properties": {name: {"$ref": f"#/$defs/a{at + 1}"} for name in "xy"}}
+        "$defs": {f"a{at}": {"type": "array", "items": {"$ref": f"#/$defs/a{at + 1}"}, "minItems": 2}
                   for at in range(40)} | {"a40": {}},
     },
-    "16 000 options": {"enum": [f"{at:x}" * 3 for at in range(16_000)]},
+    "900 names that may be left out": {
+        "type": "object", "properties": {f"name_{at}": {"type": "integer"} for at in range(900)},
+        "additionalProperties": False,
+    },
     "a string of 10^9": {"type": "string", "minLength": 10**9},
 }  # fmt: skip
 GRAMMARS = {
@@ -98,15 +100,75 @@ GRAMMARS = {
     ),
     "left recursion": "root ::= root root | root | 'a' | ''",
     "10 000 rules": "\n".join(["root ::= r0", *(f"r{at} ::= 'a' | r{at + 1}" for at in range(9999)), "r9999 ::= 'b'"]),
-    "ambiguity": "root ::= (a | b | c)*\na ::= 'x'*\nb ::= 'x'*\nc ::= 'x' a b",
+    "three ways": "root ::= a b | b a | 'a'\na ::= a b | b b | 'a'\nb ::= a a | b a | root b | 'a'",
     "groups 5000 deep": "root ::= " + "(" * 5000 + "'a'" + ")" * 5000,
     "18 000 names": "root ::= " + " ".join(f"r{at}" for at in range(18_000)) + "".join(
         f"\nr{at} ::= 'a' root?" for at in range(9_000)),
 }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheep:
+    """What looks as if it cost much. parameter: that it is sent as; reason: why it costs little"""
+
+    kind: Kind
+    parameter: str
+    source: Any
+    reason: str
+
+
+HARMLESS: dict[str, Sheep] = {
+    "an exponential automaton": Sheep(
+        kind="regex", parameter="regex", source="(a|b)*a(a|b){400}c",
+        reason="states are made as a text comes to them, some for each character, so many at most for one token",
+    ),
+    "3000 of any": Sheep(
+        kind="regex", parameter="regex", source="(.*a){60}.{3000}",
+        reason="so are these; a text that comes to too many ends with an error, its sender's alone",
+    ),
+    "nested 28 deep": Sheep(
+        kind="schema", parameter="json_schema", source=json.loads('{"items": ' * 28 + "{}" + "}" * 28),
+        reason="each level is one rule more",
+    ),
+    "references that double": Sheep(
+        kind="schema", parameter="json_schema", source={
+            "$ref": "#/$defs/a0",
+            "$defs": {
+                f"a{at}": {"type": "object", "properties": {name: {"$ref": f"#/$defs/a{at + 1}"} for name in "xy"}}
+                for at in range(40)
+            } | {"a40": {}},
+        },
+        reason="what is referred to is one rule, however often",
+    ),
+    "16 000 options": Sheep(
+        kind="schema", parameter="json_schema", source={"enum": [f"{at:x}" * 3 for at in range(16_000)]},
+        reason="codes of a catalogue are as many; they are one automaton without forks",
+    ),
+    "ambiguity": Sheep(
+        kind="grammar", parameter="grammar", source="root ::= (a | b | c)*\na ::= 'x'*\nb ::= 'x'*\nc ::= 'x' a b",
+        reason="nothing refers to itself, so that all of it is one regular expression, x*",
+    ),
+}  # fmt: skip
+"""Answered: nobody else sees anything of them."""
+
+
+def sheep(model: str, number: int) -> Iterator[Animal]:
+    """All that is harmless, each of another digest for another number."""
+    body = {"model": model, "prompt": "x", "max_tokens": 16, "temperature": 1, "seed": 1}
+    for name, each in HARMLESS.items():
+        source = {**each.source, "$comment": str(number)} if isinstance(each.source, dict) else each.source
+        if each.kind == "regex":
+            source += "z" * number
+        if each.kind == "grammar":
+            source += "\n" * number
+        yield Animal(
+            kind=each.kind, name=name, path="/v1/completions", body={**body, each.parameter: source}, is_hostile=False
+        )
+
+
 def animals(model: str, number: int) -> Iterator[Animal]:
-    """All of them, each of another digest for another number, so that nothing is known of it beforehand."""
+    """All of them and what is harmless, each of another digest for another number, so that nothing is known of it
+    beforehand."""
     completed = {"model": model, "prompt": "x", "max_tokens": 16, "temperature": 1, "seed": 1}
     path = "/v1/completions"
     for name, source in REGEXES.items():
@@ -117,6 +179,7 @@ def animals(model: str, number: int) -> Iterator[Animal]:
         yield Animal(kind="schema", name=name, path=path, body={**completed, "json_schema": told})
     for name, source in GRAMMARS.items():
         yield Animal(kind="grammar", name=name, path=path, body={**completed, "grammar": source + "\n" * number})
+    yield from sheep(model, number)
     yield from _chats(model, number)
     yield from _images(completed, path, number)
 
@@ -150,15 +213,15 @@ def _images(completed: Body, path: str, number: int) -> Iterator[Animal]:
         yield Animal(kind="image", name=name, path=path, body=body)
     larger = file_of(photograph(LARGEST, number), "JPEG", quality=30)
     flat = file_of(PIL.Image.new("RGB", LARGEST, (number, 1, 2)), optimize=False)
-    several = [encoded(file_of(photograph((1500, 1500), 100 * number + at), "JPEG")) for at in range(4)]
+    several = [encoded(file_of(photograph((1500, 1500), 100 * number + at), "JPEG")) for at in range(8)]
     for name, sent in (
         ("the largest JPEG", [encoded(larger)]),
         ("the largest PNG", [encoded(flat)]),
-        ("4 of 1500 x 1500", several),
+        ("8 of 1500 x 1500", several),
         ("32 small ones", [encoded(file_of(picture(1000 * number + at, (300, 300)))) for at in range(32)]),
     ):
         body = {**completed, "prompt": "<image>" * len(sent), "images": sent}
-        yield Animal(kind="honest images", name=name, path=path, body=body)
+        yield Animal(kind="honest images", name=name, path=path, body=body, is_hostile=False)
 
 
 def photograph(size: tuple[int, int], seed: int) -> PIL.Image.Image:

@@ -77,6 +77,8 @@ def test_every_text_that_ends_satisfies_the_schema(seed: int) -> None:
         ({"allOf": [{"unevaluatedProperties": False, "$ref": "#"}]}, "unevaluatedProperties", "#/allOf/0"),
         ({"properties": {"a": {}}, "propertyNames": {"maxLength": 3}}, "propertyNames", "#"),
         ({"minProperties": 2}, "minProperties", "#"),
+        ({"items": {"type": "object", "properties": {"a": {}}, "maxProperties": 3}}, "maxProperties", "#/items"),
+        ({"properties": {"b": {"properties": {"a": {}}, "minProperties": 1}}}, "minProperties", "#/properties/b"),
         ({"$defs": {"x": {"pattern": "(?!a)b", "type": "string"}}, "$ref": "#/$defs/x"}, "pattern", "#/$defs/x"),
         ({"items": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "oneOf", "#/items"),
         ({"properties": {"a": {"$ref": "http://elsewhere/x"}}}, "$ref", "#/properties/a"),

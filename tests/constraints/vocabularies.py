@@ -23,7 +23,8 @@ def tokenizer() -> LLTokenizer:
 
 def matcher_of(kind: ConstraintKind, source: str) -> LLMatcher:
     """Raises Refusal."""
-    return build_matcher(compile_source(kind, source, tokenizer()).text, tokenizer())
+    grammar = compile_source(kind, source, tokenizer())
+    return build_matcher(grammar.text, tokenizer(), has_rules=grammar.has_rules)
 
 
 def accepts(kind: ConstraintKind, source: str, text: str) -> bool:

@@ -200,7 +200,7 @@ def test_the_statuses_of_errors_are_those_of_openapi(document: Mapping[str, Any]
         for path in document["paths"].values()
         for operation in path.values()
         for status in operation["responses"]
-        if status != "200"
+        if status[0] in "45"
     }
     assert told - {"401"} == described  # no key is asked for
 

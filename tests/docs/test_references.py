@@ -26,6 +26,8 @@ DOCUMENTS = sorted(
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+PICTURE = re.compile(r"!\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
+MAX_PICTURE_BYTES = 150_000
 FILE = re.compile(r"(?:[\w.-]+/)+[\w.-]+\.(?:py|md|yaml|toml|html)")
 TEST = re.compile(r"(?P<file>tests/[\w/]+\.py)::(?P<name>test_\w+)")
 CITED = re.compile(r"docs/(?P<page>[\w/-]+\.md)#(?P<anchor>[\w-]+)")
@@ -87,6 +89,13 @@ def test_relative_links_lead_somewhere(file: Path) -> None:
         target = (file.parent / path).resolve() if path else file
         assert target.exists(), f"there is no {path}"
         assert not anchor or anchor in anchors(target), f"{name_of(target)} has no heading #{anchor}"
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=name_of)
+def test_pictures_that_are_shown_exist_are_small_and_say_what_they_show(file: Path) -> None:
+    for picture in PICTURE.finditer(FENCE.sub("", file.read_text(encoding="utf-8"))):
+        assert (file.parent / picture["target"]).stat().st_size <= MAX_PICTURE_BYTES
+        assert len(picture["text"]) > 20
 
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=name_of)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -14,65 +13,21 @@ import pytest
 from serve_app.api.admin import SERVICES
 from serve_app.api.openapi import openapi_document
 from serve_app.api.paths import AdminPath
-from serve_app.core.errors import InvalidRequest, NotFound, Unavailable
+from serve_app.core.errors import Unavailable
 from serve_app.core.tenants import Scope
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
 from serve_app.http.settings import HttpSettings
-from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
-from serve_app.tenants.errors import NotThere, TenancyError
-from serve_app.tenants.office import Office
-from serve_app.tenants.opening import open_store
 from serve_app.tenants.store import Author
-from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
-
-PEPPER = "p" * 32
-
-
-class House:
-    """The application over a store of its own, without Ray between."""
-
-    def __init__(self, folder: Path) -> None:
-        url = f"sqlite:///{folder / 'kept.db'}"
-        self.store, pepper = open_store(url, pepper_file=folder / "none", environment=PEPPER)
-        self.office = Office(self.store, pepper)
-        self.admin = str(self.office.answer("create_admin_key", {}, Author(name="test", at=0.0))["key"])
-        self.fleet = Fleet("router-0")
-        self.backend = FakeBackend(replica_card("r0", model_card("tiny", adapter_card("sql"))))
-        self.fleet.put(self.backend.card, self.backend)
-        door = Door(
-            identify=lambda key: self.store.directory(pepper).identify(key, time.time()),
-            origins=lambda: self.store.directory(pepper).origins,
-            administer=self.administer,
-        )
-        settings = HttpSettings(max_body_bytes=50_000, cors_origins=("https://console.example",))
-        self.app = build_app(Router(self.fleet), settings, door=door)
-
-    async def administer(self, service: str, arguments: Mapping[str, object], actor: str) -> Mapping[str, object]:
-        try:
-            return self.office.answer(service, arguments, Author(name=actor, at=time.time()))
-        except NotThere as error:
-            raise NotFound(str(error)) from error
-        except TenancyError as error:
-            raise InvalidRequest(str(error)) from error
-
-    def key(self, tenant: str, **declared: object) -> dict[str, str]:
-        """Headers with the key of a new tenant."""
-        by = Author(name="test", at=0.0)
-        self.office.answer("add_tenant", {"name": tenant, **declared}, by)
-        return bearing(str(self.office.answer("create_key", {"tenant": tenant}, by)["key"]))
-
-
-def bearing(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
+from tests.flow.house import House, bearing
 
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
     made = House(tmp_path)
-    yield made
-    await made.fleet.close()
+    async with made.kept_open():
+        yield made
     made.store.close()
 
 

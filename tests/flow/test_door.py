@@ -69,9 +69,11 @@ def asking(model: str, **more: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("path", [*Path, "/", "/nothing", "/admin", "/v1/completions/", "//metrics"])
-async def test_no_route_but_health_answers_without_a_key(client: httpx.AsyncClient, path: str) -> None:
+async def test_no_route_but_health_and_the_consoles_files_answers_without_a_key(
+    client: httpx.AsyncClient, path: str
+) -> None:
     for method in ("GET", "POST", "HEAD", "PUT", "DELETE"):
-        response = await client.request(method, path.replace("{id}", "tiny"))
+        response = await client.request(method, path.replace("{id}", "tiny").replace("{file}", "main.js"))
         if path in OPEN:
             assert response.status_code != 401
         else:

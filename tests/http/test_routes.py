@@ -30,7 +30,15 @@ def test_every_path_is_routed_with_its_method() -> None:
 @pytest.mark.parametrize(
     ("requested", "path"),
     [
-        *((path.value, path) for path in Path if path is not Path.MODEL),
+        *((path.value, path) for path in Path if "{" not in path),
+        ("/console/main.js", Path.CONSOLE_FILE),
+        ("/console/base.css", Path.CONSOLE_FILE),
+        ("/console/../metrics", None),
+        ("/console/", None),
+        ("/console/a/b.js", None),
+        ("/console/index.html", None),
+        ("/console/.js", None),
+        ("/console/main.js/x", None),
         ("/v1/models/base:adapter", Path.MODEL),
         ("/v1/models/org/base", Path.MODEL),
         ("/v1/modelss", None),

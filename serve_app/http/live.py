@@ -1,0 +1,118 @@
+"""GET /live: what a router knows of its replicas and queues, once or as events for as long as somebody listens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from serve_app.api.chunks import dump
+from serve_app.api.live import Moment, Queue
+from serve_app.api.sse import event
+from serve_app.core.errors import DeadlineExceeded, Overloaded
+from serve_app.http.exchange import CLIENT_CLOSED, ClientGone, Exchange, watch
+from serve_app.http.metrics import Served
+from serve_app.http.streams import in_time
+from serve_app.router.admission import Admission, Reason
+from serve_app.router.fleet import Fleet
+
+EVENTS = "text/event-stream"
+NO_STORE = [(b"cache-control", b"no-store")]
+PERIOD_S = 1.0
+MAX_LISTENERS = 64
+"""Streams of events at once; each costs a timer and one written body a second, which all of them share."""
+MAX_EVENTS = 300
+"""Of one stream: who goes on listening asks again, and with a key that is still good."""
+
+
+class Live:
+    """A raw ASGI application. It passes no admission, as it waits for no replica.
+
+    max_stall_s: a listener that reads nothing for so long is given up
+    clock:       Unix seconds
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        admission: Admission,
+        *,
+        max_stall_s: float = 60.0,
+        period_s: float = PERIOD_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.num_listeners = 0
+        self.num_written = 0
+        self._fleet = fleet
+        self._admission = admission
+        self._max_stall_s = max_stall_s
+        self._period_s = period_s
+        self._clock = clock
+        self._last_event = b""
+        self._last_at = float("-inf")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(send)
+        wants_events = EVENTS in Headers(scope=scope).get("accept", "") and scope["method"] == "GET"
+        if not wants_events:
+            await exchange.respond(200, self.moment().body(), headers=NO_STORE)
+        elif await self._listened(receive, exchange):
+            scope["state"]["served"] = Served(status=CLIENT_CLOSED, run=None)
+
+    def moment(self) -> Moment:
+        """As everything stands now."""
+        admission = self._admission
+        waits = admission.predicted_waits_s
+        return Moment(
+            router=self._fleet.router_id,
+            at=self._clock(),
+            num_open=admission.num_open,
+            max_open=admission.settings.max_open_requests,
+            refused={reason.value: admission.refusals[reason] for reason in Reason},
+            queues=[
+                Queue(model=model, sequences=inside, places=places, wait_s=waits.get(model, 0.0))
+                for model, (inside, places) in admission.sequences.items()
+            ],
+            loading=self._fleet.loading,
+            replicas=self._fleet.replicas,
+        )
+
+    async def _listened(self, receive: Receive, exchange: Exchange) -> bool:
+        """Send events until the stream is long enough, the router is stopped, or the client leaves: then True.
+
+        Raises Overloaded where too many listen.
+        """
+        if self.num_listeners >= MAX_LISTENERS:
+            facts = {"retry_after_s": 5}
+            raise Overloaded(f"As many listen as may at once ({MAX_LISTENERS}); retry in 5 s.", None, facts)
+        self.num_listeners += 1
+        has_left = False
+        try:
+            async with asyncio.TaskGroup() as group:
+                watcher = group.create_task(watch(receive, exchange))
+                await self._send_events(exchange)
+                watcher.cancel()
+        except* (ClientGone, DeadlineExceeded):
+            has_left = True
+        finally:
+            self.num_listeners -= 1
+        return has_left
+
+    async def _send_events(self, exchange: Exchange) -> None:
+        for _ in range(MAX_EVENTS):
+            await in_time(exchange.stream(self._event()), self._max_stall_s)
+            await asyncio.sleep(self._period_s)
+            if self._admission.is_stopped:
+                break
+        await in_time(exchange.end_stream(b""), self._max_stall_s)
+
+    def _event(self) -> bytes:
+        """One for all who listen, written anew once it is half a period old."""
+        now = self._clock()
+        if not 0 <= now - self._last_at < self._period_s / 2:
+            self._last_event, self._last_at = event(dump(self.moment().body())), now
+            self.num_written += 1
+        return self._last_event

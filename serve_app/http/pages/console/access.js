@@ -1,0 +1,149 @@
+// Tenants, keys and usage: for administrators those of all, for any other key its own usage.
+
+import { byId, copy, count, empty, make, table } from "./dom.js";
+import { show } from "./problems.js";
+import { Refused, ask } from "./service.js";
+
+const day = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleString() : "–");
+
+export class Access {
+  /** document: what says which scopes there are */
+  constructor(document) {
+    const scopes = document.components.schemas.NewKey.properties.scopes.items.enum;
+    byId("key-scopes").replaceChildren(
+      ...scopes.map((scope) => make("label", {}, make("input", { type: "checkbox", value: scope, checked: scope === "infer" }), scope)),
+    );
+    byId("add-tenant").addEventListener("submit", (event) => this.submit(event, () => this.addTenant()));
+    byId("add-key").addEventListener("submit", (event) => this.submit(event, () => this.addKey()));
+  }
+
+  async refresh() {
+    byId("access-problem").replaceChildren();
+    const isAdmin = await this.showAll();
+    for (const section of document.querySelectorAll("[data-needs=admin]")) section.hidden = !isAdmin;
+    await this.attempt(() => this.showUsage(isAdmin));
+  }
+
+  /** Whether the key may see tenants and keys, which are shown then. */
+  async showAll() {
+    try {
+      const [tenants, keys] = await Promise.all([ask("admin/tenants"), ask("admin/keys")]);
+      this.showTenants(tenants.data);
+      this.showKeys(keys.data);
+      return true;
+    } catch (error) {
+      if (error instanceof Refused && error.status === 403) return false;
+      throw error;
+    }
+  }
+
+  async showUsage(isAdmin) {
+    const by = isAdmin ? "tenant,model,day" : "model,day";
+    const rows = (await ask(`${isAdmin ? "admin" : "v1"}/usage?by=${by}`)).data;
+    const columns = [
+      ...(isAdmin ? [["tenant", (row) => row.tenant]] : []),
+      ["model", (row) => make("code", {}, row.model)],
+      ["day", (row) => row.day],
+      ["requests", (row) => count(row.requests), true],
+      ["prompt tokens", (row) => count(row.prompt_tokens), true],
+      ["of these cached", (row) => count(row.cached_tokens), true],
+      ["written tokens", (row) => count(row.completion_tokens), true],
+      ["engine seconds", (row) => row.engine_seconds.toFixed(1), true],
+      ["cost", (row) => row.cost.toFixed(4), true],
+    ];
+    byId("usage").replaceChildren(rows.length ? table("Usage", columns, rows) : empty("Nothing was used yet. A request shows up here a moment after it has ended."));
+  }
+
+  showTenants(tenants) {
+    const columns = [
+      ["name", (each) => each.name],
+      ["models", (each) => make("code", {}, each.models.join(", ") || "none")],
+      ["weight", (each) => String(each.weight), true],
+      ["class", (each) => each.priority],
+      ["limits", (each) => limitsOf(each)],
+      ["", (each) => this.removal(`Remove ${each.name}`, "Remove", "It loses all its keys", () => ask(`admin/tenants/${encodeURIComponent(each.name)}`, { method: "DELETE" }))],
+    ];
+    byId("tenants").replaceChildren(tenants.length ? table("Tenants", columns, tenants) : empty("There is no tenant yet. Add the first one below."));
+    byId("key-tenant").replaceChildren(...tenants.map((each) => make("option", { value: each.name }, each.name)));
+  }
+
+  showKeys(keys) {
+    const columns = [
+      ["id", (each) => make("code", {}, each.id)],
+      ["tenant", (each) => each.tenant],
+      ["for", (each) => each.scopes.join(", ")],
+      ["made", (each) => day(each.created_at)],
+      ["until", (each) => day(each.expires_at)],
+      ["state", (each) => make("span", { class: each.is_valid ? "tag good" : "tag" }, each.is_valid ? "good" : each.revoked_at ? "revoked" : "expired")],
+      ["", (each) => (each.is_valid ? this.keyActions(each) : "")],
+    ];
+    const sorted = [...keys].sort((one, two) => Number(two.is_valid) - Number(one.is_valid) || two.created_at - one.created_at);
+    byId("keys").replaceChildren(sorted.length ? table("Keys", columns, sorted) : empty("There is no key yet."));
+  }
+
+  keyActions(key) {
+    const path = `admin/keys/${encodeURIComponent(key.id)}`;
+    const rotate = make("button", { type: "button", class: "small", "aria-label": `Rotate ${key.id}` }, "Rotate");
+    rotate.addEventListener("click", () => this.attempt(async () => this.reveal(await ask(`${path}/rotate`, { method: "POST", body: {} }), "The old key stays good for a day.")));
+    return make("span", {}, rotate, this.removal(`Revoke ${key.id}`, "Revoke", "It is good for nothing then", () => ask(path, { method: "DELETE" })));
+  }
+
+  /** A button that asks once more before it does anything. */
+  removal(label, word, consequence, remove) {
+    const button = make("button", { type: "button", class: "small bad", "aria-label": label }, word);
+    const say = (sure, text, name) => {
+      button.dataset.sure = sure;
+      button.textContent = text;
+      button.setAttribute("aria-label", name);
+    };
+    button.addEventListener("blur", () => say("", word, label));
+    button.addEventListener("click", () => {
+      if (button.dataset.sure) return void this.attempt(async () => (await remove(), await this.refresh()));
+      say("yes", `${consequence}: press again`, `${label}. ${consequence}: press again`);
+    });
+    return button;
+  }
+
+  async addTenant() {
+    const models = byId("tenant-models").value.split(/[\s,]+/).filter(Boolean);
+    await ask("admin/tenants", { method: "POST", body: { name: byId("tenant-name").value.trim(), models } });
+    byId("tenant-name").value = "";
+    await this.refresh();
+  }
+
+  async addKey() {
+    const days = byId("key-days").value;
+    const scopes = [...byId("key-scopes").querySelectorAll("input:checked")].map((each) => each.value);
+    const body = { tenant: byId("key-tenant").value, scopes, ...(days === "" ? {} : { lifetime_s: Number(days) * 86400 }) };
+    await this.reveal(await ask("admin/keys", { method: "POST", body }), "");
+  }
+
+  /** Shows a key this once. */
+  async reveal(made, besides) {
+    const copying = make("button", { type: "button", class: "small" }, "Copy");
+    copying.addEventListener("click", () => copy(made.key, copying));
+    byId("new-key").replaceChildren(make("strong", {}, `A key of ${made.tenant}, shown this once. ${besides}`), make("code", { class: "secret" }, made.key), copying);
+    byId("new-key").hidden = false;
+    await this.refresh();
+    byId("new-key").scrollIntoView({ block: "nearest" });
+  }
+
+  submit(event, act) {
+    event.preventDefault();
+    return this.attempt(act);
+  }
+
+  async attempt(act) {
+    try {
+      await act();
+    } catch (error) {
+      show("access-problem", error);
+      byId("access-problem").scrollIntoView({ block: "nearest" });
+    }
+  }
+}
+
+function limitsOf(tenant) {
+  const set = Object.entries(tenant.limits).filter(([, value]) => value !== null);
+  return set.map(([name, value]) => `${name.replaceAll("_", " ")} ${count(value)}`).join(", ") || make("span", { class: "muted" }, "none");
+}

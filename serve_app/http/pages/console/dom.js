@@ -1,0 +1,63 @@
+// Makes and finds elements. Text is only ever set as text, so nothing that a model or a server wrote becomes markup.
+
+export const byId = (id) => document.getElementById(id);
+
+/** An element with attributes (`class`, `data-…`, properties as booleans), handlers (functions) and children. */
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (typeof value === "function") element.addEventListener(name, value);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+export function shape(tag, attributes = {}) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, String(value));
+  return element;
+}
+
+/** A table in a box that scrolls sideways by itself; a column is [title, cell of a row, is a number]. */
+export function table(caption, columns, rows) {
+  const head = make("tr", {}, ...columns.map(([title, , number]) => make("th", { scope: "col", class: number && "number" }, title)));
+  const body = rows.map((row) =>
+    make("tr", {}, ...columns.map(([, cell, number], at) => {
+      const content = cell(row);
+      return at ? make("td", { class: number && "number" }, content) : make("th", { scope: "row" }, content);
+    })),
+  );
+  const made = make("table", {}, make("caption", { class: "unseen" }, caption), make("thead", {}, head), make("tbody", {}, ...body));
+  return make("div", { class: "scroller", tabindex: 0, role: "region", "aria-label": caption }, made);
+}
+
+export const empty = (text) => make("p", { class: "empty" }, text);
+
+export function count(number) {
+  return Number(number).toLocaleString("en", { maximumFractionDigits: 0 });
+}
+
+export function seconds(number) {
+  if (number < 1) return `${Math.round(number * 1000)} ms`;
+  return number < 120 ? `${number.toFixed(1)} s` : `${(number / 60).toFixed(1)} min`;
+}
+
+export function bytes(number) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const at = number < 1 ? 0 : Math.min(units.length - 1, Math.floor(Math.log2(number) / 10));
+  return `${(number / 1024 ** at).toFixed(at && number / 1024 ** at < 10 ? 1 : 0)} ${units[at]}`;
+}
+
+/** Copies a text, and says so on the button for a moment. */
+export async function copy(text, button) {
+  const before = button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Select it and press Ctrl + C";
+  }
+  setTimeout(() => (button.textContent = before), 1600);
+}

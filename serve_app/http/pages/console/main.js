@@ -1,0 +1,107 @@
+// Begins here: is the service there, does it want a key, and which section is looked at.
+
+import { Access } from "./access.js";
+import { byId } from "./dom.js";
+import { Live } from "./live.js";
+import { showModels } from "./models.js";
+import { Playground } from "./playground.js";
+import { show } from "./problems.js";
+import { Lost, Refused, ask, session, signals, watch } from "./service.js";
+
+const TITLES = { playground: "Playground", models: "Models", live: "Live", access: "Access" };
+const SECTIONS = [...Object.keys(TITLES), "sign-in"];
+const live = new Live();
+let playground = null;
+let access = null;
+
+/** Reads the service's description, which needs a key where any is asked for; then shows what was asked for. */
+async function enter() {
+  try {
+    const document = await ask("openapi.json");
+    const asksForKeys = document.security !== undefined;
+    playground ??= new Playground(document);
+    access = asksForKeys ? (access ?? new Access(document)) : null;
+    byId("version").textContent = `Version ${document.info.version}`;
+    byId("sections").hidden = false;
+    byId("sign-out").hidden = !session.key;
+    byId("docs").hidden = asksForKeys;
+    for (const each of byId("sections").querySelectorAll("[data-needs=keys]")) each.hidden = !asksForKeys;
+    await look();
+  } catch (error) {
+    if (error instanceof Refused && error.status === 401) return;
+    if (!(error instanceof Lost)) throw error;
+  }
+}
+
+/** Shows the section that the address names; of a service that came back nothing is chosen anew. */
+async function look({ again = false } = {}) {
+  const [wanted, query] = location.hash.slice(1).split("?");
+  const name = wanted in TITLES && (wanted !== "access" || access) ? wanted : "playground";
+  reveal(name);
+  document.title = `${TITLES[name]} · serve_app`;
+  if (name === "live") void live.start();
+  else live.stop();
+  try {
+    if (name === "playground") {
+      const refused = await playground.refresh(again ? [] : new URLSearchParams(query).getAll("model"));
+      if (refused?.status === 403 && access && !wanted) location.replace("#access"); // a key that is for something else
+    }
+    if (name === "models") await showModels();
+    if (name === "access") await access.refresh();
+  } catch (error) {
+    if (!(error instanceof Lost || error instanceof Refused)) throw error;
+  }
+}
+
+function reveal(name) {
+  for (const section of SECTIONS) byId(section).hidden = section !== name;
+  for (const link of byId("sections").querySelectorAll("a")) {
+    if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+function askForKey(refused) {
+  live.stop();
+  show("sign-in-problem", session.key ? refused : null);
+  session.key = null;
+  byId("sections").hidden = true;
+  byId("sign-out").hidden = true;
+  reveal("sign-in");
+  byId("key").focus();
+}
+
+async function signIn(event) {
+  event.preventDefault();
+  const key = byId("key").value.trim();
+  byId("key").value = "";
+  if (!/^[\x21-\x7e]+$/.test(key)) return show("sign-in-problem", new Error("A key has no blanks, and letters of the English alphabet alone."));
+  session.key = key;
+  await enter();
+}
+
+function signOut() {
+  session.key = null;
+  location.hash = "";
+  location.reload();
+}
+
+function heard({ state, models, before }) {
+  const words = { ready: "Connected", loading: `Loading ${models?.join(", ") ?? ""}`.trim(), lost: "Not reachable" };
+  byId("state").textContent = words[state];
+  byId("state-dot").className = `dot ${state}`;
+  byId("lost").hidden = state !== "lost";
+  byId("lost").textContent = state === "lost" ? `The service at ${location.host} does not answer. This page tries again every second and goes on by itself.` : "";
+  const isBack = before === "lost" || before === "doubted";
+  if (state === "lost" || (!isBack && before !== "loading")) return;
+  if (playground && byId("sign-in").hidden) void look({ again: true });
+  else if (!playground && (session.key || byId("sign-in").hidden)) void enter();
+}
+
+signals.addEventListener("unknown", (event) => askForKey(event.detail));
+signals.addEventListener("state", (event) => heard(event.detail));
+addEventListener("hashchange", () => playground && byId("sign-in").hidden && look());
+byId("sign-in-form").addEventListener("submit", signIn);
+byId("sign-out").addEventListener("click", signOut);
+void watch();
+void enter();

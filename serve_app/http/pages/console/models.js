@@ -1,0 +1,55 @@
+// What is served: bases with what they are, their adapters, and other names.
+
+import { byId, count, empty, make, table } from "./dom.js";
+import { show } from "./problems.js";
+import { Refused, ask } from "./service.js";
+
+export async function showModels() {
+  try {
+    const entries = (await ask("v1/models")).data;
+    const bases = entries.filter((entry) => !entry.parent);
+    const cards = await Promise.all(bases.map((base) => cardOf(base, entries)));
+    const others = entries.filter((entry) => entry.parent && !bases.some((base) => base.id === entry.parent && isAdapterOf(base, entry)));
+    const rest = others.length ? [section("Other names", others, "stands for")] : [];
+    byId("model-list").replaceChildren(...(cards.length + rest.length ? [...cards, ...rest] : [empty("No model is ready yet. They appear here as soon as a replica has loaded one.")]));
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    show("model-list", error);
+  }
+}
+
+const isAdapterOf = (base, entry) => entry.id.startsWith(`${base.id}:`);
+const tryIt = (...names) => `#playground?${names.map((name) => `model=${encodeURIComponent(name)}`).join("&")}`;
+
+async function cardOf(base, entries) {
+  const props = await ask(`props?model=${encodeURIComponent(base.id)}`);
+  const adapters = entries.filter((entry) => entry.parent === base.id && isAdapterOf(base, entry));
+  const facts = [`${count(base.max_model_len)} tokens of context`, `${count(props.n_vocab)} in its vocabulary`];
+  facts.push(props.chat_template ? "has a chat template" : "has no chat template");
+  if (props.modalities?.vision) facts.push("sees images");
+  const header = make(
+    "header", {},
+    make("h2", {}, base.id),
+    make("span", { class: "muted" }, facts.join(" · ")),
+    make("a", { href: tryIt(base.id) }, "Try it", make("span", { class: "unseen" }, ` with ${base.id}`)),
+    adapters.length > 1 ? make("a", { href: tryIt(...adapters.map((entry) => entry.id)) }, "Compare its adapters") : null,
+  );
+  const body = adapters.length ? list(`Adapters of ${base.id}`, adapters, "files") : empty("It has no adapters. A PEFT folder beside the others becomes one when a replica starts.");
+  return make("article", { class: "panel model", "aria-label": base.id }, header, body);
+}
+
+function section(title, entries, what) {
+  return make("section", { class: "panel model" }, make("header", {}, make("h2", {}, title)), list(title, entries, what));
+}
+
+function list(caption, entries, what) {
+  return table(
+    caption,
+    [
+      ["name", (entry) => make("code", {}, entry.id)],
+      [what, (entry) => make("span", { class: "muted" }, entry.root)],
+      ["", (entry) => make("a", { href: tryIt(entry.id) }, "Try it", make("span", { class: "unseen" }, ` with ${entry.id}`))],
+    ],
+    entries,
+  );
+}

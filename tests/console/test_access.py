@@ -1,0 +1,112 @@
+"""Keys: the way in, what an administrator does, and what any other key sees."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from serve_app.core.ledger import Row
+from tests.console.conftest import NewPage
+from tests.console.served import Served
+from tests.flow.house import House
+
+pytestmark = pytest.mark.slow
+
+
+def sign_in(page: Page, key: str) -> None:
+    page.get_by_label("Key", exact=True).fill(key)
+    page.get_by_role("button", name="Sign in").click()
+
+
+def test_a_key_is_asked_for_is_kept_in_the_tab_alone_and_opens(
+    guarded: Served, house: House, new_page: NewPage
+) -> None:
+    key = house.key("acme")["authorization"].removeprefix("Bearer ")
+    page = new_page(guarded.url)
+    expect(page.get_by_role("heading", name="This service asks for a key")).to_be_visible()
+    expect(page.locator("#sections")).to_be_hidden()
+    assert page.evaluate("document.activeElement.id") == "key"
+    sign_in(page, "sa-" + "x" * 43)
+    expect(page.locator("#sign-in-problem")).to_contain_text("status: 401")
+    sign_in(page, key)
+    expect(page.locator("#chips input")).to_have_count(2)
+    page.get_by_role("button", name="Complete").click()
+    expect(page.locator("#summary")).to_contain_text("written, in")
+    assert page.evaluate("JSON.stringify([localStorage.length, sessionStorage.length, document.cookie])") == '[0,1,""]'
+    assert page.context.cookies() == []
+    page.reload()
+    expect(page.locator("#chips input")).to_have_count(2)
+    page.get_by_text("This request as curl or Python").click()
+    code = page.locator("#code-text").inner_text()
+    assert "$SERVE_APP_KEY" in code
+    assert key not in page.content()
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", name="This service asks for a key")).to_be_visible()
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_a_team_sees_its_own_usage_and_nothing_of_others(guarded: Served, house: House, new_page: NewPage) -> None:
+    key = house.key("acme")["authorization"].removeprefix("Bearer ")
+    house.key("rivals")
+    at = time.time()
+    rows = [
+        Row(id=name, tenant=name, key_id="k", request_id=name, model="tiny", at=at, prompt_tokens=tokens)
+        for name, tokens in (("acme", 1234), ("rivals", 98765))
+    ]
+    house.office.ledger.record(rows, [], at)
+    page = new_page(guarded.url)
+    sign_in(page, key)
+    page.get_by_role("link", name="Access").click()
+    expect(page.locator("#usage")).to_contain_text("1,234")
+    expect(page.get_by_role("heading", name="Tenants")).to_be_hidden()
+    expect(page.get_by_role("heading", name="Keys", exact=True)).to_be_hidden()
+    assert "rivals" not in page.content()
+    assert "98,765" not in page.content()
+    page.get_by_role("link", name="Live", exact=True).click()
+    expect(page.locator("#live-problem")).to_contain_text('This key is not for "metrics"')
+
+
+def test_an_administrator_adds_a_tenant_and_a_key_that_is_shown_once_and_can_be_revoked(
+    guarded: Served, house: House, new_page: NewPage
+) -> None:
+    page = new_page(guarded.url)
+    sign_in(page, house.admin)
+    page.get_by_role("link", name="Access").click()
+    page.locator("#tenant-name").fill("a b")
+    page.get_by_role("button", name="Add a tenant").click()
+    expect(page.locator("#access-problem")).to_contain_text("name must")
+    page.locator("#tenant-name").fill("acme")
+    page.locator("#tenant-models").fill("tiny, tiny:*")
+    page.get_by_role("button", name="Add a tenant").click()
+    expect(page.get_by_role("row", name="acme tiny, tiny:*")).to_be_visible()
+    page.locator("#key-tenant").select_option("acme")
+    page.get_by_role("button", name="Make a key").click()
+    key = page.locator("#new-key .secret").inner_text()
+    answered = httpx.get(f"{guarded.url}/v1/models", headers={"authorization": f"Bearer {key}"})
+    assert [each["id"] for each in answered.json()["data"]] == ["tiny", "tiny:sql"]
+    page.reload()
+    expect(page.get_by_role("row", name="acme infer")).to_be_visible()
+    assert key not in page.content()
+    revoke = page.get_by_role("row", name="acme infer").get_by_role("button", name="Revoke")
+    revoke.click()
+    expect(revoke).to_contain_text("press again")
+    assert httpx.get(f"{guarded.url}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
+    revoke.click()
+    expect(page.get_by_role("row", name="acme infer")).to_contain_text("revoked")
+    assert httpx.get(f"{guarded.url}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 401
+
+
+def test_who_is_revoked_meanwhile_is_asked_again_and_told_why(guarded: Served, house: House, new_page: NewPage) -> None:
+    key = house.key("acme")["authorization"].removeprefix("Bearer ")
+    page = new_page(guarded.url)
+    sign_in(page, key)
+    expect(page.locator("#chips input")).to_have_count(2)
+    [made] = house.store.keys("acme")
+    admin = {"authorization": f"Bearer {house.admin}"}
+    assert httpx.delete(f"{guarded.url}/admin/keys/{made.id}", headers=admin).status_code == 200
+    page.get_by_role("button", name="Complete").click()
+    expect(page.locator("#sign-in-problem")).to_contain_text("status: 401")
+    assert page.evaluate("sessionStorage.length") == 0

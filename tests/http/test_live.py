@@ -1,0 +1,137 @@
+"""GET /live: once, or as events to so many listeners, who leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from starlette.types import Message
+
+from serve_app.core.errors import Overloaded, Unavailable
+from serve_app.http.app import build_app
+from serve_app.http.live import MAX_EVENTS, MAX_LISTENERS, Live
+from serve_app.router.fleet import Fleet
+from serve_app.router.router import Router
+from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
+
+
+class Listener:
+    """Reads events one by one, and leaves when it likes; it counts as having read what it took."""
+
+    def __init__(self, live: Live, *, accept: bytes = b"text/event-stream") -> None:
+        self.events: asyncio.Queue[Message] = asyncio.Queue()
+        self.leaves = asyncio.Event()
+        self.scope: dict[str, Any] = {"type": "http", "method": "GET", "headers": [(b"accept", accept)], "state": {}}
+        self.task = asyncio.create_task(live(self.scope, self._receive, self.events.put))
+
+    async def _receive(self) -> Message:
+        await self.leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def next_body(self) -> bytes:
+        async with asyncio.timeout(20):
+            while (message := await self.events.get())["type"] == "http.response.start":
+                assert message["status"] == 200
+        body: bytes = message["body"]
+        return body
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[Router]:
+    fleet = Fleet("router-7")
+    backend = FakeBackend(replica_card("r0", model_card("tiny", adapter_card("sql"))), is_stepped=True)
+    fleet.put(backend.card, backend)
+    fleet.expect(["tiny", "big"])
+    yield Router(fleet)
+    await fleet.close()
+
+
+async def test_it_tells_of_replicas_and_queues_as_it_is_described(router: Router) -> None:
+    transport = httpx.ASGITransport(build_app(router))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        ticket = router.admission.enter()
+        answered = await client.get("/live")
+        ticket.give_back()
+        document = (await client.get("/openapi.json")).json()
+    schema = document["components"]["schemas"]["Live"]
+    found = answered.json()
+    jsonschema.validate(found, schema)
+    assert set(found["replicas"][0]) == set(schema["properties"]["replicas"]["items"]["required"])
+    assert (found["router"], found["loading"], found["requests"]["open"]) == ("router-7", ["big"], 1)
+    assert [(each["id"], each["model"], each["blocks"]) for each in found["replicas"]] == [("r0", "tiny", 100)]
+    assert answered.headers["cache-control"] == "no-store"
+
+
+async def test_events_follow_what_happens_until_the_listener_leaves(router: Router) -> None:
+    live = Live(router.fleet, router.admission, period_s=0.001)
+    listener = Listener(live)
+    first = json.loads((await listener.next_body()).removeprefix(b"data: "))
+    ticket = router.admission.enter()
+    while json.loads((await listener.next_body()).removeprefix(b"data: "))["requests"]["open"] != 1:
+        pass
+    ticket.give_back()
+    assert (first["requests"]["open"], live.num_listeners) == (0, 1)
+    listener.leaves.set()
+    await listener.task
+    assert (live.num_listeners, listener.scope["state"]["served"].status) == (0, 499)
+
+
+async def test_no_more_listen_than_may_and_all_of_them_share_what_is_written(router: Router) -> None:
+    live = Live(router.fleet, router.admission, period_s=60, clock=lambda: 1.0)
+    listeners = [Listener(live) for _ in range(MAX_LISTENERS)]
+    bodies = {await each.next_body() for each in listeners}
+    assert (len(bodies), live.num_written, live.num_listeners) == (1, 1, MAX_LISTENERS)
+    with pytest.raises(Overloaded) as refused:
+        await Listener(live).task
+    assert refused.value.retry_after_s == 5
+    listeners[0].leaves.set()
+    await listeners[0].task
+    assert await Listener(live).next_body() in bodies
+    for each in asyncio.all_tasks() - {asyncio.current_task()}:
+        each.cancel()
+
+
+async def test_who_asks_for_no_events_is_told_once_and_takes_no_place(router: Router) -> None:
+    live = Live(router.fleet, router.admission)
+    listener = Listener(live, accept=b"*/*")
+    assert json.loads(await listener.next_body())["object"] == "live"
+    await listener.task
+    assert live.num_written == 0
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+async def test_a_stream_ends_with_the_router_and_after_so_many_events(router: Router, is_stopped: bool) -> None:
+    live = Live(router.fleet, router.admission, period_s=0.0)
+    listener = Listener(live)
+    if is_stopped:
+        router.admission.stop(Unavailable("stopped"))
+    await listener.task
+    bodies = [message["body"] for message in listener.events._queue if "body" in message]  # type: ignore[attr-defined]
+    assert len(bodies) == (1 if is_stopped else MAX_EVENTS) + 1
+    assert (bodies[-1], live.num_listeners) == (b"", 0)
+
+
+async def test_a_listener_that_reads_nothing_is_given_up(router: Router) -> None:
+    live = Live(router.fleet, router.admission, max_stall_s=0.01)
+    stalled = asyncio.Event()
+
+    async def never_read(message: Message) -> None:
+        await stalled.wait()
+
+    async def stay() -> Message:
+        await stalled.wait()
+        return {"type": "http.disconnect"}
+
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "GET",
+        "headers": [(b"accept", b"text/event-stream")],
+        "state": {},
+    }
+    await live(scope, stay, never_read)
+    assert live.num_listeners == 0
