@@ -14,8 +14,8 @@ import pytest_asyncio
 from serve_app.api.dialects.tables import UNION
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.openapi import openapi_document
+from tests.flow.house import House
 from tests.flow.stack import Stack, running_stack
-from tests.flow.test_admin import House
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 LONG = "the owl " * 1200
@@ -130,7 +130,7 @@ async def test_it_obeys_the_door_as_a_completion_does(tmp_path: Path) -> None:
     house = House(tmp_path)
     key = house.key("acme", models=["tiny:sql"], max_tokens=8)
     transport = httpx.ASGITransport(house.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with house.kept_open(), httpx.AsyncClient(transport=transport, base_url="http://test") as client:
 
         async def ask(headers: dict[str, str], **body: Any) -> httpx.Response:
             asked = {"model": "tiny:sql", "prompt": "four", "max_tokens": 4, **body}
@@ -143,5 +143,4 @@ async def test_it_obeys_the_door_as_a_completion_does(tmp_path: Path) -> None:
         assert "at most 8 with this key" in too_long.json()["error"]["message"]
         assert (await ask(key)).json()["parts"][0]["max_completion_tokens"] == 4
         assert house.backend.submissions == []
-    await house.fleet.close()
     house.store.close()
