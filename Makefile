@@ -9,7 +9,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 PYTEST := $(BIN)/pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .DEFAULT_GOAL := serve
-.PHONY: help serve serve-fast down test test-fast test-rooms test-cluster check lint bench docs lab notebooks clean
+.PHONY: help serve serve-fast down test test-fast test-rooms test-cluster check lint bench docs lab notebooks audit sbom lock clean
 .NOTPARALLEL:  # a cluster is not tested beside anything else
 unexport PYTHONDONTWRITEBYTECODE  # tests that are not kept compiled take half as long again to collect, in every process
 
@@ -36,9 +36,21 @@ test-rooms: $(VENV)/.installed-dev ## Every test that starts no Ray cluster
 test-cluster: $(VENV)/.installed-dev ## The tests that start one, each alone
 	$(BIN)/pytest -m cluster tests/cluster
 
-lint: $(VENV)/.installed-dev ## Lint and types
+lint: $(VENV)/.installed-dev ## Lint, types, and what bandit knows to be dangerous
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive serve_app
+
+audit: $(VENV)/.installed-audit ## Ask PyPI's database which of the pinned versions are known to be vulnerable; needs the network
+	$(BIN)/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
+
+sbom: $(VENV)/.installed-audit ## Write build/sbom.json: every pinned package, as CycloneDX has it
+	@mkdir -p build
+	$(BIN)/cyclonedx-py requirements constraints.txt --pyproject pyproject.toml --mc-type application \
+		--output-reproducible --of JSON --output-file build/sbom.json
+
+lock: $(VENV)/.installed-dev ## Write requirements.lock: what is pinned, with the digests of this platform's files
+	$(BIN)/python -m tests.house.lock
 
 bench: $(VENV)/.installed-dev ## Measure engine, router and server; WHOLE=1: every case, and how cost grows (an hour)
 	$(BIN)/python -m tests.bench $(if $(WHOLE),--whole)
@@ -67,6 +79,10 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-audit: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP_INSTALL) -e '.[audit]'
+	@touch $@
 
 $(VENV)/.installed-lab: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP_INSTALL) -e '.[lab]'

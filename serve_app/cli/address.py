@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # nosec B104 # told, not bound
 CONNECT_TIMEOUT_S = 1.0
 
 

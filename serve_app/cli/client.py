@@ -22,6 +22,7 @@ START_ONE = f"Start one with `serve_app up`, or name another with --url or {URL_
 GIVE_A_KEY = f"Give one with {KEY_VARIABLE} or --key; `serve_app keys create` makes one."
 LIST_MODELS = "`serve_app models` lists what is served."
 BE_OLDER = "The service may be of another version than this command line."
+SCHEMES = ("http://", "https://")
 RETRIED = frozenset({429, 503})
 
 
@@ -94,10 +95,14 @@ class Service:
         return str(listed[0]["id"])
 
     def _open(self, path: str, body: Mapping[str, object] | None) -> http.client.HTTPResponse:
+        if not self.url.startswith(SCHEMES):
+            raise ServiceFailed(
+                f"{self.url!r} is no address of a service: it begins with http:// or https://.", Exit.MISUSED
+            )
         data = None if body is None else json.dumps(body).encode()
         try:
             request = urllib.request.Request(self.url.rstrip("/") + path, data, self._headers())
-            response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=self.timeout_s)
+            opened = urllib.request.urlopen(request, timeout=self.timeout_s)  # nosec B310 # the scheme was looked at
         except urllib.error.HTTPError as error:
             with error:
                 raise _failed(error.code, error.read(), error.headers.get("Retry-After")) from error
@@ -105,6 +110,7 @@ class Service:
             reason = getattr(error, "reason", None) or error
             message = f"No service answers at {self.url}: {reason}. {START_ONE}"
             raise ServiceFailed(message, Exit.UNREACHABLE) from error
+        response: http.client.HTTPResponse = opened
         return response
 
     def _headers(self) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ def main(file: str, events: int, parent: int) -> None:
     `parent` is who started us: when it dies, we are interrupted."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
     _be_interrupted_with(parent)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an image of a crashed process would hold prompts and the pepper
     import ray
     from ray.serve.scripts import cli
 

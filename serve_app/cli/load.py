@@ -29,9 +29,9 @@ class Load:
 
     def bodies(self, model: str) -> Iterator[dict[str, object]]:
         """Requests of which no two prompts begin alike, the same every time; each runs to its full length."""
-        random, words = Random(self.num_requests), " ".join(WORDS).split()
+        random, words = Random(self.num_requests), " ".join(WORDS).split()  # nosec B311 # prompts
         for number in range(self.num_requests):
-            prompt = " ".join([f"{number}:", *random.choices(words, k=self.num_words)])
+            prompt = " ".join([f"{number}:", *random.choices(words, k=self.num_words)])  # nosec B311
             asked = {"model": model, "prompt": prompt, "max_tokens": self.max_tokens, "seed": number}
             usual = {"ignore_eos": True, **self.parameters}
             yield {**asked, **usual, "stream_options": {"include_usage": True}}

@@ -6,8 +6,10 @@ process that was given a dead one's id does not carry it. Where there is no /pro
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -56,6 +58,51 @@ def listener_on(port: int) -> Process | None:
     if not sockets:
         return None
     return next((_process(pid) for pid in _pids() if _holds(pid, sockets)), None)
+
+
+def children_of(ancestor: int) -> list[Process]:
+    """A process, and all that it and its children have started and not left behind."""
+    parents = {pid: _parent_of(pid) for pid in _pids()}
+    family = {ancestor}
+    while found := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= found
+    return [_process(pid) for pid in sorted(family) if pid in parents]
+
+
+def ancestors_of(process: Process) -> Iterator[Process]:
+    """Its parent, that one's, and so on; not the first process of the machine."""
+    pid = _parent_of(process.pid)
+    while pid is not None and pid > 1:
+        yield _process(pid)
+        pid = _parent_of(pid)
+
+
+def with_words(*words: str) -> list[Process]:
+    """Every process whose command has all of them."""
+    return [each for each in map(_process, _pids()) if all(word in each.command for word in words)]
+
+
+def environment_of(process: Process) -> dict[str, str]:
+    """What it was started with; empty where it is another user's, or has put a title in that place."""
+    entries = (each.decode(errors="replace").partition("=") for each in _read(process.pid, "environ").split(b"\0"))
+    return {name: value for name, sign, value in entries if sign}
+
+
+def core_limit_of(process: Process) -> int | None:
+    """Bytes of the largest image that the kernel may write of it when it crashes; None is without a bound."""
+    for line in _read(process.pid, "limits").decode(errors="replace").splitlines():
+        if line.startswith("Max core file size"):
+            soft = line.removeprefix("Max core file size").split()[0]
+            return None if soft == "unlimited" else int(soft)
+    return 0
+
+
+def listeners_of(process: Process) -> Iterator[tuple[str, int]]:
+    """Address and port of each TCP socket that it has open and that waits for connections."""
+    held = _sockets_of(process.pid)
+    for inode, address, port in _all_listening():
+        if f"socket:[{inode}]" in held:
+            yield address, port
 
 
 def send(process: Process, number: signal.Signals) -> bool:
@@ -138,6 +185,11 @@ def _read(pid: int, name: str) -> bytes:
 
 def _listening_sockets(port: int) -> Iterator[str]:
     """Their inodes, of both families."""
+    return (inode for inode, _, at in _all_listening() if at == port)
+
+
+def _all_listening() -> Iterator[tuple[str, str, int]]:
+    """Inode, address and port of every TCP socket that waits for connections, of both families."""
     for table in ("tcp", "tcp6"):
         try:
             rows = (PROC / "net" / table).read_text().splitlines()[1:]
@@ -145,17 +197,28 @@ def _listening_sockets(port: int) -> Iterator[str]:
             continue
         for row in rows:
             fields = row.split()  # slot, local address, remote address, state, ..., inode
-            if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                yield fields[9]
+            if fields[3] == LISTENING:
+                address, _, port = fields[1].rpartition(":")
+                yield fields[9], _written(address), int(port, 16)
+
+
+def _written(address: str) -> str:
+    """As a person writes it. The kernel has it as words of 32 bits in this machine's order."""
+    words = (int(address[at : at + 8], 16) for at in range(0, len(address), 8))
+    return str(ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words)))
 
 
 def _holds(pid: int, sockets: set[str]) -> bool:
-    """Whether the process has one of the sockets open; false where it is another user's."""
+    return not sockets.isdisjoint(_sockets_of(pid))
+
+
+def _sockets_of(pid: int) -> set[str]:
+    """What the process has open; empty where it is another user's."""
     folder = PROC / str(pid) / "fd"
     try:
-        return any(_link(folder / name) in sockets for name in os.listdir(folder))
+        return {_link(folder / name) for name in os.listdir(folder)}
     except OSError:
-        return False
+        return set()
 
 
 def _link(file: Path) -> str:

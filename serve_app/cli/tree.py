@@ -48,6 +48,7 @@ def _add_serving(app: typer.Typer) -> None:
     app.command(rich_help_panel=SERVE)(running.up)
     app.command(rich_help_panel=SERVE)(running.down)
     app.command(rich_help_panel=SERVE)(running.check)
+    app.command(rich_help_panel=SERVE)(running.doctor)
     app.command(rich_help_panel=SERVE)(running.env)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ from serve_app.core.quotas import Lease, Statement
 from serve_app.core.tenants import Identity, Limits
 from serve_app.deployments.logs import log_as_configured
 from serve_app.deployments.transport import by_value
+from serve_app.router.claims import Claim, Claimed, Claims
+from serve_app.router.replays import Message
 from serve_app.tenants.directory import Directory
 from serve_app.tenants.errors import NotThere, TenancyError
 from serve_app.tenants.held import HeldDirectory
@@ -29,6 +32,7 @@ from serve_app.tenants.lending import Lending
 from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
 from serve_app.tenants.pepper import VARIABLE
+from serve_app.tenants.retention import prune
 from serve_app.tenants.store import Author
 
 logger = logging.getLogger(__name__)
@@ -36,15 +40,16 @@ logger = logging.getLogger(__name__)
 PERIOD_S = 0.5
 TIMEOUT_S = 2.0
 ADMINISTRATION_TIMEOUT_S = 20.0
+PRUNING_PERIOD_S = 3600.0
 
 
 class Accounts:
     """The one replica that writes on behalf of the service. What the command line writes beside it, it sees.
 
-    store, pepper: see RouterArgs
+    store, pepper, ledger_days: see RouterArgs
     """
 
-    def __init__(self, store: str, pepper: str) -> None:
+    def __init__(self, store: str, pepper: str, ledger_days: int) -> None:
         log_as_configured()
         self._store, self._pepper = open_store(store, pepper_file=Path(pepper), environment=os.environ.get(VARIABLE))
         self._office = Office(self._store, self._pepper)
@@ -52,10 +57,13 @@ class Accounts:
         self._lending = Lending(
             self._limits_of, clock=time.monotonic, wall=time.time, spent_of=self._office.ledger.cost_of
         )
+        self._claims = Claims(clock=time.monotonic)
+        self._ledger_days, self._pruned_at = ledger_days, -math.inf
         self._writing = asyncio.Lock()
 
-    async def directory(self, known_version: int) -> Directory | None:
+    async def directory(self, known_version: int, router_id: str) -> Directory | None:
         """All tenants and keys; None where that version is what there is."""
+        self._claims.heard(router_id)
         return await asyncio.to_thread(self._newer, known_version)
 
     async def administer(self, service: str, arguments: Mapping[str, object], actor: str) -> object:
@@ -76,6 +84,19 @@ class Accounts:
         """As LedgerStore.record, one batch after the other."""
         async with self._writing:
             await asyncio.to_thread(self._office.ledger.record, rows, counted, time.time())
+            if time.monotonic() - self._pruned_at > PRUNING_PERIOD_S:
+                self._pruned_at = time.monotonic()
+                await asyncio.to_thread(prune, self._store.engine, now=time.time(), days=self._ledger_days)
+
+    async def claim(self, claim: Claim, router_id: str) -> Claimed | ServeError:
+        """As Claims.claim, a refusal returned; on the event loop alone, so that there is one writer."""
+        try:
+            return self._claims.claim(claim, router_id)
+        except ServeError as refusal:
+            return refusal
+
+    async def deliver(self, claim: Claim, router_id: str, answer: Sequence[Message] | None) -> None:
+        self._claims.deliver(claim, router_id, answer)
 
     async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
         return await asyncio.to_thread(self._office.ledger.usage, question)
@@ -102,8 +123,9 @@ class AccountsLink:
     accounts: handle of the deployment
     """
 
-    def __init__(self, accounts: DeploymentHandle[Any], *, grace_s: float) -> None:
+    def __init__(self, accounts: DeploymentHandle[Any], router_id: str, *, grace_s: float) -> None:
         self._accounts = by_value(accounts)
+        self._router_id = router_id
         self._held = HeldDirectory(grace_s=grace_s)
         self._is_reached = True
 
@@ -146,6 +168,19 @@ class AccountsLink:
         )
         return lines
 
+    async def claim(self, claim: Claim) -> Claimed:
+        """Raises KeyReused, Unavailable."""
+        found = await self._ask(partial(self._accounts.claim.remote, claim, self._router_id), timeout_s=TIMEOUT_S)
+        if isinstance(found, ServeError):
+            raise found
+        claimed: Claimed = found
+        return claimed
+
+    async def deliver(self, claim: Claim, answer: Sequence[Message] | None) -> None:
+        """Raises Unavailable."""
+        ask = partial(self._accounts.deliver.remote, claim, self._router_id, answer)
+        await self._ask(ask, timeout_s=ADMINISTRATION_TIMEOUT_S)
+
     async def run(self) -> None:
         """Look for ever."""
         while True:
@@ -156,7 +191,9 @@ class AccountsLink:
         """Hear what changed; where nobody answers, what is held stays."""
         asked_at = time.monotonic()
         try:
-            found = await self._ask(partial(self._accounts.directory.remote, self._held.version), timeout_s=TIMEOUT_S)
+            found = await self._ask(
+                partial(self._accounts.directory.remote, self._held.version, self._router_id), timeout_s=TIMEOUT_S
+            )
         except Exception as error:  # whatever it is, this loop is how it ends
             if self._is_reached:
                 logger.warning("accounts cannot be reached, what is known goes on being good: %s", error)

@@ -49,7 +49,7 @@ def router(args: RouterArgs) -> serve.Application:
     if args.store is None:
         return deployment.bind()
     accounts = serve.deployment(Accounts, name=ACCOUNTS_DEPLOYMENT, ray_actor_options={"num_cpus": 0})
-    return deployment.bind(accounts.bind(args.store, args.pepper))
+    return deployment.bind(accounts.bind(args.store, args.pepper, args.ledger_days))
 
 
 def _is_behind_haproxy() -> bool:

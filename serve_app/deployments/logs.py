@@ -1,19 +1,35 @@
-"""Where the log lines of a replica go."""
+"""Where the log lines of a replica go, and what is kept out of them."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from logging.handlers import MemoryHandler
+
+from serve_app.observe.guard import GuardedFormatter
+from serve_app.observe.lines import Lines
 
 ACCESS_LOGGER = "serve_app.http.completions"
+SERVES_LOGGER = "ray.serve"
+SERVES_JSON = "JSONFormatter"
 
 
 def log_as_configured() -> None:
     """Send the service's own lines to stderr, which Ray keeps per process: one bare JSON line per request, and
-    everything else with its time and origin. Serve's own logging is set in the cluster file. Safe to repeat.
+    everything else with its time, level, origin and requests, in JSON where `logging_config` of the cluster file has
+    Serve write that (`encoding: JSON`). Safe to repeat.
     """
-    _attach("serve_app", logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    _attach(ACCESS_LOGGER, logging.Formatter("%(message)s"))
+    _attach("serve_app", Lines(serve_writes_json))
+    _attach(ACCESS_LOGGER, GuardedFormatter("%(message)s"))
+
+
+def serve_writes_json() -> bool:
+    """Whether Serve was told to write JSON in this process; read from its logger, as nothing else in it says so."""
+    for handler in logging.getLogger(SERVES_LOGGER).handlers:
+        writing = handler.target if isinstance(handler, MemoryHandler) else handler
+        if type(getattr(writing, "formatter", None)).__name__ == SERVES_JSON:
+            return True
+    return False
 
 
 def _attach(name: str, formatter: logging.Formatter) -> None:

@@ -11,7 +11,8 @@ from ray import serve
 
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ReplicaCard
-from serve_app.core.errors import ReplicaLost, ServeError
+from serve_app.core.concern import concerning
+from serve_app.core.errors import EngineFailed, ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.deployments.packing import pack
@@ -46,11 +47,16 @@ LoadService = Callable[[str], Service]
 
 
 async def answer_or_refusal(answer: Awaitable[Answer]) -> Answer | ServeError:
-    """The answer, or the refusal that came instead."""
+    """The answer, or the refusal that came instead. What nobody foresaw is told to our own log, not to Serve's, which
+    would write down its message, and with it what a client sent.
+    """
     try:
         return await answer
     except ServeError as refusal:
         return refusal
+    except Exception as error:
+        logger.exception("a call of a router failed")
+        return EngineFailed(f"The replica failed ({type(error).__name__}).")
 
 
 class Model:
@@ -85,7 +91,8 @@ class Model:
 
     async def submit(self, replica_id: str, router_id: str, requests: Sequence[GenerationRequest]) -> ServeError | None:
         self._refuse_strays(replica_id)
-        return await answer_or_refusal(self._service.submit(router_id, requests))
+        with concerning(request.client_request_id for request in requests):
+            return await answer_or_refusal(self._service.submit(router_id, requests))
 
     async def abort(self, replica_id: str, router_id: str, request_ids: Sequence[str]) -> None:
         self._refuse_strays(replica_id)

@@ -72,7 +72,7 @@ class PinnedRouter(LocalityMixin, RequestRouter):
 
     def _two_of_the_nearest(self, pending_request: PendingRequest | None) -> list[list[RunningReplica]]:
         nearest = list(self.apply_locality_routing(pending_request=pending_request))
-        chosen = random.sample(nearest, k=min(2, len(nearest)))
+        chosen = random.sample(nearest, k=min(2, len(nearest)))  # nosec B311 # no secret
         return [[self.curr_replicas[each] for each in chosen if each in self.curr_replicas]]
 
 

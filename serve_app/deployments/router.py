@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import suppress
 from contextvars import Context
 from typing import Any, ClassVar
@@ -23,6 +24,7 @@ from serve_app.http.app import build_app
 from serve_app.http.guard import OPEN_DOOR, Door
 from serve_app.http.metrics import Metrics
 from serve_app.http.settings import HttpSettings
+from serve_app.observe.switch import Switch
 from serve_app.router.admission import Admission, AdmissionSettings
 from serve_app.router.books import Books
 from serve_app.router.discovery import Discovery
@@ -57,14 +59,16 @@ class RouterReplica:
     async def __init__(self, accounts: DeploymentHandle[Any] | None = None) -> None:  # type: ignore[misc]  # Serve awaits
         log_as_configured()
         defaults = RouterSettings()
-        self._accounts = None if accounts is None else AccountsLink(accounts, grace_s=defaults.auth_grace_s)
         context = serve.get_replica_context()
         router_id = f"router-{context.replica_id.unique_id}"
+        grace_s = defaults.auth_grace_s
+        self._accounts = None if accounts is None else AccountsLink(accounts, router_id, grace_s=grace_s)
         self._fleet = Fleet(router_id)
         self._admission = Admission(lambda: self._fleet.rooms)
         self._metrics = Metrics(self._fleet, router_id=router_id, admission=self._admission)
         self._books = None if self._accounts is None else self._books_with(self._accounts, router_id)
         self._replays = Replays()
+        self._tracing = Switch(os.environ)
         self._hot_app = HotApp(self._app_for(defaults))
         discovery = Discovery(ServeCluster(context.app_name), self._fleet, router_id, on_deleted=self._stop)
         begin = asyncio.get_running_loop().create_task
@@ -109,6 +113,7 @@ class RouterReplica:
                 self._hearing.cancel()
             self._stop()
             await self._fleet.close()
+            await asyncio.to_thread(self._tracing.close)
             for each in self._writing:
                 each.cancel()
             if self._books is not None:
@@ -145,9 +150,15 @@ class RouterReplica:
             cors_origins=settings.cors_origins,
             limits=WireLimits(**settings.limits.model_dump()),
             sends_request_id=False,  # Serve does
+            trace=self._tracing.turned(settings.traces),
         )
         return build_app(
-            router, http_settings, metrics=self._metrics, door=self._door_for(settings), replays=self._replays
+            router,
+            http_settings,
+            metrics=self._metrics,
+            door=self._door_for(settings),
+            replays=self._replays,
+            book=self._accounts if asks_for_keys else None,
         )
 
     def _door_for(self, settings: RouterSettings) -> Door:

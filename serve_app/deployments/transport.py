@@ -113,7 +113,8 @@ def as_serve_error(error: Exception, replica_id: str) -> ServeError:
     if isinstance(cause, ServeError):
         return cause
     if isinstance(error, RayTaskError):
-        return EngineFailed(f"Replica {replica_id} failed: {cause!r}")
+        kind = type(cause).__name__  # no more of it: it may hold what somebody else sent
+        return EngineFailed(f"Replica {replica_id} failed ({kind}).")
     if isinstance(error, BackPressureError):
         return Overloaded(f"Replica {replica_id} takes no more calls.", None, {"retry_after_s": 1})
     return ReplicaLost(f"Replica {replica_id} is gone.")

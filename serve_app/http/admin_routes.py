@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from starlette.requests import Request
@@ -16,9 +17,10 @@ from serve_app.core.csv_lines import as_csv
 from serve_app.core.errors import InvalidRequest
 from serve_app.http.bodies import body_of
 from serve_app.http.guard import Administer
+from serve_app.http.parquet import CONTENT_TYPE, as_parquet
 
 MAX_DEPTH = 8
-FORMATS = ("json", "csv")
+FORMATS = ("json", "csv", "parquet")
 """Of usage; everything else is JSON."""
 HEADERS = {"cache-control": "no-store"}
 """An answer may hold a key."""
@@ -39,11 +41,13 @@ def admin_routes(administer: Administer, *, max_body_bytes: int) -> list[Route]:
             arguments["tenant"] = identity.tenant.name
         form = arguments.pop("format", "json")
         if form not in FORMATS:
-            must = f"be one of {', '.join(FORMATS)}; a CSV becomes Parquet with any tool for tables"
-            raise InvalidRequest.refusing("format", must=must, found=shown(form))
+            raise InvalidRequest.refusing("format", must=f"be one of {', '.join(FORMATS)}", found=shown(form))
         found = await administer(service.name, arguments, identity.key_id)
         if form == "csv":
             return Response(as_csv(_lines(found)), headers={**HEADERS, "content-type": "text/csv; charset=utf-8"})
+        if form == "parquet":
+            written = await asyncio.to_thread(as_parquet, _lines(found))  # its first call loads a large library
+            return Response(written, headers={**HEADERS, "content-type": CONTENT_TYPE})
         return JSONResponse(found, headers=HEADERS)
 
     return [Route(path, answer, methods=[method for each, method in SERVICES if each is path]) for path in AdminPath]

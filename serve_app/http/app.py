@@ -35,6 +35,7 @@ from serve_app.http.slashes import TrailingSlash
 from serve_app.http.slots import TellsSlots
 from serve_app.http.styles import ChatStyle, EmbeddingStyle, InfillStyle, NativeStyle, OpenAiStyle, Style
 from serve_app.http.upgrades import Upgrades
+from serve_app.router.claims import ClaimBook
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.replays import Replays
 from serve_app.router.router import Router
@@ -47,12 +48,14 @@ def build_app(
     metrics: Metrics | None = None,
     door: Door = OPEN_DOOR,
     replays: Replays | None = None,
+    book: ClaimBook | None = None,
 ) -> Starlette:
     """The whole service over HTTP, for any ASGI server.
 
     metrics: what to count in; one that outlives the application keeps counting when that is exchanged
     door:    who is let in
     replays: answers under an Idempotency-Key; None ignores those
+    book:    in which several routers agree who answers under one
     """
     settings = settings or HttpSettings()
     metrics = metrics or Metrics(router.fleet, admission=router.admission)
@@ -60,7 +63,7 @@ def build_app(
 
     def routes_for(tenant: Tenant) -> ASGIApp:
         seen = router.seen_by(tenant)
-        found = routes(seen, settings.for_tenant(tenant), metrics, door, replays=replays, live=live)
+        found = routes(seen, settings.for_tenant(tenant), metrics, door, replays=replays, live=live, book=book)
         return Routes(found, redirect_slashes=False)
 
     app = Starlette(
@@ -80,6 +83,7 @@ def routes(
     *,
     replays: Replays | None = None,
     live: Live | None = None,
+    book: ClaimBook | None = None,
 ) -> list[Route]:
     """Every route, as it answers who sees this router."""
     live = live or Live(router.fleet, router.admission, max_stall_s=settings.max_stall_s)
@@ -87,7 +91,9 @@ def routes(
 
     def completions(style: Style) -> ASGIApp:
         found = Completions(router, settings, style)
-        return found if replays is None else Idempotent(found, replays, max_body_bytes=settings.max_body_bytes)
+        if replays is None:
+            return found
+        return Idempotent(found, replays, max_body_bytes=settings.max_body_bytes, book=book)
 
     native = completions(NativeStyle(inquiries))
     return [

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextvars import Context
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as AsgiMessage
 
 from serve_app.api.dialects.tables import HEADER
+from serve_app.core.errors import ServeError, Unavailable
 from serve_app.core.tenants import Identity
 from serve_app.http.exchange import ClientGone, read_body
 from serve_app.http.metrics import Served
-from serve_app.router.replays import Recording, Replays, fingerprint_of
+from serve_app.router.claims import Claim, ClaimBook, Standing
+from serve_app.router.replays import Message, Recording, Replays, fingerprint_of
 
 NAME = "idempotency-key"
 FIRST = b"idempotency-replayed"
+POLL_S = 0.25
+DELIVERY_S = 1.0
+MAX_DELIVERIES = 60
 
 
 class Idempotent:
@@ -25,58 +32,101 @@ class Idempotent:
     follows the one answer from its first byte, be it whole or a stream, and it is computed and written down once. What
     was no success is not kept, so that a repeat is a new request; neither is a stream that ended by an error.
 
+    book: of all routers, where there are several: an answer of another one is given again, and waited for where it is
+          still being computed; None asks nobody
     max_body_bytes: of the request
     """
 
-    def __init__(self, app: ASGIApp, replays: Replays, *, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, replays: Replays, *, max_body_bytes: int, book: ClaimBook | None = None) -> None:
         self._app = app
         self._replays = replays
+        self._book = book
         self._max_body_bytes = max_body_bytes
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         key = headers.get(NAME)
-        if key is None or not self._replays.settings.seconds:
+        seconds = self._replays.settings.seconds
+        if key is None or not seconds:
             await self._app(scope, receive, send)
             return
         identity: Identity = scope["state"]["identity"]
-        tenant = identity.tenant.name
         length = headers.get("content-length")
         body = await read_body(receive, content_length=length, max_bytes=self._max_body_bytes)
         fingerprint = fingerprint_of(scope["path"], headers.get(HEADER, ""), body)
-        recording = self._replays.find(tenant, key, fingerprint)
+        claim = Claim(tenant=identity.tenant.name, key=key, fingerprint=fingerprint, seconds=seconds)
+        recording = self._replays.find(claim.tenant, key, fingerprint)
         if recording is not None:
             await _follow(recording, receive, send, is_first=False)
             return
-        recording = self._replays.begin(tenant, key, fingerprint)
-        answer = self._answer(scope, body, recording, tenant=tenant, key=key)
-        task = asyncio.get_running_loop().create_task(answer, context=Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        recording = self._replays.begin(claim.tenant, key, fingerprint)
+        task = self._begin(self._answer(scope, body, recording, claim))
         await _follow(recording, receive, send, is_first=True)
         await asyncio.shield(task)
 
-    async def _answer(self, scope: Scope, body: bytes, recording: Recording, *, tenant: str, key: str) -> None:
-        """Have the request computed, whoever is still there."""
-        sent: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    def _begin(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, context=Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
-        async def receive() -> Message:
+    async def _answer(self, scope: Scope, body: bytes, recording: Recording, claim: Claim) -> None:
+        """Have the request answered, whoever is still there: by the answer of another router, or by computing it."""
+        is_kept, failure = False, None
+        try:
+            found = await self._claimed(claim)
+            if found is None:
+                is_kept = await self._compute(scope, body, recording)
+                if self._book is not None:
+                    self._begin(_deliver(self._book, claim, recording.so_far if is_kept else None))
+            else:
+                is_kept = recording.is_repeat = True
+                for message in found:
+                    recording.add(message)
+        except ServeError as error:
+            failure = error
+        finally:
+            self._replays.end(claim.tenant, claim.key, recording, is_kept=is_kept, error=failure)
+
+    async def _claimed(self, claim: Claim) -> tuple[Message, ...] | None:
+        """The answer of another router, once it is there; None where this one is to compute it. Raises ServeError."""
+        while self._book is not None:
+            found = await self._book.claim(claim)
+            if found is Standing.YOURS:
+                return None
+            if isinstance(found, tuple):
+                return found
+            await asyncio.sleep(POLL_S)
+        return None
+
+    async def _compute(self, scope: Scope, body: bytes, recording: Recording) -> bool:
+        """In the first client's scope, so that it is counted once. Whether the answer is to be kept."""
+        sent: list[AsgiMessage] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> AsgiMessage:
             if sent:
                 return sent.pop()
             await asyncio.Event().wait()
             raise AssertionError
 
-        async def send(message: Message) -> None:
+        async def send(message: AsgiMessage) -> None:
             recording.add(message)
 
-        is_kept = False
+        await self._app(scope, receive, send)
+        served: Served | None = scope["state"].get("served")
+        return served is not None and served.status == 200 and served.is_whole
+
+
+async def _deliver(book: ClaimBook, claim: Claim, answer: tuple[Message, ...] | None) -> None:
+    """Tell the other routers, again and again where they cannot be reached."""
+    for _ in range(MAX_DELIVERIES):
         try:
-            await self._app(scope, receive, send)  # the first client's scope, so that it is counted once
-            served: Served | None = scope["state"].get("served")
-            is_kept = served is not None and served.status == 200 and served.is_whole
-        finally:
-            self._replays.end(tenant, key, recording, is_kept=is_kept)
+            await book.deliver(claim, answer)
+        except Unavailable:
+            await asyncio.sleep(DELIVERY_S)
+        else:
+            return
 
 
 async def _follow(recording: Recording, receive: Receive, send: Send, *, is_first: bool) -> None:
@@ -97,7 +147,7 @@ async def _follow(recording: Recording, receive: Receive, send: Send, *, is_firs
 async def _send_all(recording: Recording, send: Send, *, is_first: bool) -> None:
     async for message in recording.messages():
         copy = dict(message)
-        if copy["type"] == "http.response.start" and not is_first:
+        if copy["type"] == "http.response.start" and (recording.is_repeat or not is_first):
             copy["headers"] = [*message.get("headers", ()), (FIRST, b"true")]  # type: ignore[misc]
         await send(copy)
 

@@ -182,7 +182,7 @@ class Shedding(BoundedHeaders):
         if self._num_in_a_row >= MAX_IN_A_ROW and pause_s > 0 and self._pause is None:
             self._num_in_a_row = 0
             self.flow.pause_reading()
-            self._pause = self.loop.call_later(pause_s * random.uniform(0.5, 1.0), self._end_pause)
+            self._pause = self.loop.call_later(pause_s * random.uniform(0.5, 1.0), self._end_pause)  # nosec B311
         elif self._pause is None:
             self._await_until_timeout()
 

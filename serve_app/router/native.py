@@ -23,7 +23,7 @@ class NativeRenderer:
 
     def __init__(self, request: CompletionRequest, tally: Tally) -> None:
         self._request = request
-        self._composer = Composer(request.model_copy(update={"return_token_ids": True}))
+        self._composer = Composer(request.model_copy(update={"return_token_ids": True}))  # nosec B105 # no secret
         self._tally = tally
         self._has_new_line: set[int] = set()
 

@@ -35,28 +35,35 @@ class Recording:
     """One answer, message by message as ASGI has them, as it comes. Everybody who asked for it follows it.
 
     fingerprint: of the request that it answers
+    is_repeat:   another router has given it before
     """
 
     def __init__(self, fingerprint: bytes) -> None:
         self.fingerprint = fingerprint
+        self.is_repeat = False
         self.num_bytes = 0
         self.is_over = False
+        self._error: Exception | None = None
         self._messages: list[Message] = []
         self._news = asyncio.Event()
 
     def add(self, message: Message) -> None:
         self._messages.append(message)
-        body = message.get("body", b"")
-        self.num_bytes += MESSAGE_BYTES + (len(body) if isinstance(body, bytes) else 0)
+        self.num_bytes += size_of(message)
         self._wake()
 
-    def end(self) -> None:
-        """Nothing follows."""
+    def end(self, error: Exception | None = None) -> None:
+        """Nothing follows. error: is raised for whoever follows, where nothing was said"""
+        self._error = error
         self.is_over = True
         self._wake()
 
+    @property
+    def so_far(self) -> tuple[Message, ...]:
+        return tuple(self._messages)
+
     async def messages(self) -> AsyncIterator[Message]:
-        """From the first on, to the last of the body, or until it is over without one."""
+        """From the first on, to the last of the body, or until it is over without one. Raises what it ended by."""
         place = 0
         while True:
             while place < len(self._messages):
@@ -65,6 +72,8 @@ class Recording:
                 if message["type"] == "http.response.body" and not message.get("more_body", False):
                     return
                 place += 1
+            if self.is_over and self._error is not None and not place:
+                raise self._error
             if self.is_over:
                 return
             await self._news.wait()
@@ -127,9 +136,14 @@ class Replays:
         mine[key] = _Kept(recording, self._clock() + self.settings.seconds)
         return recording
 
-    def end(self, tenant: str, key: str, recording: Recording, *, is_kept: bool) -> None:
-        """It is over; where it is not kept, a repeat is a new request. Whoever follows it has it to the end."""
-        recording.end()
+    def end(
+        self, tenant: str, key: str, recording: Recording, *, is_kept: bool, error: Exception | None = None
+    ) -> None:
+        """It is over; where it is not kept, a repeat is a new request. Whoever follows it has it to the end.
+
+        error: is raised for them, where nothing was said
+        """
+        recording.end(error)
         mine = self._kept.get(tenant, OrderedDict())
         if not is_kept:
             mine.pop(key, None)
@@ -153,6 +167,12 @@ class Replays:
                 return  # the first are the oldest
             if each.recording.is_over:
                 del mine[key]
+
+
+def size_of(message: Message) -> int:
+    """Bytes that it takes, about."""
+    body = message.get("body", b"")
+    return MESSAGE_BYTES + (len(body) if isinstance(body, bytes) else 0)
 
 
 def fingerprint_of(path: str, dialect: str, body: bytes) -> bytes:

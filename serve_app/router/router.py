@@ -70,15 +70,16 @@ class Router:
         self._config = config or RouterConfig()
         self._placement = placement or Placement()
 
-    def open(self, request: CompletionRequest, ticket: Ticket | None = None) -> Run:
+    def open(self, request: CompletionRequest, ticket: Ticket | None = None, *, request_id: str = "") -> Run:
         """A run of a settled request, not started; enter it to start.
 
+        request_id: what the client and the logs call it
         ticket: of the request, where it had to pass admission; grows to what the request needs, and can end the run
 
         Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
         """
         response_id = new_response_id(request.id_prefix)
-        requests = self.lowered(request, response_id)
+        requests = self.lowered(request, response_id, client_request_id=request_id)
         run = Run(
             requests,
             response_id,
@@ -95,9 +96,12 @@ class Router:
             ticket.ends_by(run.fail)
         return run
 
-    def lowered(self, request: CompletionRequest, response_id: str) -> tuple[GenerationRequest, ...]:
+    def lowered(
+        self, request: CompletionRequest, response_id: str, *, client_request_id: str = ""
+    ) -> tuple[GenerationRequest, ...]:
         """What a settled request asks of which model, within the tenant's bounds. Raises as `open`."""
-        lowered = lower(request, response_id, resolve=self._resolver(request), card_of=self._card_of)
+        resolve, named = self._resolver(request), client_request_id
+        lowered = lower(request, response_id, resolve=resolve, card_of=self._card_of, client_request_id=named)
         return tuple(map(self._of_tenant, lowered))
 
     def seen_by(self, tenant: Tenant) -> Router:

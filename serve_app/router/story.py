@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -30,6 +31,7 @@ class Story:
     """Filled while the request is served. Nothing of prompts or completions gets in, nor a name that a client made up.
 
     identity: who it is from
+    models: what its model names were resolved to; empty as long as they are a client's words
     ticket: its place, where it was let in;  permit: what it holds of its tenant's limits
     started_at, first_sent_at: by the monotonic clock, seconds
     """
@@ -39,6 +41,7 @@ class Story:
     started_at: float = field(default_factory=time.monotonic)
     first_sent_at: float | None = None
     request: CompletionRequest | None = None
+    models: tuple[str, ...] = ()
     ticket: Ticket | None = None
     run: Run | None = None
     permit: Permit | None = None
@@ -58,7 +61,7 @@ class Story:
         if self.first_sent_at is not None:
             facts["first_sent_s"] = round(self.first_sent_at - self.started_at, 6)
         if self.request is not None:
-            facts |= _facts_of_request(self.request)
+            facts |= _facts_of_request(self.request, self.models)
         if self.run is not None:
             facts |= _facts_of_run(self.run)
         if self.error is not None:
@@ -84,9 +87,9 @@ def _known(param: str | None) -> str | None:
     return place.group() if place is not None and place[1].lower() in KNOWN_NAMES else UNKNOWN_NAME
 
 
-def _facts_of_request(request: CompletionRequest) -> dict[str, object]:
+def _facts_of_request(request: CompletionRequest, models: Sequence[str]) -> dict[str, object]:
     return {
-        "model": request.model,
+        "model": ",".join(models) or UNKNOWN_NAME,
         "stream": request.stream,
         "num_prompts": len(request.prompts),
         "num_choices": request.num_choices,

@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from serve_app.core.ledger import SUMS, UNATTRIBUTED, Counted, Row, UsageLine, UsageQuestion
 from serve_app.tenants import ledger_tables as tables
 from serve_app.tenants.meters import period_of
-from serve_app.tenants.tables import metadata
+from serve_app.tenants.tables import creating
 
 Key = tuple[str, ...]
 Sums = Counter[str]
@@ -28,16 +28,17 @@ class LedgerStore:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
         self._insert = sqlite.insert if engine.dialect.name == "sqlite" else postgresql.insert
-        metadata.create_all(engine)
+        with creating(engine):
+            pass  # whatever is not there is made
 
     def record(self, rows: Sequence[Row], counted: Sequence[Counted], now: float) -> int:
         """Keep them; those that are there already change nothing. Returns how many rows are new.
 
         now: Unix seconds
         """
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             new = self._keep_rows(connection, rows)
             self._add_days(connection, new)
             self._add_totals(connection, "told", _spent_of(new))
@@ -53,10 +54,12 @@ class LedgerStore:
         days, by = tables.days.c, question.by
         columns = [days[name] for name in by]
         sums = [func.sum(days[name]).label(name) for name in SUMS]
-        wanted = select(*columns, *sums).where(days.day >= question.since, days.day <= (question.until or "~"))
+        wanted = select(*columns, *sums).where(days.day >= question.since)
+        if question.until:
+            wanted = wanted.where(days.day <= question.until)
         if question.tenant is not None:
             wanted = wanted.where(days.tenant == question.tenant)
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             found = connection.execute(wanted.group_by(*columns).order_by(*columns)).mappings().all()
         return [
             UsageLine(by={name: str(row[name]) for name in by}, sums={name: int(row[name] or 0) for name in SUMS})
@@ -67,7 +70,7 @@ class LedgerStore:
         """What a tenant spent within a day `2026-11-22` or a month `2026-11`, in billionths of the currency."""
         days = tables.days.c
         wanted = select(func.sum(days.cost)).where(days.tenant == tenant, days.day.startswith(period))
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return int(connection.execute(wanted).scalar() or 0)
 
     def _keep_rows(self, connection: Connection, rows: Sequence[Row]) -> list[Row]:

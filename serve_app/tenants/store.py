@@ -44,18 +44,28 @@ class Event:
 class TenantStore:
     """url: as SQLAlchemy reads it, `sqlite:///serve_app.db` or `postgresql+psycopg://…`
 
+    is_made: whether tables are made where there are none; where not, nothing is written by opening it
+
     Several processes may have the same store open. Every change is one transaction, with its event, and makes
     `version` grow. Raises TenancyError where there is no database, or one of another schema.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, is_made: bool = True) -> None:
         try:
-            self._engine = create_engine(url)
-            if self._engine.dialect.name == "sqlite":
-                event.listen(self._engine, "connect", _prepare_sqlite)
-            self._create()
+            self._engine = create_engine(url, pool_pre_ping=True)  # a server may have been started anew
         except (SQLAlchemyError, ImportError) as error:
-            raise TenancyError(f"The store of tenants cannot be opened: {_reason(error)}.") from error
+            raise _unopened(error) from error
+        if is_made and self._engine.dialect.name == "sqlite":
+            event.listen(self._engine, "connect", _prepare_sqlite)
+        try:
+            schema = self._create() if is_made else self._schema()
+            if schema != tables.SCHEMA:
+                raise TenancyError(f"The store of tenants has schema {schema}; this version reads {tables.SCHEMA}.")
+        except BaseException as error:
+            self.close()
+            if isinstance(error, SQLAlchemyError):
+                raise _unopened(error) from error
+            raise
 
     @property
     def engine(self) -> Engine:
@@ -76,6 +86,11 @@ class TenantStore:
         """Whether a pepper was used with it already."""
         with self._engine.connect() as connection:
             return _fact(connection, "pepper") > 0
+
+    def is_pepper(self, pepper: bytes) -> bool:
+        """Whether keys are made under it; any is, where none was used yet."""
+        with self._engine.connect() as connection:
+            return _fact(connection, "pepper") in (0, fingerprint_of(pepper))
 
     def use_pepper(self, pepper: bytes) -> None:
         """Raises TenancyError where keys were made under another one, as none of them would open the door."""
@@ -169,15 +184,16 @@ class TenantStore:
             connection.execute(update(tables.keys).where(tables.keys.c.id == key_id).values(revoked_at=until))
         return key
 
-    def _create(self) -> None:
-        tables.metadata.create_all(self._engine)
-        with self._engine.begin() as connection:
+    def _schema(self) -> int:
+        with self._engine.connect() as connection:
+            return _fact(connection, "schema")
+
+    def _create(self) -> int:
+        with tables.creating(self._engine) as connection:
             if not _fact(connection, "schema"):
                 rows = [{"name": "schema", "value": tables.SCHEMA}, {"name": "version", "value": 1}]
                 connection.execute(insert(tables.facts), rows)
-            schema = _fact(connection, "schema")
-        if schema != tables.SCHEMA:
-            raise TenancyError(f"The store of tenants has schema {schema}; this version reads {tables.SCHEMA}.")
+            return _fact(connection, "schema")
 
     @contextmanager
     def _changing(self, by: Author, action: str, subject: str, details: Mapping[str, object]) -> Iterator[Connection]:
@@ -191,7 +207,7 @@ class TenantStore:
 
 def _prepare_sqlite(connection: Any, _: object) -> None:
     """Readers and a writer beside each other (https://sqlite.org/wal.html), and references that are kept."""
-    for pragma in ("journal_mode=WAL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"):
+    for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "journal_mode=WAL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 
@@ -220,6 +236,10 @@ def _key(row: Row[Any]) -> Key:
         expires_at=row.expires_at,
         revoked_at=row.revoked_at,
     )
+
+
+def _unopened(error: Exception) -> TenancyError:
+    return TenancyError(f"The store of tenants cannot be opened: {_reason(error)}.")
 
 
 def _reason(error: Exception) -> str:

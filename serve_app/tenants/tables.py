@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from sqlalchemy import DDL, Column, Float, ForeignKey, Integer, MetaData, String, Table, event
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import DDL, Column, Connection, Engine, Float, ForeignKey, Integer, MetaData, String, Table, event
 from sqlalchemy.types import JSON
 
+ALONE = {"sqlite": "BEGIN IMMEDIATE", "postgresql": "SELECT pg_advisory_xact_lock(5432015)"}
+"""Lets one process after the other make what is not there."""
 SCHEMA = 1
 """Of these tables; a store of another one is refused."""
 MAX_NAME_CHARS = 96
@@ -52,13 +57,29 @@ events = Table(
 )
 """What was changed, when and by whom: rows are added, and the database itself lets none be changed or taken out."""
 
-for verb in ("UPDATE", "DELETE"):
-    on_sqlite = DDL(  # type: ignore[no-untyped-call]
-        f"CREATE TRIGGER events_{verb.lower()} BEFORE {verb} ON events"
-        " BEGIN SELECT RAISE(ABORT, 'events are only added'); END"
-    )
-    on_postgresql = DDL(  # type: ignore[no-untyped-call]
-        f"CREATE RULE events_{verb.lower()} AS ON {verb} TO events DO INSTEAD NOTHING"
-    )
-    event.listen(events, "after_create", on_sqlite.execute_if(dialect="sqlite"))
-    event.listen(events, "after_create", on_postgresql.execute_if(dialect="postgresql"))
+REFUSED = "events are only added"
+ON_SQLITE = [
+    f"CREATE TRIGGER events_{verb.lower()} BEFORE {verb} ON events BEGIN SELECT RAISE(ABORT, '{REFUSED}'); END"
+    for verb in ("UPDATE", "DELETE")
+]
+ON_POSTGRESQL = [
+    "CREATE OR REPLACE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql"
+    f" AS $$ BEGIN RAISE EXCEPTION '{REFUSED}'; END $$",
+    *(
+        f"CREATE TRIGGER events_{verb.lower()} BEFORE {verb} ON events EXECUTE FUNCTION refuse_change()"
+        for verb in ("UPDATE", "DELETE", "TRUNCATE")
+    ),
+]
+for dialect, statements in (("sqlite", ON_SQLITE), ("postgresql", ON_POSTGRESQL)):
+    for statement in statements:
+        ddl = DDL(statement)  # type: ignore[no-untyped-call]
+        event.listen(events, "after_create", ddl.execute_if(dialect=dialect))
+
+
+@contextmanager
+def creating(engine: Engine) -> Iterator[Connection]:
+    """A transaction in which every table is there, whoever else begins at the same time."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(ALONE.get(engine.dialect.name, "SELECT 1"))
+        metadata.create_all(connection)
+        yield connection

@@ -141,6 +141,7 @@ def test_a_name_that_would_be_a_mix_is_refused_with_the_reason(name: str, tmp_pa
 
 @pytest.mark.parametrize("name", ["adapter_model.bin", "adapter_model.pt"])
 def test_pickled_weights_are_refused_with_the_way_out(name: str, tmp_path: Path) -> None:
+    """Adapters in `.bin` are pickles, which run code where they are read."""
     folder = write_adapter(tmp_path / "pickled")
     (folder / "adapter_model.safetensors").rename(folder / name)
     assert "convert it to adapter_model.safetensors" in str(read_one(folder).reason)

@@ -61,6 +61,7 @@ def test_every_shard_of_the_weights_is_found_once(tmp_path: Path) -> None:
 def test_a_config_that_must_not_be_served_is_refused_by_field(
     fields: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
+    """A config ran code although that was said to be off: transformers, CVE-2026-4372, CVE-2026-5241."""
     with pytest.raises(CatalogError, match=reason):
         read_model_folder(write_model(tmp_path, config={**SOUND, **fields}))
 

@@ -68,6 +68,7 @@ def test_several_choices_are_one_below_the_other_and_their_numbers_no_part_of_th
         (["complete", "x", "--url", DEAD], Exit.UNREACHABLE, "Start one with `serve_app up`"),
         (["complete", "x", "--dialect", "latin"], Exit.REFUSED, "latin"),
         (["compare", "x", "--models", "demo"], Exit.FAILED, "two models or more"),
+        (["models", "--url", "file:///etc/hosts"], Exit.MISUSED, "begins with http:// or https://"),
         (["models", "--url", DEAD], Exit.UNREACHABLE, "No service answers"),
         (["bench", DEAD], Exit.UNREACHABLE, "No service answers"),
         (["top", "--once", "--url", DEAD], Exit.UNREACHABLE, "No service answers"),

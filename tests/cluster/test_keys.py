@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,9 @@ def with_keys(content: dict[str, Any]) -> None:
 class House:
     """A running service and its command line."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, change: Callable[[dict[str, Any]], object] = with_keys) -> None:
         self.folder = folder
-        self.run = Started(folder, with_keys)
+        self.run = Started(folder, change)
 
     def command(self, *words: str) -> dict[str, Any]:
         done = subprocess.run(

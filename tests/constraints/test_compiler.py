@@ -69,6 +69,7 @@ async def test_a_refusal_names_the_parameter_of_each_and_is_remembered() -> None
 
 
 async def test_what_is_kept_is_bounded_and_what_was_asked_for_last_stays() -> None:
+    """Grammars were kept without a bound: vLLM, GHSA-hf3c-wxg2-49q9."""
     async with compiler(max_cached=3, max_cached_chars=50) as shared:
         for source in ("a", "b", "c", "a", "d"):
             await shared.compile(regex(source))
@@ -166,6 +167,7 @@ def ended(trials: Trials, source: str) -> Refusal:
 
 
 def test_a_trial_that_takes_too_long_is_ended_and_the_next_one_is_not() -> None:
+    """Expressions blew up while they were compiled: vLLM, CVE-2026-55574, PYSEC-2026-3933."""
     trials = Trials(BYTES, ConstraintLimits(max_cpu_s=0.2, max_wall_s=0.5))
     try:
         assert "takes too" in ended(trials, ENDLESS).message

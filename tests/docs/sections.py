@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from tests.docs import command_line, contract, operations
+from tests.docs import command_line, contract, dialects, operations
 from tests.docs.walls import walls
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = tuple(REPOSITORY / "docs" / name for name in ("architecture.md", "cli.md", "contract.md", "operations.md"))
+PAGES = (
+    *(REPOSITORY / "docs" / name for name in ("architecture.md", "cli.md", "contract.md", "operations.md")),
+    *(REPOSITORY / "docs" / "dialects" / f"{name}.md" for name in dialects.PAGES_OF.values()),
+)
 
 SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
     {
@@ -30,6 +33,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "model-settings": operations.model_settings,
         "router-args": operations.router_args,
         "router-settings": operations.router_settings,
+        "tracing-settings": operations.tracing_settings,
         "limit-settings": operations.limit_settings,
         "cluster-environment": operations.cluster_environment,
         "local-environment": operations.local_environment,
@@ -38,5 +42,6 @@ SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "command-tree": command_line.command_tree,
         "exit-codes": command_line.exit_codes,
         "metrics": operations.metrics,
+        **dialects.sections(),
     }
 )

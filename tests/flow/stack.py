@@ -16,6 +16,7 @@ from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.loading import load_service
 from serve_app.engine.service import ModelService
 from serve_app.http.app import build_app
+from serve_app.http.guard import OPEN_DOOR, Door
 from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
@@ -25,15 +26,22 @@ ROUTER_ID = "router-0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """app: the ASGI application;  services: the replicas behind it"""
+    """app: the ASGI application;  services: the replicas behind it;  fleet: those as the router knows them"""
 
     app: ASGIApp
     services: list[ModelService]
+    fleet: Fleet
 
     async def post(
-        self, body: dict[str, Any], path: str = "/v1/completions", *, dialect: str | None = None
+        self,
+        body: dict[str, Any],
+        path: str = "/v1/completions",
+        *,
+        dialect: str | None = None,
+        key: str | None = None,
     ) -> httpx.Response:
         headers = {} if dialect is None else {"X-Completions-Dialect": dialect}
+        headers |= {} if key is None else {"x-api-key": key}
         transport = httpx.ASGITransport(app=self.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://flow") as client:
             return await client.post(path, json=body, headers=headers, timeout=60)
@@ -57,6 +65,11 @@ class Stack:
         assert events[-1] == "[DONE]"
         return [json.loads(event) for event in events[:-1]]
 
+    async def greet(self) -> None:
+        """Have the router hear what its replicas say of themselves, as it does once a second where it looks."""
+        for service in self.services:
+            self.fleet.put(await service.hello(ROUTER_ID), service)
+
     async def settled(self) -> None:
         """Wait until no replica has work and every block is free."""
         async with asyncio.timeout(30):
@@ -75,6 +88,7 @@ async def running_stack(
     num_replicas: int = 2,
     config: RouterConfig | None = None,
     settings: HttpSettings | None = None,
+    door: Door = OPEN_DOOR,
     **changes: Any,
 ) -> AsyncIterator[Stack]:
     """Serve the embedded model and its adapters from so many replicas."""
@@ -97,7 +111,7 @@ async def running_stack(
         services.append(service)
         fleet.put(await service.hello(ROUTER_ID), service)
     try:
-        yield Stack(app=build_app(Router(fleet, config), settings), services=services)
+        yield Stack(app=build_app(Router(fleet, config), settings, door=door), services=services, fleet=fleet)
     finally:
         await fleet.close()
         for service in services:

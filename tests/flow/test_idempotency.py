@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import httpx
 import pytest
 
-from serve_app.core.errors import EngineFailed
+from serve_app.core.errors import EngineFailed, Unavailable
 from serve_app.core.tenants import Identity, Tenant
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
+from serve_app.router.claims import LOST_S, Claim, Claimed, Claims
 from serve_app.router.fleet import Fleet
-from serve_app.router.replays import Recording, Replays, ReplaySettings
+from serve_app.router.replays import Message, Recording, Replays, ReplaySettings
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend
 
@@ -23,17 +24,49 @@ STREAM = BODY | {"stream": True}
 
 
 @dataclass(slots=True)
+class LocalBook:
+    """The one book, as a router of that name reaches it. fails: so many calls are not answered"""
+
+    claims: Claims
+    name: str
+    fails: int = 0
+
+    async def claim(self, claim: Claim) -> Claimed:
+        self._fail()
+        return self.claims.claim(claim, self.name)
+
+    async def deliver(self, claim: Claim, answer: Sequence[Message] | None) -> None:
+        self._fail()
+        self.claims.deliver(claim, self.name, answer)
+
+    def _fail(self) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise Unavailable("Accounts do not answer; retry.", None, {"retry_after_s": 2})
+
+
+@dataclass(slots=True)
 class Asking:
-    """Clients of two tenants."""
+    """Clients of two tenants, and of two routers that share one book where they are asked to."""
 
     backend: FakeBackend
     client: httpx.AsyncClient
     now: float = 0.0
     replays: Replays = field(init=False)
+    book: LocalBook = field(init=False)
+    other: httpx.AsyncClient = field(init=False)
 
-    def post(self, body: dict[str, object], key: str = "k", tenant: str = "a") -> asyncio.Task[httpx.Response]:
+    def post(
+        self, body: dict[str, object], key: str = "k", tenant: str = "a", *, router: int = 0
+    ) -> asyncio.Task[httpx.Response]:
         headers = {"idempotency-key": key, "x-api-key": tenant}
-        return asyncio.create_task(self.client.post("/v1/completions", json=body, headers=headers))
+        client = (self.client, self.other)[router]
+        return asyncio.create_task(client.post("/v1/completions", json=body, headers=headers))
+
+    async def step_to_the_end(self) -> None:
+        while self.backend.num_live:
+            self.backend.step()
+            await asyncio.sleep(0)
 
     @property
     def num_computed(self) -> int:
@@ -45,13 +78,20 @@ async def asking(request: pytest.FixtureRequest) -> AsyncIterator[Asking]:
     backend, fleet = FakeBackend(is_stepped=request.param), Fleet("router-0")
     fleet.put(backend.card, backend)
     made = Asking(backend, httpx.AsyncClient())
-    made.replays = Replays(ReplaySettings(seconds=60, max_answers=3, max_bytes=10_000), clock=lambda: made.now)
+    bounds = ReplaySettings(seconds=60, max_answers=3, max_bytes=10_000)
+    made.replays = Replays(bounds, clock=lambda: made.now)
     door = Door(identify=lambda key: Identity(tenant=Tenant(name=key or ""), key_id="key"))
-    app = build_app(Router(fleet), door=door, replays=made.replays)
+    claims = Claims(clock=lambda: made.now, settings=bounds)
+    made.book = LocalBook(claims, "router-0")
+    app = build_app(Router(fleet), door=door, replays=made.replays, book=made.book)
+    beside, others = Fleet("router-1"), Replays(ReplaySettings(seconds=60), clock=lambda: made.now)
+    beside.put(backend.card, backend)
+    another = build_app(Router(beside), door=door, replays=others, book=LocalBook(claims, "router-1"))
     made.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://flow")
+    made.other = httpx.AsyncClient(transport=httpx.ASGITransport(app=another), base_url="http://flow")
     yield made
-    await made.client.aclose()
-    await fleet.close()
+    for each in (made.client, made.other, fleet, beside):
+        await (each.close() if isinstance(each, Fleet) else each.aclose())
 
 
 by_itself = pytest.mark.parametrize("asking", [False], indirect=True)
@@ -145,3 +185,67 @@ async def test_followers_have_what_they_follow_to_the_end_though_it_is_not_kept(
 
 async def _all(recording: Recording) -> list[object]:
     return [message async for message in recording.messages()]
+
+
+@by_itself
+@pytest.mark.parametrize("body", [BODY, STREAM])
+async def test_a_repeat_at_another_router_gets_the_same_bytes_and_nothing_is_computed_again(
+    asking: Asking, body: dict[str, object]
+) -> None:
+    answers = [await asking.post(body, router=number % 2) for number in range(4)]
+    assert (len({each.content for each in answers}), asking.num_computed) == (1, 1)
+    assert ["idempotency-replayed" in each.headers for each in answers] == [False, True, True, True]
+    other = await asking.post(body | {"max_tokens": 6}, router=1)
+    assert (other.status_code, other.json()["error"]["error_code"]) == (422, "idempotency_key_reused")
+    assert "idempotency-replayed" not in (await asking.post(body, tenant="b", router=1)).headers
+
+
+@stepped
+@pytest.mark.parametrize("body", [BODY, STREAM])
+async def test_a_repeat_at_another_router_waits_for_what_is_still_computed(
+    asking: Asking, body: dict[str, object]
+) -> None:
+    first = asking.post(body)
+    while not asking.backend.num_live:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    again = [asking.post(body, router=1) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    assert asking.backend.num_live == 1
+    await asking.step_to_the_end()
+    answers = await asyncio.gather(first, *again)
+    assert (len({each.content for each in answers}), asking.num_computed) == (1, 1)
+
+
+@by_itself
+async def test_what_failed_at_one_router_is_tried_again_at_another(asking: Asking) -> None:
+    asking.backend.refusal = EngineFailed("no")
+    assert (await asking.post(BODY)).status_code == 500
+    asking.backend.refusal = None
+    await asyncio.sleep(0)
+    assert (await asking.post(BODY, router=1)).status_code == 200
+    assert "idempotency-replayed" in (await asking.post(BODY)).headers
+
+
+@stepped
+async def test_what_a_router_left_behind_is_answered_by_another(asking: Asking) -> None:
+    first = asking.post(BODY)
+    while not asking.backend.num_live:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    again = asking.post(BODY, router=1)
+    asking.now += LOST_S - 0.1
+    await asyncio.sleep(0.01)
+    assert asking.num_computed == 1
+    asking.now += 0.1  # nothing was heard of the first since it began
+    while asking.num_computed < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await asking.step_to_the_end()
+    assert (await again).status_code == 200
+    await first
+
+
+@by_itself
+async def test_where_the_book_cannot_be_reached_nothing_is_computed_under_a_key(asking: Asking) -> None:
+    asking.book.fails = 1
+    refused = await asking.post(BODY)
+    assert (refused.status_code, refused.headers["retry-after"], asking.num_computed) == (503, "2", 0)
+    assert (await asking.post(BODY)).status_code == 200

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 import httpx
+import pyarrow.parquet
+import pytest
 
 from serve_app.core.ledger import Row
 from serve_app.tenants.reports import csv_of
@@ -26,7 +31,7 @@ async def test_a_tenant_sees_its_own_whatever_it_asks(house: House, client: http
     key = house.key("acme")
     mine = await client.get("/v1/usage?by=tenant,day", headers=key)
     assert [(line["tenant"], line["requests"], line["cost"]) for line in mine.json()["data"]] == [("acme", 2, 1.0)]
-    for query in ("tenant=beta", "by=secret", "since=yesterday", "format=parquet"):
+    for query in ("tenant=beta", "by=secret", "since=yesterday", "format=orc"):
         assert (await client.get(f"/v1/usage?{query}", headers=key)).status_code == 400
     assert (await client.get("/v1/usage")).status_code == 401
 
@@ -37,3 +42,35 @@ async def test_csv_holds_no_formula(house: House) -> None:  # noqa: F811
     lines = csv_of(answer).splitlines()
     assert lines[0].startswith("tenant,requests,")
     assert [line.split(",")[0] for line in lines[1:]] == ["'=beta", "acme"]
+
+
+async def test_parquet_says_what_json_says(house: House, client: httpx.AsyncClient) -> None:  # noqa: F811
+    record(house)
+    admin = {"authorization": f"Bearer {house.admin}"}
+    for query in ("by=tenant,model,day", "by=tenant&since=2999-01-01"):
+        told = (await client.get(f"/admin/usage?{query}", headers=admin)).json()["data"]
+        answer = await client.get(f"/admin/usage?{query}&format=parquet", headers=admin)
+        assert answer.headers["content-type"] == "application/vnd.apache.parquet"
+        table = pyarrow.parquet.read_table(io.BytesIO(answer.content))
+        assert table.to_pylist() == told
+    assert {"int64", "double", "string"} == set(map(str, columns(await parquet(client, admin))))
+
+
+async def parquet(asking: httpx.AsyncClient, admin: dict[str, str]) -> pyarrow.Table:
+    answer = await asking.get("/admin/usage?format=parquet", headers=admin)
+    return pyarrow.parquet.read_table(io.BytesIO(answer.content))
+
+
+def columns(table: pyarrow.Table) -> list[object]:
+    return list(table.schema.types)
+
+
+async def test_without_its_library_parquet_is_refused_with_what_to_install(
+    house: House,  # noqa: F811
+    client: httpx.AsyncClient,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    refused = await client.get("/v1/usage?format=parquet", headers=house.key("acme"))
+    assert refused.status_code == 400
+    assert "pip install 'serve_app[parquet]'" in refused.json()["error"]["message"]

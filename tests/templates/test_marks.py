@@ -31,6 +31,7 @@ def test_marks_that_were_put_are_taken_off_again(text: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_that_was_sent_is_marked_where_it_stands(name: str) -> None:
+    """What a user wrote became a control token: transformers #29279, llama.cpp #26273."""
     each = marks()
     put = each.put(f"ab {name} c")
     assert isinstance(put, str)

@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine
@@ -14,14 +13,15 @@ from sqlalchemy import create_engine
 from serve_app.core.ledger import SUMS, UNATTRIBUTED, Counted, Row, Spent, UsageQuestion
 from serve_app.core.prices import Price, Prices
 from serve_app.tenants.ledger import LedgerStore
+from serve_app.tenants.retention import prune
 
 DAY_S = 86_400.0
 SPENT = ("prompt_tokens", "cached_tokens", "completion_tokens", "engine_ns")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[LedgerStore]:
-    engine = create_engine(f"sqlite:///{tmp_path / 'ledger.db'}")
+def store(url: str) -> Iterator[LedgerStore]:
+    engine = create_engine(url)
     yield LedgerStore(engine)
     engine.dispose()
 
@@ -122,3 +122,27 @@ def test_a_price_is_that_of_the_adapter_of_its_base_or_of_all() -> None:
     own = Prices(by_model={"tiny": Price(prompt=1.0), "tiny:pirate": Price(prompt=2.0)})
     assert own.of("tiny", "pirate").prompt == 2.0
     assert Prices().of("tiny").cost(prompt_tokens=3, cached_tokens=1, completion_tokens=9) == 0
+
+
+def test_old_rows_go_and_their_sums_stay(store: LedgerStore) -> None:
+    rows = [row(f"{day}.{number}", at=day * DAY_S, cost=3) for day in range(6) for number in range(4)]
+    store.record(rows, [counted("r0", Spent(flow="acme", prompt_tokens=500))], 5 * DAY_S)
+    before = sums(store)
+    assert prune(store.engine, now=5.5 * DAY_S, days=2) == 3 * 4  # those of the days 0, 1 and 2
+    assert prune(store.engine, now=5.5 * DAY_S, days=2) == 0
+    assert sums(store) == before
+    assert store.record([rows[-1]], (), 5 * DAY_S) == 0, "what is left is still known"
+    assert store.cost_of("acme", "1970-01-01") == 12
+
+
+def test_more_rows_than_one_transaction_takes_go_too(store: LedgerStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve_app.tenants.retention.BATCH", 7)
+    store.record([row(str(number)) for number in range(40)], (), 0.0)
+    assert prune(store.engine, now=10 * DAY_S, days=1) == 40
+
+
+def test_a_report_without_an_end_has_everything(store: LedgerStore) -> None:
+    store.record([row("a"), row("b", at=400 * DAY_S)], (), 0.0)
+    question = UsageQuestion(by=("day",))
+    assert [line.by["day"] for line in store.usage(question)] == ["1970-01-01", "1971-02-05"]
+    assert len(store.usage(replace(question, until="1970-12-31"))) == 1

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import SQLAlchemyError
 
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import Rights, Scope, Tenant
@@ -15,8 +17,12 @@ from serve_app.tenants.administration import Administration
 from serve_app.tenants.errors import TenancyError
 from serve_app.tenants.pepper import make_pepper, read_pepper
 from serve_app.tenants.store import Author, TenantStore
+from tests.tenants.conftest import BOTH
+from tests.tenants.postgres import Server
 
 PEPPER = b"p" * 32
+on_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("url", BOTH[1:], indirect=True)
 
 
 def by(at: float) -> Author:
@@ -27,8 +33,8 @@ ACME = Tenant(name="acme", rights=Rights(("demo", "demo:*")), max_n=4, cache_gro
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[TenantStore]:
-    made = TenantStore(f"sqlite:///{tmp_path / 'tenants.db'}")
+def store(url: str) -> Iterator[TenantStore]:
+    made = TenantStore(url)
     yield made
     made.close()
 
@@ -45,8 +51,8 @@ def test_a_tenant_comes_back_as_it_was_kept(store: TenantStore) -> None:
     assert store.tenants() == [ACME, Tenant(name="beta")]
 
 
-def test_another_process_sees_what_was_kept(store: TenantStore, tmp_path: Path) -> None:
-    other = TenantStore(f"sqlite:///{tmp_path / 'tenants.db'}")
+def test_another_process_sees_what_was_kept(store: TenantStore, url: str) -> None:
+    other = TenantStore(url)
     before = other.version
     store.add_tenant(ACME, by(0.0))
     assert other.tenants() == [ACME]
@@ -91,6 +97,7 @@ def test_a_name_is_taken_once_and_what_is_not_there_is_named(
         administration.revoke_key("key-x", by(0.0))
 
 
+@on_sqlite
 def test_the_file_holds_no_key(store: TenantStore, administration: Administration, tmp_path: Path) -> None:
     made = administration.create_key("acme", by(0.0))
     store.close()
@@ -128,11 +135,45 @@ def test_a_tenant_takes_its_keys_with_it(store: TenantStore, administration: Adm
     assert store.keys() == []
 
 
-def test_a_store_of_another_schema_is_refused(store: TenantStore, tmp_path: Path) -> None:
+def test_a_store_of_another_schema_is_refused(store: TenantStore, url: str) -> None:
     with store._engine.begin() as connection:
         connection.exec_driver_sql("UPDATE facts SET value = 99 WHERE name = 'schema'")
     with pytest.raises(TenancyError, match="has schema 99; this version reads 1"):
-        TenantStore(f"sqlite:///{tmp_path / 'tenants.db'}")
+        TenantStore(url)
+
+
+@pytest.mark.parametrize("table", ["UPDATE events SET actor = 'nobody'", "DELETE FROM events"])
+def test_the_database_lets_nobody_change_an_event(store: TenantStore, table: str) -> None:
+    store.add_tenant(ACME, by(0.0))
+    before = store.events()
+    with pytest.raises(SQLAlchemyError, match="events are only added"), store.engine.begin() as connection:
+        connection.exec_driver_sql(table)
+    assert store.events() == before != []
+
+
+@on_postgresql
+def test_events_are_not_emptied_out_either(store: TenantStore) -> None:
+    store.add_tenant(ACME, by(0.0))
+    with pytest.raises(SQLAlchemyError, match="events are only added"), store.engine.begin() as connection:
+        connection.exec_driver_sql("TRUNCATE events")
+    assert len(store.events()) == 1
+
+
+@on_postgresql
+def test_a_database_that_was_started_anew_is_used_again(store: TenantStore, url: str, postgresql: Server) -> None:
+    store.add_tenant(ACME, by(0.0))
+    postgresql.drop_connections(url)
+    assert store.tenants() == [ACME]
+
+
+def test_stores_that_begin_at_once_are_one(url: str) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        stores = list(pool.map(lambda _: TenantStore(url), range(6)))
+    stores[0].add_tenant(ACME, by(0.0))
+    assert [each.tenants() for each in stores] == [[ACME]] * 6
+    assert {each.version for each in stores} == {2}
+    for each in stores:
+        each.close()
 
 
 @pytest.mark.parametrize(

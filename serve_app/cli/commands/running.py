@@ -47,6 +47,22 @@ def check(file: ClusterFile = CLUSTER_FILE, fast: Fast = False, as_json: AsJson 
     return Exit.DONE if report.is_sound else Exit.FAILED
 
 
+def doctor(
+    file: ClusterFile = CLUSTER_FILE,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Where clients reach it, as behind TLS. Usually as in the file.")
+    ] = None,
+    fast: Fast = False,
+    as_json: AsJson = False,
+) -> int:
+    """Look at what a running service lets in, and say how to mend it."""
+    from serve_app.cli.doctor.report import run  # imports Ray, which takes its time
+
+    text, code = run(file, url=url, as_json=as_json, is_fast=fast)
+    say(text)
+    return code
+
+
 def env(fast: Fast = False, as_json: AsJson = False) -> int:
     """Print the environment that a cluster of your own wants, as shell lines."""
     from serve_app.cli.environment import cluster_settings, shell_lines

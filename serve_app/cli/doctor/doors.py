@@ -1,0 +1,226 @@
+"""Checks of the doors: who reaches the service and Ray's own ports, and what is answered to somebody without a key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from serve_app.check.findings import Severity
+from serve_app.cli.doctor.facts import Facts, Listener
+from serve_app.cli.doctor.verdicts import Verdict
+
+PROXY_TLS = "docs/operations.md, TLS, has a proxy's whole configuration"
+UNAUTHENTICATED = 401
+CLOSED = frozenset({UNAUTHENTICATED, 503})
+"""A proxy that is full refuses before anybody is asked for a key."""
+HAPROXY_PORTS = "8404, 9101"
+LEAKS = re.compile(r"Traceback|site-packages|/serve_app/\w+|\bFile \"")
+PAGE_HEADERS = ("content-security-policy", "referrer-policy", "x-content-type-options", "x-frame-options")
+RAYS_DASHBOARD = ("dashboard", "Dashboard")
+
+
+def check_bind(facts: Facts) -> Iterator[Verdict]:
+    """Whoever reaches the port of a service that asks for no key may do everything."""
+    outside = [each for each in facts.doors if each.is_outside]
+    if outside and facts.asks_nobody:
+        yield Verdict(
+            check="bind",
+            severity=Severity.ERROR,
+            found=f"the service listens on {outside[0]}, and asks nobody for a key",
+            mend=f"Bind loopback (`http_options: {{host: 127.0.0.1}}` in {facts.file}), or ask for keys"
+            " (docs/how-to/give-a-team-a-key.md), and start it again.",
+            commands=(f"serve_app check {facts.file}", f"serve_app up {facts.file}"),
+        )
+
+
+def check_tls(facts: Facts) -> Iterator[Verdict]:
+    """Keys cross the network as they are where nothing encrypts it."""
+    is_encrypted = facts.url is not None and facts.url.startswith("https:")
+    outside = [each for each in facts.doors if each.is_outside]
+    if outside and not facts.asks_nobody:
+        told = "" if is_encrypted else "; where TLS stands in front, name its address with --url"
+        yield Verdict(
+            check="tls",
+            severity=Severity.WARNING,
+            found=f"the service listens without TLS on {outside[0]}: keys and prompts cross the network as they are",
+            mend=f"Bind loopback and put a proxy with TLS in front; {PROXY_TLS}{told}.",
+            commands=(f"serve_app check {facts.file}",),
+        )
+
+
+def check_routes(facts: Facts) -> Iterator[Verdict]:
+    """With keys, every route but /health is closed to whoever has none."""
+    if facts.store is None and not _says_keys(facts):
+        return
+    answered = {route: status for route, status in facts.anonymous.items() if status not in CLOSED}
+    if answered:
+        told = ", ".join(f"{method} {path} {status}" for (method, path), status in list(answered.items())[:4])
+        yield Verdict(
+            check="routes",
+            severity=Severity.ERROR,
+            found=f"{len(answered)} of {len(facts.anonymous)} routes answer somebody without a key: {told}",
+            mend="Set `auth: keys` in the user_config of the router; what runs is not what the file says, or something"
+            " else listens on that port.",
+            commands=(f"serve_app check {facts.file}", f"serve_app up {facts.file}"),
+        )
+
+
+def check_ray_dashboard(facts: Facts) -> Iterator[Verdict]:
+    """Who may submit jobs to Ray runs code on its machines (CVE-2023-48022, CVE-2023-48023, CVE-2025-62593)."""
+    opened = [url for url, status in facts.ray_answers.items() if status == 200]
+    outside = [each for each in facts.listeners if each.is_outside and _is_dashboard(each)]
+    if opened:
+        severity = Severity.ERROR if outside else Severity.WARNING
+        yield Verdict(
+            check="ray-dashboard",
+            severity=severity,
+            found=f"Ray's dashboard answers {opened[0]} without its token: whoever reaches it runs code here",
+            mend="Start Ray with RAY_AUTH_MODE=token, as `serve_app up` does and `serve_app env` prints.",
+            commands=('eval "$(serve_app env)"', "ray stop", "ray start --head --dashboard-host=127.0.0.1"),
+        )
+    elif outside:
+        yield Verdict(
+            check="ray-dashboard",
+            severity=Severity.WARNING,
+            found=f"Ray's dashboard listens on {outside[0]}; it wants its token, which crosses the network as it is",
+            mend="Keep it on loopback, and reach it through a tunnel (ssh -L 8265:127.0.0.1:8265).",
+            commands=("ray start --head --dashboard-host=127.0.0.1",),
+        )
+
+
+def check_ray_ports(facts: Facts) -> Iterator[Verdict]:
+    """Ray's own ports carry code and pickled objects: loopback, or the token."""
+    mine = {id(each) for each in facts.doors}
+    outside = [each for each in facts.listeners if each.is_outside and id(each) not in mine]
+    rays = [each for each in outside if not _is_dashboard(each) and not _is_haproxy(each)]
+    if not rays:
+        return
+    has_token = facts.environment.get("RAY_AUTH_MODE") == "token"
+    ports = ", ".join(f"{each.port} ({each.holder.program})" for each in rays[:6])
+    yield Verdict(
+        check="ray-ports",
+        severity=Severity.NOTE if has_token else Severity.ERROR,
+        found=f"{len(rays)} of Ray's ports listen on every interface"
+        f" {'and want its token' if has_token else 'without its token'}: {ports}",
+        mend="Let a firewall keep all but the machines of the cluster from them; on one machine nobody needs them."
+        if has_token
+        else "Start Ray with RAY_AUTH_MODE=token, as `serve_app up` does and `serve_app env` prints.",
+        commands=(_firewall(sorted({each.port for each in rays})),)
+        if has_token
+        else ('eval "$(serve_app env)"', "ray stop", "ray start --head"),
+    )
+
+
+def check_haproxy(facts: Facts) -> Iterator[Verdict]:
+    """HAProxy's statistics bind every interface whatever the file says; without a host its frontend does too."""
+    outside = [each for each in facts.listeners if each.is_outside and _is_haproxy(each) and each.port != facts.port]
+    if outside:
+        ports = sorted({each.port for each in outside})
+        yield Verdict(
+            check="haproxy",
+            severity=Severity.WARNING,
+            found=f"HAProxy's statistics listen on every interface, without a key: {', '.join(map(str, ports))}",
+            mend="Close them by a firewall: Serve's template binds every interface, whatever `host` says.",
+            commands=(_firewall(ports),),
+        )
+
+
+def check_headers(facts: Facts) -> Iterator[Verdict]:
+    """A client's headers are bounded, and may not steer Serve."""
+    bounded = facts.answers.get("long headers")
+    is_unbounded = facts.was_seen and (bounded is None or bounded.status == 200)
+    if is_unbounded:
+        yield Verdict(
+            check="headers",
+            severity=Severity.ERROR if facts.is_outside else Severity.WARNING,
+            found="70 000 characters of headers are not refused: the cluster was started without our bounds",
+            mend="Start Ray with RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, as `serve_app env` prints it.",
+            commands=('eval "$(serve_app env)"', "ray stop", "ray start --head"),
+        )
+    for probe in ("time limit", "staying"):
+        answer = facts.answers.get(probe)
+        if answer is not None and answer.status < 400:
+            yield Verdict(
+                check="headers",
+                severity=Severity.ERROR,
+                found=f"a client may steer Serve by a header ({probe}): it was answered {answer.status}",
+                mend="Something else than this service answers there; serve the router of serve_app.deployments.apps.",
+                commands=(f"serve_app check {facts.file}",),
+            )
+
+
+def check_bodies(facts: Facts) -> Iterator[Verdict]:
+    """A body of a terabyte is refused by its length, before anything of it is read."""
+    answer = facts.answers.get("large body")
+    if facts.was_seen and (answer is None or answer.status < 400):
+        yield Verdict(
+            check="bodies",
+            severity=Severity.ERROR if facts.is_outside else Severity.WARNING,
+            found="a body of 2^40 bytes was not refused within 5 s",
+            mend="Lower `max_body_bytes` in the user_config of the router, and look at what stands in front of it.",
+            commands=(f"serve_app check {facts.file}",),
+        )
+
+
+def check_errors(facts: Facts) -> Iterator[Verdict]:
+    """An error has a request's id, and neither a stack nor a path."""
+    answer = facts.answers.get("nowhere")
+    if answer is None:
+        return
+    if "x-request-id" not in answer.headers or LEAKS.search(answer.body):
+        missing = "has no request id" if "x-request-id" not in answer.headers else "tells of this machine"
+        yield Verdict(
+            check="errors",
+            severity=Severity.WARNING,
+            found=f"an error {missing}: {answer.status} {answer.body[:80]!r}",
+            mend="Another program, or Serve itself, answers in the place of the router; see its route_prefix.",
+            commands=(f"serve_app check {facts.file}", "serve status"),
+        )
+
+
+def check_pages(facts: Facts) -> Iterator[Verdict]:
+    """The page of the description may load nothing of others, and stands in nobody's frame."""
+    answer = facts.answers.get("page")
+    if answer is None or answer.status != 200:
+        return
+    missing = [name for name in PAGE_HEADERS if name not in answer.headers]
+    others = re.findall(r"(?:src|href)=[\"'](https?://[^\"']+)", answer.body)
+    if missing or others:
+        found = f"the page /docs lacks {', '.join(missing)}" if missing else f"the page /docs loads {others[0]}"
+        yield Verdict(
+            check="pages",
+            severity=Severity.WARNING,
+            found=found,
+            mend="Let what stands in front of the service pass its headers and pages on as they are.",
+            commands=(f"curl -si {facts.url}/docs",),
+        )
+
+
+def check_cors(facts: Facts) -> Iterator[Verdict]:
+    """Web pages call only where they are listed."""
+    answer = facts.answers.get("strange page")
+    if answer is not None and answer.headers.get("access-control-allow-origin") is not None:
+        yield Verdict(
+            check="cors",
+            severity=Severity.WARNING if not facts.asks_nobody else Severity.ERROR,
+            found="any web page that a person here opens may call the service: cors_origins has `*`",
+            mend="List the pages that may call, in `cors_origins` of the router and of the tenants.",
+            commands=("serve_app tenants list", f"serve_app check {facts.file}"),
+        )
+
+
+def _says_keys(facts: Facts) -> bool:
+    return any(status == UNAUTHENTICATED for status in facts.anonymous.values())
+
+
+def _is_dashboard(listener: Listener) -> bool:
+    return any(word in listener.holder.command for word in RAYS_DASHBOARD)
+
+
+def _is_haproxy(listener: Listener) -> bool:
+    return listener.holder.program == "haproxy"
+
+
+def _firewall(ports: list[int]) -> str:
+    listed = ", ".join(map(str, ports))
+    return f"nft add rule inet filter input iifname != lo tcp dport '{{ {listed} }}' drop"

@@ -1,0 +1,113 @@
+"""What the doctor has seen, before anything is thought of it: sockets, answers, files, environment, versions."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from serve_app.cli.processes import Process
+from serve_app.tenants.inspection import Inspection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """A TCP socket of the cluster that waits for connections. holder: the process that has it open"""
+
+    address: str
+    port: int
+    holder: Process
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether others than this machine may reach it, as far as the socket is concerned."""
+        found = ipaddress.ip_address(self.address)
+        mapped = getattr(found, "ipv4_mapped", None)
+        return not (mapped or found).is_loopback
+
+    def __str__(self) -> str:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.port}, {self.holder}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came back of a request. headers: by lower-case name; body: its first 64 KiB"""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretFile:
+    """A file that holds a secret. mode: its permission bits; is_open: whether others could open it, folders and all"""
+
+    path: str
+    mode: int
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What one process of the cluster may leave behind when it crashes. bytes: None is unlimited"""
+
+    pid: int
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything at one moment. What could not be seen is empty or None, and no check takes that for sound or ill.
+
+    file:        name of the cluster file;  content: what it says;  complaints: errors that the check has of it
+    url:         where the service was asked; None where nothing answered there
+    port:        that the file says
+    processes:   of the cluster;  environment: that it was started with
+    listeners:   of those processes
+    answers:     of the service, by the name of the probe (`serve_app.cli.doctor.probes`)
+    anonymous:   status by method and path, without a key
+    ray_answers: of Ray's dashboard without its token, by URL
+    store:       of tenants and keys; None where the file names none
+    token:       the file of Ray's token
+    dumps:       of each process
+    pickles:     files in the folders of models and adapters that hold pickled objects
+    versions:    of packages, by name
+    """
+
+    file: str = "cluster.yaml"
+    content: Mapping[str, Any] = field(default_factory=dict)
+    complaints: tuple[str, ...] = ()
+    url: str | None = None
+    port: int = 8000
+    processes: tuple[Process, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    listeners: tuple[Listener, ...] = ()
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    anonymous: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    ray_answers: Mapping[str, int] = field(default_factory=dict)
+    store: Inspection | None = None
+    token: SecretFile | None = None
+    dumps: tuple[Limit, ...] = ()
+    pickles: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def was_seen(self) -> bool:
+        """Whether a service ran."""
+        return self.url is not None
+
+    @property
+    def asks_nobody(self) -> bool:
+        """Whether the service lists its models to somebody without a key."""
+        return self.anonymous.get(("GET", "/v1/models")) == 200
+
+    @property
+    def doors(self) -> tuple[Listener, ...]:
+        """Where the service itself listens."""
+        return tuple(each for each in self.listeners if each.port == self.port)
+
+    @property
+    def is_outside(self) -> bool:
+        return any(each.is_outside for each in self.doors)

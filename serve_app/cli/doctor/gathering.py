@@ -1,0 +1,151 @@
+"""Gathers the doctor's facts on the machine that a service runs on. Changes nothing, and reads no prompt or answer."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from serve_app.check.cluster_file import check_file
+from serve_app.cli.address import address_of, read_cluster_file
+from serve_app.cli.doctor import probes
+from serve_app.cli.doctor.advisories import PACKAGES
+from serve_app.cli.doctor.facts import Facts, Limit, Listener, SecretFile
+from serve_app.cli.names import KEY_VARIABLE
+from serve_app.cli.processes import (
+    Process,
+    ancestors_of,
+    children_of,
+    core_limit_of,
+    environment_of,
+    listener_on,
+    listeners_of,
+    processes_of_runs,
+    with_words,
+)
+from serve_app.tenants.inspection import Inspection, inspect_store
+from serve_app.tenants.pepper import DEFAULT_PEPPER, VARIABLE
+
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+SESSION = "session_"
+"""What the names of Ray's sessions begin with; the core processes of one have it in their commands."""
+DASHBOARDS = ("dashboard", "Dashboard")
+MAX_PICKLES = 8
+
+
+def gather(file: str, *, url: str | None = None, is_fast: bool = False) -> Facts:
+    """url: where clients reach the service; None is as the cluster file says"""
+    content, address = read_cluster_file(Path(file)), address_of(file)
+    processes = processes_of_cluster(address.port)
+    environment = _environment(processes)
+    listeners = tuple(
+        Listener(address=at, port=port, holder=each) for each in processes for at, port in listeners_of(each)
+    )
+    asked = url or str(address)
+    answers = probes.answers_of(asked, os.environ.get(KEY_VARIABLE))
+    return Facts(
+        file=file,
+        content=content,
+        complaints=_complaints(file, is_fast=is_fast),
+        url=asked if answers else None,
+        port=address.port,
+        processes=processes,
+        environment=environment,
+        listeners=listeners,
+        answers=answers,
+        anonymous=probes.anonymous_statuses(asked) if answers else {},
+        ray_answers=dict(_ray_answers(listeners)),
+        store=_store(content, environment),
+        token=_token(environment),
+        dumps=tuple(Limit(pid=each.pid, bytes=core_limit_of(each)) for each in processes),
+        pickles=tuple(_pickles(content))[:MAX_PICKLES],
+        versions=dict(_versions()),
+    )
+
+
+def processes_of_cluster(port: int) -> tuple[Process, ...]:
+    """All that belong to whoever listens on the port: the run of `serve_app up`, or the session of Ray."""
+    holder = listener_on(port)
+    if holder is None:
+        return ()
+    if holder.run is not None:
+        return tuple(processes_of_runs(holder.run))
+    raylet = next((each for each in ancestors_of(holder) if each.program == "raylet"), None)
+    if raylet is None:
+        return (holder,)
+    found = {each.pid: each for each in children_of(raylet.pid)}
+    sessions = {Path(word).name for word in raylet.command.replace("=", " ").split() if SESSION in word}
+    names = {part for each in sessions for part in each.split("/") if part.startswith(SESSION)}
+    for name in names:
+        found |= {each.pid: each for each in with_words(name)}
+    return tuple(found[pid] for pid in sorted(found))
+
+
+def _environment(processes: Sequence[Process]) -> Mapping[str, str]:
+    """That the cluster was started with, as its raylet has it."""
+    raylet = next((each for each in processes if each.program == "raylet"), None)
+    return {} if raylet is None else environment_of(raylet)
+
+
+def _complaints(file: str, *, is_fast: bool) -> tuple[str, ...]:
+    return tuple(line for line in check_file(file, is_fast=is_fast).lines if ": error: " in line)
+
+
+def _ray_answers(listeners: Sequence[Listener]) -> Iterator[tuple[str, int]]:
+    """Of whatever speaks HTTP among the sockets of Ray's dashboard."""
+    for each in listeners:
+        if any(word in each.holder.command for word in DASHBOARDS):
+            host = "127.0.0.1" if each.is_outside else each.address
+            url = f"http://[{host}]:{each.port}" if ":" in host else f"http://{host}:{each.port}"
+            for path in probes.RAY_PATHS:
+                answer = probes.ask(url, "GET", path, {})
+                if answer is not None and (answer.status != 200 or "json" in answer.headers.get("content-type", "")):
+                    yield f"{url}{path}", answer.status  # exporters of metrics answer any path with metrics
+
+
+def _store(content: Mapping[str, Any], environment: Mapping[str, str]) -> Inspection | None:
+    for args in _all_args(content):
+        if args.get("store"):
+            pepper = Path(str(args.get("pepper") or DEFAULT_PEPPER))
+            secret = environment.get(VARIABLE, os.environ.get(VARIABLE))
+            return inspect_store(str(args["store"]), pepper_file=pepper, environment=secret)
+    return None
+
+
+def _token(environment: Mapping[str, str]) -> SecretFile | None:
+    """Where Ray keeps its token (https://docs.ray.io, Token authentication)."""
+    named = environment.get("RAY_AUTH_TOKEN_PATH") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    file = Path(named) if named else Path.home() / ".ray" / "auth_token"
+    try:
+        mode = stat.S_IMODE(file.stat().st_mode)
+        reached = all(stat.S_IMODE(folder.stat().st_mode) & stat.S_IXOTH for folder in file.resolve().parents)
+    except OSError:
+        return None
+    return SecretFile(path=str(file), mode=mode, is_open=bool(mode & 0o007) and reached)
+
+
+def _pickles(content: Mapping[str, Any]) -> Iterator[str]:
+    for args in _all_args(content):
+        for name in ("path", "adapters"):
+            folder = Path(str(args.get(name) or ""))
+            if args.get(name) and folder.is_dir():
+                yield from (str(each) for each in sorted(folder.rglob("*")) if each.suffix in PICKLES)
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in PACKAGES:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            continue
+
+
+def _all_args(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    applications = content.get("applications")
+    for each in applications if isinstance(applications, list) else ():
+        args = each.get("args") if isinstance(each, dict) else None
+        if isinstance(args, dict):
+            yield args

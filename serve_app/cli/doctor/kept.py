@@ -1,0 +1,248 @@
+"""Checks of what is kept and what is set: secrets, the store, limits, switches, versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from serve_app.check.findings import Severity
+from serve_app.cli.doctor.advisories import that_affect
+from serve_app.cli.doctor.facts import Facts
+from serve_app.cli.doctor.verdicts import Verdict
+from serve_app.core.tenants import Scope
+from serve_app.tenants.pepper import DEFAULT_PEPPER
+
+OTHERS = 0o077
+DEBUG_SWITCHES = {
+    "RAY_DEBUG": "a debugger may be attached to every task",
+    "RAY_DEBUG_POST_MORTEM": "a task that fails waits for a debugger, with all that it knows",
+    "RAY_PDB": "a task that fails waits for a debugger, with all that it knows",
+    "PYTHONASYNCIODEBUG": "the loop writes what it carries to the log",
+    "PYTHONINSPECT": "a program that ends leaves a prompt",
+    "TRANSFORMERS_TRUST_REMOTE_CODE": "models may bring code",
+}
+NOISY = frozenset({"DEBUG", "debug"})
+
+
+def check_file(facts: Facts) -> Iterator[Verdict]:
+    """The file is what Serve will read the next time."""
+    for line in facts.complaints:
+        yield Verdict(
+            check="file",
+            severity=Severity.ERROR,
+            found=line,
+            mend=f"Correct {facts.file}; until then it cannot be served again.",
+            commands=(f"serve_app check {facts.file}",),
+        )
+
+
+def check_ray_token(facts: Facts) -> Iterator[Verdict]:
+    """Ray's ports want a token, which is a secret."""
+    if facts.environment and facts.environment.get("RAY_AUTH_MODE") != "token":
+        yield Verdict(
+            check="ray-token",
+            severity=Severity.ERROR if any(each.is_outside for each in facts.listeners) else Severity.WARNING,
+            found=f"Ray runs with RAY_AUTH_MODE={facts.environment.get('RAY_AUTH_MODE', '(not set)')}:"
+            " whoever reaches its ports runs code here",
+            mend="Start Ray with the environment that `serve_app env` prints.",
+            commands=('eval "$(serve_app env)"', "ray stop", "ray start --head"),
+        )
+    if facts.token is not None and facts.token.is_open:
+        yield Verdict(
+            check="ray-token",
+            severity=Severity.ERROR,
+            found=f"other users of this machine can open {facts.token.path} (mode {facts.token.mode:o})",
+            mend="Make it its owner's alone, and make another token if others use this machine.",
+            commands=(f"chmod 600 {facts.token.path}",),
+        )
+
+
+def check_store(facts: Facts) -> Iterator[Verdict]:
+    """The store is there, is written ahead, and is its owner's alone."""
+    store = facts.store
+    if store is None:
+        return
+    if store.problem is not None:
+        yield Verdict(
+            check="store",
+            severity=Severity.ERROR,
+            found=f"the store {store.shown} cannot be read: {store.problem}",
+            mend="Look in the folder that the cluster was started in; the first command that makes a key makes it.",
+            commands=("serve_app keys create --admin",),
+        )
+    if store.has_password:
+        yield Verdict(
+            check="store",
+            severity=Severity.ERROR,
+            found=f"the address of the store in {facts.file} has a password, which Serve shows in its dashboard",
+            mend="Leave it to libpq: in ~/.pgpass, mode 600.",
+            commands=("chmod 600 ~/.pgpass", f"serve_app check {facts.file}"),
+        )
+    yield from _check_sqlite(facts)
+
+
+def _check_sqlite(facts: Facts) -> Iterator[Verdict]:
+    store = facts.store
+    assert store is not None
+    if store.journal_mode not in (None, "wal"):
+        yield Verdict(
+            check="store",
+            severity=Severity.WARNING,
+            found=f"{store.file} is written in journal mode {store.journal_mode}: readers wait for writers",
+            mend="Any command on the store switches it to WAL; a network's file system cannot hold it: use a disk.",
+            commands=("serve_app keys list", f"sqlite3 {store.file} 'PRAGMA journal_mode'"),
+        )
+    if store.mode is not None and store.mode & OTHERS:
+        yield Verdict(
+            check="store",
+            severity=Severity.WARNING,
+            found=f"others may open {store.file} (mode {store.mode:o}): names, scopes and bills",
+            mend="Make it and what SQLite writes beside it their owner's alone.",
+            commands=(f"chmod 600 {store.file}*",),
+        )
+
+
+def check_pepper(facts: Facts) -> Iterator[Verdict]:
+    """Without the pepper a stolen store opens no door; so it is the right one, a secret, and elsewhere."""
+    if facts.store is None:
+        return
+    pepper, file = facts.store.pepper, _pepper_file(facts)
+    if facts.store.problem is None and (pepper.problem is not None or pepper.source == "none"):
+        yield Verdict(
+            check="pepper",
+            severity=Severity.ERROR,
+            found=f"no key opens the door: {pepper.problem or 'there is no pepper'}",
+            mend=f"Bring back the pepper from your copy, to {file} or SERVE_APP_PEPPER; it cannot be made again.",
+            commands=(f"chmod 600 {file}", "serve_app keys list"),
+        )
+    if pepper.mode is not None and pepper.mode & OTHERS:
+        yield Verdict(
+            check="pepper",
+            severity=Severity.ERROR,
+            found=f"others may read the pepper {file} (mode {pepper.mode:o})",
+            mend="Make it its owner's alone; if others use this machine, exchange pepper and keys.",
+            commands=(f"chmod 600 {file}",),
+        )
+    if pepper.is_beside_store:
+        yield Verdict(
+            check="pepper",
+            severity=Severity.NOTE,
+            found=f"the pepper {file} is in the folder of the store: one copy of that folder has both",
+            mend="Keep it elsewhere (`args.pepper`), or in SERVE_APP_PEPPER, and out of the store's backup.",
+            commands=(f"serve_app check {facts.file}",),
+        )
+
+
+def check_keys(facts: Facts) -> Iterator[Verdict]:
+    """Keys of administrators end some day, and no team has none by mistake."""
+    if facts.store is None:
+        return
+    for key in facts.store.keys:
+        if Scope.ADMIN in key.scopes and key.expires_at is None and key.revoked_at is None:
+            yield Verdict(
+                check="keys",
+                severity=Severity.NOTE,
+                found=f"{key.id} of {key.tenant} administers and never ends",
+                mend="Exchange it for one that ends, and revoke it.",
+                commands=("serve_app keys create --admin --days 90", f"serve_app keys revoke {key.id}"),
+            )
+
+
+def check_tenants(facts: Facts) -> Iterator[Verdict]:
+    """A tenant without a limit may take everything; those of a group see each other's cached prefixes."""
+    tenants = () if facts.store is None else facts.store.tenants
+    free = [each.name for each in tenants if each.rights.patterns and each.limits.tokens_per_minute is None]
+    if free:
+        yield Verdict(
+            check="tenants",
+            severity=Severity.NOTE,
+            found=f"without a limit of tokens per minute: {', '.join(free[:8])}",
+            mend="Weights share what there is; a limit bounds what one team can ask for and spend.",
+            commands=(f"serve_app tenants set {free[0]} --tokens-per-minute 100000",),
+        )
+    for group in sorted({each.cache_group for each in tenants if each.cache_group is not None}):
+        members = [each.name for each in tenants if each.cache_group == group]
+        if len(members) > 1:
+            yield Verdict(
+                check="tenants",
+                severity=Severity.NOTE,
+                found=f"{', '.join(members)} share cached prefixes (group {group}), and may tell each other's by time",
+                mend="Take out of the group whoever should not.",
+                commands=(f"serve_app tenants set {members[0]} --cache-group none",),
+            )
+
+
+def check_limits(facts: Facts) -> Iterator[Verdict]:
+    """What one request may ask for is not more than what the service is tried with."""
+    from serve_app.check.bounds import raised_bounds  # imported here: it brings Ray, which takes its time
+
+    for bound in raised_bounds(facts.content):
+        yield Verdict(
+            check="limits",
+            severity=Severity.NOTE,
+            found=f"{bound.name} is {bound.found}, more than the {bound.usual} that the service is tried with",
+            mend="Lower it, unless a request needs so much; what one may take, a thousand may take together.",
+            commands=(f"serve_app check {facts.file}",),
+        )
+
+
+def check_models(facts: Facts) -> Iterator[Verdict]:
+    """Pickled objects are code. They are never loaded; where they lie beside the weights, somebody may yet do so."""
+    if facts.pickles:
+        yield Verdict(
+            check="models",
+            severity=Severity.NOTE,
+            found=f"pickled objects beside weights, which are not loaded here: {', '.join(facts.pickles)}",
+            mend="Convert what you need to safetensors, and remove them.",
+            commands=(f"rm {facts.pickles[0]}",),
+        )
+
+
+def check_debug(facts: Facts) -> Iterator[Verdict]:
+    """Switches that are for a developer's own machine."""
+    for name, effect in DEBUG_SWITCHES.items():
+        if facts.environment.get(name, "0") not in ("", "0", "false", "False"):
+            yield Verdict(
+                check="debug",
+                severity=Severity.ERROR if facts.is_outside else Severity.WARNING,
+                found=f"{name}={facts.environment[name]}: {effect}",
+                mend="Start the cluster without it.",
+                commands=(f"unset {name}", f"serve_app up {facts.file}"),
+            )
+    logging = facts.content.get("logging_config")
+    if isinstance(logging, dict) and (logging.get("log_level") in NOISY or logging.get("enable_access_log") is True):
+        yield Verdict(
+            check="debug",
+            severity=Severity.WARNING,
+            found="Serve's own log is on (logging_config): it has addresses with whatever stands in them",
+            mend="Write `log_level: WARNING` and `enable_access_log: false`; the router writes a line per request.",
+            commands=(f"serve_app check {facts.file}",),
+        )
+
+
+def check_dumps(facts: Facts) -> Iterator[Verdict]:
+    """An image of a crashed process has prompts, and the digests' pepper."""
+    found = [each for each in facts.dumps if each.bytes is None or each.bytes > 0]
+    if found:
+        yield Verdict(
+            check="dumps",
+            severity=Severity.WARNING,
+            found=f"{len(found)} processes leave an image of their memory behind when they crash, prompts included",
+            mend="Start the cluster from a shell, or a unit, that forbids it.",
+            commands=("ulimit -c 0", f"serve_app up {facts.file}"),
+        )
+
+
+def check_versions(facts: Facts) -> Iterator[Verdict]:
+    """Versions with a known hole; `make audit` asks a database of all of them."""
+    for advisory in that_affect(facts.versions):
+        yield Verdict(
+            check="versions",
+            severity=Severity.ERROR,
+            found=f"{advisory.package} {facts.versions[advisory.package]} has {advisory.identifier}: {advisory.what}",
+            mend=f"Install {advisory.package} {advisory.fixed} or newer.",
+            commands=(f"pip install '{advisory.package}>={advisory.fixed}'", "make audit"),
+        )
+
+
+def _pepper_file(facts: Facts) -> str:
+    return facts.store.pepper.file if facts.store is not None else DEFAULT_PEPPER

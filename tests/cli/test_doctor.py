@@ -1,0 +1,366 @@
+"""The doctor finds each thing that is wrong, and nothing where nothing is."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serve_app.check.findings import Severity
+from serve_app.cli import main
+from serve_app.cli.doctor.advisories import ADVISORIES, PACKAGES, that_affect
+from serve_app.cli.doctor.checks import CHECKS, examine
+from serve_app.cli.doctor.facts import Answer, Facts, Limit, Listener, SecretFile
+from serve_app.cli.doctor.gathering import gather
+from serve_app.cli.doctor.probes import routes
+from serve_app.cli.doctor.report import json_of, lines_of
+from serve_app.cli.doctor.verdicts import ILL, NOT_SEEN, SOUND, SUSPECT, exit_code_of
+from serve_app.cli.processes import Process
+from serve_app.core.tenants import Limits, Scope, Tenant
+from serve_app.tenants.inspection import Inspection, PepperState, inspect_store
+from serve_app.tenants.keys import Key
+from serve_app.tenants.office import Office
+from serve_app.tenants.opening import open_store
+from serve_app.tenants.store import Author
+from tests.cli.runs import needs_proc
+
+PEPPER = "p" * 32
+JOBS = "http://127.0.0.1:8265/api/jobs/"
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+
+
+def process(program: str, command: str = "") -> Process:
+    return Process(pid=1, program=program, command=command or program, run=None)
+
+
+def listens(address: str, port: int, program: str, command: str = "") -> Listener:
+    return Listener(address=address, port=port, holder=process(program, command))
+
+
+BOSS = Key(
+    id="key-1", tenant="administrators", digest="", scopes=frozenset({Scope.ADMIN}), created_at=0, expires_at=9.0
+)
+STORE = Inspection(
+    shown="sqlite:///kept.db",
+    backend="sqlite",
+    journal_mode="wal",
+    mode=0o600,
+    file=Path("kept.db"),
+    pepper=PepperState(source="file", mode=0o600),
+    tenants=(Tenant(name="acme", limits=Limits(tokens_per_minute=1000)),),
+    keys=(BOSS,),
+)
+SOUND_FACTS = Facts(
+    url="http://127.0.0.1:8000",
+    processes=(process("raylet"),),
+    environment={"RAY_AUTH_MODE": "token"},
+    listeners=(
+        listens("127.0.0.1", 8000, "ray::ProxyActor"),
+        listens("127.0.0.1", 8265, "python", "python dashboard.py"),
+        listens("::ffff:7f00:1", 6379, "gcs_server"),
+        listens("::1", 9101, "haproxy"),
+    ),
+    answers={
+        "health": Answer(status=200),
+        "nowhere": Answer(status=401, headers={"x-request-id": "r"}, body='{"error": {}}'),
+        "long headers": Answer(status=431),
+        "time limit": Answer(status=400),
+        "staying": Answer(status=400),
+        "large body": Answer(status=401),
+        "strange page": Answer(status=200),
+        "page": Answer(status=200, headers=PAGE_HEADERS, body="<html></html>"),
+    },
+    anonymous=dict.fromkeys(routes(), 401),
+    ray_answers={JOBS: 401},
+    store=STORE,
+    token=SecretFile(path="token", mode=0o600, is_open=False),
+    dumps=(Limit(pid=1, bytes=0),),
+    versions={name: version(name) for name in PACKAGES},
+)
+
+
+def outside(facts: Facts) -> Facts:
+    return replace(facts, listeners=(listens("0.0.0.0", 8000, "ray::ProxyActor"),))
+
+
+def unasked(facts: Facts) -> Facts:
+    return replace(facts, anonymous=dict.fromkeys(routes(), 200), store=None)
+
+
+def kept(**changes: Any) -> Facts:
+    return replace(SOUND_FACTS, store=replace(STORE, **changes))
+
+
+def answering(**answers: Answer | None) -> Facts:
+    named = {name.replace("_", " "): answer for name, answer in answers.items()}
+    found = {name: answer for name, answer in (SOUND_FACTS.answers | named).items() if answer is not None}
+    return replace(SOUND_FACTS, answers=found)
+
+
+def listening(*more: Listener, **changes: Any) -> Facts:
+    return replace(SOUND_FACTS, listeners=(*SOUND_FACTS.listeners, *more), **changes)
+
+
+def configured(**content: Any) -> Facts:
+    return replace(SOUND_FACTS, content=content)
+
+
+def limits(**given: int) -> Facts:
+    return configured(applications=[{"deployments": [{"user_config": {"limits": given, "max_body_bytes": 1 << 30}}]}])
+
+
+DASHBOARD = listens("0.0.0.0", 8265, "python", "python dashboard.py")
+REPLICA = listens("::", 40000, "ray::ServeReplica:demo:Model")
+WIDE = (Tenant(name="acme"), Tenant(name="none", limits=Limits(tokens_per_minute=1)))
+FRIENDS = tuple(Tenant(name=name, cache_group="lab", limits=Limits(tokens_per_minute=1)) for name in "ab")
+ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+
+FOUND: list[tuple[Facts, str, Severity, str]] = [
+    (replace(SOUND_FACTS, complaints=("cluster.yaml:1: error: x",)), "file", ERROR, "error: x"),
+    (unasked(outside(SOUND_FACTS)), "bind", ERROR, "0.0.0.0:8000"),
+    (outside(SOUND_FACTS), "tls", WARNING, "without TLS"),
+    (
+        replace(SOUND_FACTS, anonymous={("GET", "/metrics"): 200, ("GET", "/v1/models"): 401}),
+        "routes",
+        ERROR,
+        "/metrics",
+    ),
+    (replace(SOUND_FACTS, anonymous=dict.fromkeys(routes(), 200)), "routes", ERROR, "routes answer somebody without"),
+    (answering(long_headers=Answer(status=200)), "headers", WARNING, "70 000"),
+    (answering(long_headers=None), "headers", WARNING, "70 000"),
+    (answering(time_limit=Answer(status=200)), "headers", ERROR, "time limit"),
+    (answering(staying=Answer(status=200)), "headers", ERROR, "staying"),
+    (answering(large_body=None), "bodies", WARNING, "2^40"),
+    (answering(nowhere=Answer(status=404, body="{}")), "errors", WARNING, "no request id"),
+    (
+        answering(nowhere=Answer(status=500, headers={"x-request-id": "r"}, body='Traceback: File "x"')),
+        "errors",
+        WARNING,
+        "tells of this machine",
+    ),
+    (answering(page=Answer(status=200)), "pages", WARNING, "content-security-policy"),
+    (
+        answering(page=Answer(status=200, headers=PAGE_HEADERS, body='<script src="https://cdn.example/x.js">')),
+        "pages",
+        WARNING,
+        "https://cdn.example/x.js",
+    ),
+    (answering(strange_page=Answer(status=200, headers={"access-control-allow-origin": "*"})), "cors", WARNING, "`*`"),
+    (replace(SOUND_FACTS, environment={"RAY_AUTH_MODE": "disabled"}), "ray-token", WARNING, "RAY_AUTH_MODE=disabled"),
+    (listening(DASHBOARD, environment={"X": "1"}), "ray-token", ERROR, "(not set)"),
+    (replace(SOUND_FACTS, token=SecretFile(path="t", mode=0o644, is_open=True)), "ray-token", ERROR, "mode 644"),
+    (
+        replace(SOUND_FACTS, ray_answers={"http://127.0.0.1:8265/api/jobs/": 200}),
+        "ray-dashboard",
+        WARNING,
+        "/api/jobs/",
+    ),
+    (listening(DASHBOARD, ray_answers={"http://127.0.0.1:8265/api/jobs/": 200}), "ray-dashboard", ERROR, "runs code"),
+    (listening(DASHBOARD), "ray-dashboard", WARNING, "0.0.0.0:8265"),
+    (listening(REPLICA), "ray-ports", NOTE, "want its token"),
+    (listening(REPLICA, environment={"RAY_AUTH_MODE": "disabled"}), "ray-ports", ERROR, "without its token"),
+    (listening(listens("0.0.0.0", 8404, "haproxy")), "haproxy", WARNING, "8404"),
+    (kept(problem="there is no file kept.db"), "store", ERROR, "there is no file"),
+    (kept(has_password=True), "store", ERROR, "has a password"),
+    (kept(journal_mode="delete"), "store", WARNING, "journal mode delete"),
+    (kept(mode=0o644), "store", WARNING, "mode 644"),
+    (kept(pepper=PepperState(source="none")), "pepper", ERROR, "there is no pepper"),
+    (kept(pepper=PepperState(source="file", mode=0o600, problem="it is not the one")), "pepper", ERROR, "not the one"),
+    (kept(pepper=PepperState(source="file", mode=0o640)), "pepper", ERROR, "mode 640"),
+    (kept(pepper=PepperState(source="file", mode=0o600, is_beside_store=True)), "pepper", NOTE, "one copy"),
+    (kept(keys=(replace(BOSS, expires_at=None),)), "keys", NOTE, "key-1 of administrators"),
+    (kept(tenants=WIDE), "tenants", NOTE, "tokens per minute: acme"),
+    (kept(tenants=FRIENDS), "tenants", NOTE, "a, b share"),
+    (limits(max_n=100_000), "limits", NOTE, "max_n is 100000, more than the 128"),
+    (replace(SOUND_FACTS, pickles=("m/pytorch_model.bin",)), "models", NOTE, "pytorch_model.bin"),
+    (replace(SOUND_FACTS, environment={"RAY_AUTH_MODE": "token", "RAY_DEBUG": "1"}), "debug", WARNING, "RAY_DEBUG=1"),
+    (configured(logging_config={"log_level": "DEBUG"}), "debug", WARNING, "logging_config"),
+    (configured(logging_config={"enable_access_log": True}), "debug", WARNING, "logging_config"),
+    (replace(SOUND_FACTS, dumps=(Limit(pid=1, bytes=None),)), "dumps", WARNING, "1 processes"),
+    (replace(SOUND_FACTS, versions={"ray": "2.51.2"}), "versions", ERROR, "CVE-2025-62593"),
+    (replace(SOUND_FACTS, versions={"transformers": "5.2.0"}), "versions", ERROR, "CVE-2026-4372"),
+    (replace(SOUND_FACTS, versions={"starlette": "0.49.0+x"}), "versions", ERROR, "CVE-2025-62727"),
+]
+
+
+def test_nothing_is_found_where_nothing_is_wrong() -> None:
+    assert examine(SOUND_FACTS) == []
+    assert exit_code_of([], was_seen=True) == SOUND
+    assert len(list(lines_of(SOUND_FACTS, []))) == len(CHECKS) + 2
+
+
+@pytest.mark.parametrize(
+    ("facts", "check", "severity", "said"), FOUND, ids=lambda each: each if isinstance(each, str) else ""
+)
+def test_each_wrong_is_found_with_what_mends_it(facts: Facts, check: str, severity: Severity, said: str) -> None:
+    found = [each for each in examine(facts) if each.check == check]
+    (verdict,) = [each for each in found if said in each.found]
+    assert verdict.severity is severity
+    assert verdict.mend.endswith(".")
+    assert verdict.commands
+    assert exit_code_of(found, was_seen=True) in {ERROR: (ILL,), WARNING: (SUSPECT,), NOTE: (SOUND,)}[severity]
+    told = "\n".join(lines_of(facts, found))
+    assert verdict.mend in told
+    assert all(f"$ {command}" in told for command in verdict.commands)
+
+
+def test_a_proxy_that_is_full_lets_nobody_in() -> None:
+    facts = replace(SOUND_FACTS, anonymous=SOUND_FACTS.anonymous | {("POST", "/v1/completions"): 503})  # type: ignore[operator]
+    assert examine(facts) == []
+
+
+def test_every_check_has_something_that_it_finds() -> None:
+    assert {check for _, check, _, _ in FOUND} == {each.name for each in CHECKS}
+
+
+def test_what_could_not_be_seen_is_neither_sound_nor_ill() -> None:
+    assert examine(Facts()) == []
+    assert exit_code_of([], was_seen=False) == NOT_SEEN
+    told = list(lines_of(Facts(), []))
+    assert "nothing answers there" in told[0]
+    assert not any("nobody submits jobs" in line for line in told)
+    checks = {each["name"]: each["was_looked_at"] for each in json.loads(json_of(Facts(), [], NOT_SEEN))["checks"]}
+    assert (checks["store"], checks["bind"]) == (True, False)
+
+
+def test_the_versions_that_are_pinned_have_none_of_the_known_holes() -> None:
+    pinned = dict(
+        line.split("==") for line in (Path(__file__).parents[2] / "constraints.txt").read_text().split() if "==" in line
+    )
+    versions = {name: pinned.get(name, pinned.get(name.capitalize(), "")) for name in PACKAGES}
+    assert all(versions.values()), versions
+    assert that_affect(versions) == []
+    assert len(that_affect({each.package: each.since for each in ADVISORIES})) > 3
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a cluster file whose port nobody listens on, and a store with its pepper."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SERVE_APP_PEPPER", raising=False)
+    content = yaml.safe_load((Path(__file__).parents[2] / "cluster.yaml").read_text(encoding="utf-8"))
+    content["applications"] = content["applications"][:1]
+    content["applications"][0]["args"]["store"] = "sqlite:///kept.db"
+    content["applications"][0]["deployments"][0]["user_config"]["auth"] = "keys"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        content["http_options"]["port"] = free.getsockname()[1]
+    Path("cluster.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    return tmp_path
+
+
+def make_store() -> None:
+    store, pepper = open_store("sqlite:///kept.db", pepper_file=Path("serve_app.pepper"), environment=None)
+    Office(store, pepper).answer("create_admin_key", {}, Author(name="test", at=0.0))
+    store.close()
+
+
+def test_the_doctor_makes_nothing_and_changes_nothing(house: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == ILL
+    assert "there is no file kept.db" in capsys.readouterr().out
+    assert [each.name for each in house.iterdir()] == ["cluster.yaml"]
+    make_store()
+    before = {each.name: each.read_bytes() for each in house.iterdir()}
+    assert main(["doctor", "--json"]) == NOT_SEEN
+    assert {each.name: each.read_bytes() for each in house.iterdir()} == before
+    told = json.loads(capsys.readouterr().out)
+    found = {(check["name"], each["severity"]) for check in told["checks"] for each in check["findings"]}
+    assert found == {("pepper", "note"), ("keys", "note")}
+
+
+def test_files_that_others_may_open_and_a_wrong_pepper_are_seen(house: Path) -> None:
+    make_store()
+    os.chmod("kept.db", 0o644)
+    os.chmod("serve_app.pepper", 0o604)
+    facts = gather("cluster.yaml")
+    assert facts.store is not None
+    assert facts.store.mode is not None
+    assert (facts.store.mode & 0o077, facts.store.pepper.mode) == (0o044, 0o604)
+    Path("serve_app.pepper").write_text("another pepper, of 32 characters or more")
+    assert "not the one" in str(gather("cluster.yaml").store)
+    Path("serve_app.pepper").unlink()
+    assert {"store", "pepper"} <= {each.check for each in examine(gather("cluster.yaml"))}
+
+
+@pytest.mark.parametrize("url", ["nonsense", "postgresql+psycopg://u:secret@127.0.0.1:1/x", "sqlite:////no/where.db"])
+def test_a_store_that_cannot_be_read_is_told_without_its_password(url: str, tmp_path: Path) -> None:
+    found = inspect_store(url, pepper_file=tmp_path / "none", environment=None)
+    assert found.problem
+    assert "secret" not in str(found)
+
+
+def test_a_store_whose_journal_is_another_is_seen_and_left_so(house: Path) -> None:
+    import sqlite3
+
+    make_store()
+    with sqlite3.connect("kept.db") as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    connection.close()
+    found = inspect_store("sqlite:///kept.db", pepper_file=Path("serve_app.pepper"), environment=None)
+    assert found.journal_mode == "delete"
+    again = inspect_store("sqlite:///kept.db", pepper_file=Path("serve_app.pepper"), environment=None)
+    assert again.journal_mode == "delete", "to look at it changes nothing"
+
+
+def test_a_database_that_is_no_store_is_told_and_not_made_one(house: Path) -> None:
+    Path("kept.db").touch()
+    found = inspect_store("sqlite:///kept.db", pepper_file=Path("none"), environment=None)
+    assert "no such table" in str(found.problem)
+    assert Path("kept.db").read_bytes() == b""
+
+
+class Careless(BaseHTTPRequestHandler):
+    """Answers everything to everybody, with a stack."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("access-control-allow-origin", "*")
+        self.send_header("content-type", "application/json")
+        self.end_headers()
+        self.wfile.write(b'{"error": "Traceback"}')
+
+    do_POST = do_GET
+
+    def log_message(self, *said: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[str], int]]:
+    servers: list[ThreadingHTTPServer] = []
+
+    def begin(host: str) -> int:
+        servers.append(ThreadingHTTPServer((host, 0), Careless))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return servers[-1].server_port
+
+    yield begin
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@needs_proc
+def test_a_careless_service_is_seen_for_what_it_is(house: Path, serve: Callable[[str], int]) -> None:
+    make_store()
+    content = yaml.safe_load(Path("cluster.yaml").read_text())
+    content["http_options"] |= {"host": "127.0.0.1", "port": serve("127.0.0.1")}
+    Path("cluster.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    facts = gather("cluster.yaml")
+    assert [(each.port, each.is_outside) for each in facts.doors] == [(content["http_options"]["port"], False)]
+    assert {each.check for each in examine(facts)} >= {"routes", "headers", "bodies", "errors", "pages", "cors"}

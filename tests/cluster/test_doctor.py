@@ -1,0 +1,77 @@
+"""The doctor beside real clusters: one as `serve_app up` starts it, one whose operator left doors open."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.started import REPOSITORY, Started
+from tests.cluster.test_keys import with_keys
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(sys.platform != "linux", reason="what a process belongs to is told by /proc"),
+]
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "serve_app", *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+
+
+def findings(folder: Path, run: Started) -> tuple[int, set[tuple[str, str]], list[str]]:
+    """Exit code, check and severity of each finding, and what was found."""
+    run.until(lambda: run.process.poll() is not None or '"url": null' not in command(folder, "doctor", "--json").stdout)
+    done = command(folder, "doctor", "--json")
+    told = json.loads(done.stdout)
+    assert all(check["was_looked_at"] for check in told["checks"])
+    found = {(check["name"], each["severity"]) for check in told["checks"] for each in check["findings"]}
+    return done.returncode, found, [each["found"] for check in told["checks"] for each in check["findings"]]
+
+
+def test_what_up_starts_with_keys_has_nothing_to_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reached Ray's dashboard had it run code: CVE-2023-48022, CVE-2023-48023, CVE-2025-62593, CVE-2026-32981."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    run = Started(tmp_path, with_keys)
+    try:
+        assert command(tmp_path, "keys", "create", "--admin", "--days", "90").returncode == 0
+        run.until_ready()
+        code, found, told = findings(tmp_path, run)
+        assert found == {("pepper", "note"), ("ray-ports", "note")}, told
+        assert code == 0
+        for line in ("no route but /health without a key", "nobody submits jobs", "headers are bounded"):
+            assert line in command(tmp_path, "doctor").stdout
+    finally:
+        run.end()
+
+
+def test_doors_that_were_left_open_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "")
+    monkeypatch.setenv("RAY_DEBUG_POST_MORTEM", "0")
+    monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
+    run = Started(tmp_path)
+    try:
+        run.until_ready()
+        code, found, told = findings(tmp_path, run)
+        assert code == 1
+        assert found == {
+            ("ray-token", "error"),  # beside ports that are open to others
+            ("ray-dashboard", "warning"),  # on loopback alone
+            ("ray-ports", "error"),
+            ("headers", "warning"),
+            ("debug", "warning"),
+        }, told
+    finally:
+        run.end()

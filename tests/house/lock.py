@@ -1,0 +1,57 @@
+"""Writes requirements.lock: what constraints.txt pins, with the digests of the files that pip finds for this platform.
+
+python -m tests.house.lock
+
+torch is left out: its builds for CPUs and for each CUDA come from indexes of their own, and have a digest each.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+LOCK = REPOSITORY / "requirements.lock"
+LEFT_OUT = ("torch",)
+HEAD = """\
+# What constraints.txt pins, with digests, for {platform}; written by `make lock`.
+# Install torch first, from the index of your build; then: pip install --no-deps --require-hashes -r requirements.lock
+"""
+
+
+def pins(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Name and version of each line that is no comment."""
+    for line in lines:
+        name, sign, version = line.strip().partition("==")
+        if sign and not name.startswith("#"):
+            yield name, version
+
+
+def main() -> None:
+    constraints = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    wanted = [f"{name}=={version}" for name, version in pins(constraints) if name not in LEFT_OUT]
+    with tempfile.TemporaryDirectory() as folder:
+        requirements, report = Path(folder, "requirements.txt"), Path(folder, "report.json")
+        requirements.write_text("\n".join(wanted), encoding="utf-8")
+        words = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--disable-pip-version-check"]
+        command = [sys.executable, "-m", "pip", *words, "--report", str(report), "-r", str(requirements)]
+        subprocess.run(command, check=True)
+        found = json.loads(report.read_text(encoding="utf-8"))["install"]
+    python = ".".join(platform.python_version_tuple()[:2])
+    head = HEAD.format(platform=f"{platform.system()} {platform.machine()}, Python {python}")
+    LOCK.write_text(head + "\n".join(sorted(map(_locked, found), key=str.lower)) + "\n", encoding="utf-8")
+
+
+def _locked(package: dict[str, Any]) -> str:
+    metadata, hashes = package["metadata"], package["download_info"]["archive_info"]["hashes"]
+    return f"{metadata['name']}=={metadata['version']} --hash=sha256:{hashes['sha256']}"
+
+
+if __name__ == "__main__":
+    main()
