@@ -141,10 +141,13 @@ async def test_every_header_is_looked_at_before_anything_is_seen(looking: Callab
     assert looks.num_seen == 0
 
 
-async def test_images_that_overfill_the_context_are_refused_as_soon_as_they_do(looking: Callable[..., Looking]) -> None:
+async def test_images_that_overfill_the_context_are_refused_before_one_is_seen(looking: Callable[..., Looking]) -> None:
     looks = looking(max_model_len=9)
     with pytest.raises(ContextOverflow) as caught:
         await looks.look([asked("a", 1, 2, 3, 4, 5)], always)
     assert caught.value.facts == {"n_prompt_tokens": 12, "n_ctx": 9}
-    assert looks.num_seen == 3
+    assert looks.num_seen == 0
     assert len((await looks.look([asked("b", 1, 2)], always))["b"]) == 2
+    with pytest.raises(ContextOverflow):
+        await looks.look([asked("c", 1, 3, 2, 4)], always)
+    assert looks.num_seen == 2

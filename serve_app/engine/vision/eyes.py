@@ -6,7 +6,6 @@ from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
 
-import PIL.Image
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -44,10 +43,13 @@ class Eyes:
         """Look at an image's header alone. Raises InvalidRequest."""
         open_image(image, max_pixels=self._max_pixels)
 
+    def count(self, image: Image) -> int:
+        """Rows of embeddings that an image takes in a prompt. Raises InvalidRequest."""
+        return self._kind.text(self.tower.config, self.marker, self._inputs(image)).count(self.marker)
+
     def read(self, image: Image) -> Read:
         """Decode an image and make of it what the tower takes. Raises InvalidRequest."""
-        opened = decode(open_image(image, max_pixels=self._max_pixels), image)
-        inputs = self._inputs(opened, image)
+        inputs = self._inputs(image)
         text = self._kind.text(self.tower.config, self.marker, inputs)
         return Read(
             digest=image.digest,
@@ -67,7 +69,8 @@ class Eyes:
             raise EngineFailed(f"the model sees {len(rows)} embeddings where its text has {read.num_rows} places")
         return Seen(digest=read.digest, text=read.text, grid=read.grid, rows=rows)
 
-    def _inputs(self, opened: PIL.Image.Image, image: Image) -> Inputs:
+    def _inputs(self, image: Image) -> Inputs:
+        opened = decode(open_image(image, max_pixels=self._max_pixels), image)
         try:
             inputs: Inputs = self._processor(images=opened, return_tensors="pt", **dict.fromkeys(self._kind.asks, True))
         except ValueError as error:  # of sizes that it makes nothing of

@@ -51,7 +51,7 @@ class Looking:
     async def look(self, requests: Items[GenerationRequest], is_wanted: Callable[[str], bool]) -> Looks:
         """See every image of the requests; of one that nobody wants any more, none.
 
-        Raises InvalidRequest where an image cannot be read, ContextOverflow as soon as they overfill the context, and
+        Raises InvalidRequest where an image cannot be read, ContextOverflow where they overfill the context, and
         Overloaded where too many wait.
         """
         num_bytes = sum(len(image.data) for request in requests for image in request.prompt.images)
@@ -69,16 +69,34 @@ class Looking:
             pool.shutdown(cancel_futures=True)
 
     async def _look(self, request: GenerationRequest, is_wanted: Callable[[], bool]) -> tuple[Seen, ...]:
-        """Nothing where it is not wanted any more: what headers say of all, and only then one after the other."""
+        """Nothing where it is not wanted any more: what headers say of all, then what all take, and only then one after
+        the other.
+        """
         loop, images = asyncio.get_running_loop(), request.prompt.images
         known = [await loop.run_in_executor(self._readers, self._find, image) for image in images]
+        if known.count(None) > 1:
+            await self._count(request, known, is_wanted)
         seen: list[Seen] = []
         for image, each in zip(images, known, strict=True):
             if (found := each or await self._see(image, is_wanted)) is None:
                 return ()
             seen.append(found)
-            self._check_length(request, seen)
+            self._check_length(request, [len(every.rows) for every in seen])
         return tuple(seen)
+
+    async def _count(
+        self, request: GenerationRequest, known: Items[Seen | None], is_wanted: Callable[[], bool]
+    ) -> None:
+        """Decode all images once only to check that they fit: a hundredth of the time that seeing them takes."""
+        loop, num_rows = asyncio.get_running_loop(), list[int]()
+        for image, each in zip(request.prompt.images, known, strict=True):
+            if not is_wanted():
+                return
+            if each is None:
+                num_rows.append(await loop.run_in_executor(self._readers, self._eyes.count, image))
+            else:
+                num_rows.append(len(each.rows))
+            self._check_length(request, num_rows)
 
     def _find(self, image: Image) -> Seen | None:
         """An image that was seen before; of any other, at least its header is sound."""
@@ -108,13 +126,14 @@ class Looking:
             self.kept.keep(seen)
         return seen
 
-    def _check_length(self, request: GenerationRequest, seen: Items[Seen]) -> None:
-        num_rows, context = sum(len(each.rows) for each in seen), self._max_model_len
+    def _check_length(self, request: GenerationRequest, counts: Items[int]) -> None:
+        """counts: rows of the first images"""
+        num_rows, context = sum(counts), self._max_model_len
         if num_rows > context:
             raise ContextOverflow.refusing(
                 "prompt",
                 must=f"fit the context, which is {context} tokens for prompt, images and completion together",
-                found=f"prompt {request.prompt_index}, whose first {len(seen)} images take {num_rows}",
+                found=f"prompt {request.prompt_index}, whose first {len(counts)} images take {num_rows}",
                 facts={"n_prompt_tokens": num_rows, "n_ctx": context},
             )
 
