@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, suppress
+from contextvars import copy_context
 from typing import TypeVar
 
 from serve_app.constraints.limits import ConstraintLimits
@@ -35,7 +36,7 @@ class Places:
         async with self._place() as release:
             has_room = self.num_slow < self._limits.max_slow
             seconds = self._limits.max_wall_s if has_room else self._limits.quick_s  # the kernel keeps to it
-            running = asyncio.get_running_loop().run_in_executor(executor, work, seconds)
+            running = asyncio.get_running_loop().run_in_executor(executor, copy_context().run, work, seconds)
             with suppress(TimeoutError):
                 return await asyncio.wait_for(asyncio.shield(running), self._limits.quick_s)
             release()

@@ -247,10 +247,9 @@ class UnencodedParams:
 class GenerationRequest:
     """One prompt of a client's request with everything needed to complete it `n` times.
 
-    request_id:   unique in the cluster
+    request_id, client_request_id: unique in the cluster; what client and logs call that which it is of
     prompt_index: which of the client's prompts this is; part of the key of every random draw
-    echo:         the first delta carries the prompt's text
-    echo_last:    of so many last tokens of the prompt only; 0 is the whole prompt
+    echo, echo_last: the first delta carries the prompt's text, of so many last tokens of it only; 0 is all of it
     reports_prompt_ids: the first delta carries the prompt's token ids
     uses_cache:   prefixes computed before may be used
     cache_salt:   they are found by requests of the same salt alone
@@ -287,6 +286,7 @@ class GenerationRequest:
     infill: Infill | None = None
     prediction: str | tuple[int, ...] = ""
     share: Share = field(default_factory=Share)
+    client_request_id: str = ""
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat
 from serve_app.api.dialects.tables import DIALECTS, UNION
 from serve_app.core.prices import Price, Prices
 from serve_app.core.tools import ToolParserName
+from serve_app.observe.settings import TraceSettings
 from serve_app.tenants.pepper import DEFAULT_PEPPER
 
 
@@ -138,6 +139,19 @@ class PriceSettings(BaseModel):
     completion: Annotated[float, Field(ge=0)] = 0.0
 
 
+class TracingSettings(BaseModel):
+    """Where traces of requests are sent to.
+
+    endpoint: of an OTLP receiver over HTTP, `http://127.0.0.1:4318`; null is what OTEL_EXPORTER_OTLP_ENDPOINT says
+    sample:   share of the traces that are kept, from 0 to 1; where a client sent a `traceparent`, that decides
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^\s]+$")] | None = None
+    sample: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+
 class RouterSettings(BaseModel):
     """The router's `user_config`: taken over by running replicas within a second, nothing restarts.
 
@@ -162,6 +176,8 @@ class RouterSettings(BaseModel):
                     also of its adapters, `*` of every model; what has no price costs nothing
     idempotency_s:  a request that comes again under its Idempotency-Key within so long gets the answer that was given;
                     0 ignores the header
+    tracing:        where traces go to, `{endpoint: "http://127.0.0.1:4318", sample: 0.1}`; null is nowhere, unless
+                    OTEL_EXPORTER_OTLP_ENDPOINT is set where the router runs
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -182,7 +198,12 @@ class RouterSettings(BaseModel):
     auth_grace_s: PositiveFloat = 300.0
     prices: dict[str, PriceSettings] = Field(default_factory=dict)
     idempotency_s: Annotated[float, Field(ge=0)] = 3600.0
+    tracing: TracingSettings | None = None
     limits: LimitSettings = LimitSettings()
+
+    @property
+    def traces(self) -> TraceSettings | None:
+        return None if self.tracing is None else TraceSettings(**self.tracing.model_dump())
 
     @property
     def known_prices(self) -> Prices:

@@ -11,6 +11,7 @@ from ray import serve
 
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ReplicaCard
+from serve_app.core.concern import concerning
 from serve_app.core.errors import EngineFailed, ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
@@ -90,7 +91,8 @@ class Model:
 
     async def submit(self, replica_id: str, router_id: str, requests: Sequence[GenerationRequest]) -> ServeError | None:
         self._refuse_strays(replica_id)
-        return await answer_or_refusal(self._service.submit(router_id, requests))
+        with concerning(request.client_request_id for request in requests):
+            return await answer_or_refusal(self._service.submit(router_id, requests))
 
     async def abort(self, replica_id: str, router_id: str, request_ids: Sequence[str]) -> None:
         self._refuse_strays(replica_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import suppress
 from contextvars import Context
 from typing import Any, ClassVar
@@ -23,6 +24,7 @@ from serve_app.http.app import build_app
 from serve_app.http.guard import OPEN_DOOR, Door
 from serve_app.http.metrics import Metrics
 from serve_app.http.settings import HttpSettings
+from serve_app.observe.switch import Switch
 from serve_app.router.admission import Admission, AdmissionSettings
 from serve_app.router.books import Books
 from serve_app.router.discovery import Discovery
@@ -66,6 +68,7 @@ class RouterReplica:
         self._metrics = Metrics(self._fleet, router_id=router_id, admission=self._admission)
         self._books = None if self._accounts is None else self._books_with(self._accounts, router_id)
         self._replays = Replays()
+        self._tracing = Switch(os.environ)
         self._hot_app = HotApp(self._app_for(defaults))
         discovery = Discovery(ServeCluster(context.app_name), self._fleet, router_id, on_deleted=self._stop)
         begin = asyncio.get_running_loop().create_task
@@ -110,6 +113,7 @@ class RouterReplica:
                 self._hearing.cancel()
             self._stop()
             await self._fleet.close()
+            await asyncio.to_thread(self._tracing.close)
             for each in self._writing:
                 each.cancel()
             if self._books is not None:
@@ -146,6 +150,7 @@ class RouterReplica:
             cors_origins=settings.cors_origins,
             limits=WireLimits(**settings.limits.model_dump()),
             sends_request_id=False,  # Serve does
+            trace=self._tracing.turned(settings.traces),
         )
         return build_app(
             router,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Executor
 
+from serve_app.core.concern import about
 from serve_app.core.delta import Delta, FinishReason, Load
 from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
 from serve_app.core.flow_usage import UsageReport
@@ -174,7 +175,9 @@ class Engine:
             self._advance(deltas)
         except Exception:
             self.num_failed_steps += 1
-            logger.exception("a step of %d running sequences failed", len(self._scheduler.running))
+            running = self._scheduler.running
+            extra = about(sequence.request.client_request_id for sequence in running)
+            logger.exception("a step of %d running sequences failed", len(running), extra=extra)
             deltas += self._lose(self._scheduler.clear(), EngineFailed(LOST))
         return deltas
 
@@ -237,7 +240,8 @@ class Engine:
             try:
                 self._settle_one(sequence)
             except Exception:
-                logger.exception("%s could not be settled", sequence)
+                extra = about([sequence.request.client_request_id])
+                logger.exception("%s could not be settled", sequence, extra=extra)
                 errors += self._lose([sequence], EngineFailed(LOST))
                 self._scheduler.release(sequence)
         return errors

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
+from serve_app.core.concern import about
 from serve_app.core.delta import Delta, FinishReason, TokenLogprob, TopLogprob
 from serve_app.core.errors import EngineFailed, InvalidRequest, ServeError
 from serve_app.engine.batch import Batch, Span
@@ -37,7 +38,8 @@ class Output:
             try:
                 deltas += _recorded(span.sequence, self._commit_one(span, result))
             except Exception:
-                logger.exception("what a step gave to %s could not be taken over", span.sequence)
+                extra = about([span.sequence.request.client_request_id])
+                logger.exception("what a step gave to %s could not be taken over", span.sequence, extra=extra)
                 if not span.sequence.is_finished:
                     deltas.append(_fail(span.sequence, "the engine failed to take over what it had computed"))
         return deltas

@@ -21,6 +21,7 @@ from serve_app.http.exchange import CLIENT_CLOSED, ClientGone, Exchange, read_bo
 from serve_app.http.metrics import Served
 from serve_app.http.rate_headers import rate_headers
 from serve_app.http.refusals import as_serve_error
+from serve_app.http.routes import path_of
 from serve_app.http.settings import HttpSettings
 from serve_app.http.streams import Renderer, in_time, stream
 from serve_app.http.styles import Style
@@ -49,8 +50,15 @@ class Completions:
         finally:
             status = CLIENT_CLOSED if has_left else exchange.status
             story.end(status, self._router.books)
-            logger.info(dump(story.facts(status)))
+            logger.info(dump(story.facts(status) | self._traced(story, status, scope)))
             scope["state"]["served"] = Served(status=status, run=story.run, is_whole=story.error is None)
+
+    def _traced(self, story: Story, status: int, scope: Scope) -> dict[str, str]:
+        """What its line in the log says of its trace; nothing where nobody traces."""
+        if self._settings.trace is None:
+            return {}
+        trace_id = self._settings.trace(story, status, str(path_of(scope["path"]) or ""), scope["headers"])
+        return {} if trace_id is None else {"trace_id": trace_id}
 
     async def _serve(self, headers: Headers, receive: Receive, exchange: Exchange, *, story: Story) -> bool:
         """Answer, but stop at once where the client leaves meanwhile; True where it did."""
@@ -99,7 +107,7 @@ class Completions:
                 *response_headers(request, None if story.run is None else story.run.tally.usage),
                 *rate_headers(self._router.rates),
             ]
-            opened = self._router.open(request, story.ticket)
+            opened = self._router.open(request, story.ticket, request_id=story.request_id)
             story.models = tuple(dict.fromkeys(each.model.name for each in opened.requests))
             story.permit = await self._router.reserve(opened)
             async with opened as run:

@@ -15,6 +15,7 @@ from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.errors import error_body, error_status
 from serve_app.api.dialects.tables import HEADER, dialect_named
 from serve_app.api.shown import shown
+from serve_app.core.concern import about
 from serve_app.core.errors import EngineFailed, InvalidRequest, MethodNotAllowed, NotFound, ServeError
 from serve_app.http.exchange import headers_of
 
@@ -55,5 +56,5 @@ def as_serve_error(error: Exception, request_id: str) -> ServeError:
     """The error itself, or for one that nobody foresaw a plain failure; its details go to the log alone."""
     if isinstance(error, ServeError):
         return error
-    logger.error("request %s failed", request_id, exc_info=error)
+    logger.error("request %s failed", request_id, exc_info=error, extra=about([request_id]))
     return EngineFailed("The server failed to answer the request.")

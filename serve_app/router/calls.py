@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from serve_app.core.backend import Backend, has_images
+from serve_app.core.concern import MAX_NAMED, about
 from serve_app.core.errors import ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
@@ -94,7 +95,8 @@ class Calls:
         except ServeError as refusal:
             error = refusal
         except Exception as failure:
-            logger.warning("replica %s could not be given requests: %r", self._replica_id, failure)
+            extra = about(request.client_request_id for request in requests)
+            logger.warning("replica %s could not be given requests: %r", self._replica_id, failure, extra=extra)
             error = replica_lost("could not be reached")
         finally:
             self._seen_first.difference_update(request_ids)
@@ -123,7 +125,8 @@ class Calls:
             await tell(self._router_id, request_ids)
         except Exception as failure:
             level = logging.DEBUG if self.is_lost else logging.WARNING
-            logger.log(level, "replica %s could not be told of requests: %r", self._replica_id, failure)
+            told = ", ".join(request_ids[:MAX_NAMED])
+            logger.log(level, "replica %s could not be told of %s: %r", self._replica_id, told, failure)
             return False
         return True
 

@@ -52,7 +52,12 @@ class Target:
 
 
 def lower(
-    request: CompletionRequest, response_id: str, *, resolve: Resolve, card_of: CardOf
+    request: CompletionRequest,
+    response_id: str,
+    *,
+    resolve: Resolve,
+    card_of: CardOf,
+    client_request_id: str = "",
 ) -> tuple[GenerationRequest, ...]:
     """One request per model and prompt, the prompts of the first model first, each named `<response id>/<its place>`.
 
@@ -75,11 +80,16 @@ def lower(
                 sampling[target.model.base] = lower_sampling(request, vocab_size=target.card.vocab_size)
         except InvalidRequest as error:
             raise error.about(target.model.name) if request.listed else error from None
-    return _lowered(request, response_id, targets, sampling)
+    return _lowered(request, response_id, targets, sampling, client_request_id=client_request_id)
 
 
 def _lowered(
-    request: CompletionRequest, response_id: str, targets: Sequence[Target], sampling: Mapping[str, SamplingParams]
+    request: CompletionRequest,
+    response_id: str,
+    targets: Sequence[Target],
+    sampling: Mapping[str, SamplingParams],
+    *,
+    client_request_id: str,
 ) -> tuple[GenerationRequest, ...]:
     """What is the same for every prompt is made once; `sampling` is by base."""
     stop, logprobs, context, texts = _stop(request), _logprobs(request), _context(request), unencoded(request)
@@ -110,6 +120,7 @@ def _lowered(
             unencoded=texts,
             infill=request.infill,
             prediction=request.expected,
+            client_request_id=client_request_id,
         )
 
     return tuple(one(part, target) for part, target in enumerate(targets))

@@ -69,15 +69,17 @@ class Router:
         self._config = config or RouterConfig()
         self._placement = placement or Placement()
 
-    def open(self, request: CompletionRequest, ticket: Ticket | None = None) -> Run:
+    def open(self, request: CompletionRequest, ticket: Ticket | None = None, *, request_id: str = "") -> Run:
         """A run of a settled request, not started; enter it to start.
 
+        request_id: what the client and the logs call it
         ticket: of the request, where it had to pass admission; grows to what the request needs, and can end the run
 
         Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
         """
         response_id = new_response_id(request.id_prefix)
-        lowered = lower(request, response_id, resolve=self._resolver(request), card_of=self._card_of)
+        resolve = self._resolver(request)
+        lowered = lower(request, response_id, resolve=resolve, card_of=self._card_of, client_request_id=request_id)
         requests = tuple(map(self._of_tenant, lowered))
         run = Run(
             requests,

@@ -156,6 +156,7 @@ class Run:
     def _submit(self, link: ReplicaLink, share: Iterable[Homeless]) -> None:
         attempts = [each.on(link, self.response_id) for each in share]
         self._attempts |= {attempt.request.request_id: attempt for attempt in attempts}
+        self.tally.place([attempt.part for attempt in attempts], link.replica_id)
         self._num_submissions += 1
         submission = link.submit([attempt.request for attempt in attempts], self._receive)
         submission.add_done_callback(lambda done: self._note_answer(attempts, done))
@@ -183,8 +184,7 @@ class Run:
         if delta.error is not None:
             self._lose(attempt, self._told([attempt], delta.error))
             return
-        request = attempt.request
-        index = attempt.part * request.n + delta.sample
+        index = attempt.part * attempt.request.n + delta.sample
         num_tokens = self.tally.note(delta, part=attempt.part, index=index)
         event = Event(index=index, part=attempt.part, delta=delta, completion_tokens=num_tokens)
         attempt.num_unfinished -= delta.finish is not None

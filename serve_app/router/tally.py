@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from serve_app.api.timings import Timings
@@ -42,6 +42,7 @@ class Tally:
         self._prompts: dict[int, PromptTally] = {}
         self._num_generated: Counter[int] = Counter()
         self._num_moves: Counter[int] = Counter()
+        self._replicas: dict[int, list[str]] = {}
         self.entered_at = clock()
 
     def of(self, parts: Collection[int]) -> Tally:
@@ -52,6 +53,17 @@ class Tally:
         own._num_generated = Counter({part: count for part, count in self._num_generated.items() if part in parts})
         own._num_moves = Counter({part: count for part, count in self._num_moves.items() if part in parts})
         return own
+
+    def place(self, parts: Iterable[int], replica_id: str) -> None:
+        """Note that these are given to this replica."""
+        for part in parts:
+            self._replicas.setdefault(part, []).append(replica_id)
+
+    @property
+    def parts(self) -> Iterator[tuple[int, PromptTally, Sequence[str]]]:
+        """What each came to of which something was heard, with the replicas that it was given to, the last one last."""
+        for part, prompt in sorted(self._prompts.items()):
+            yield part, prompt, self._replicas.get(part, ())
 
     @property
     def num_generated(self) -> int:

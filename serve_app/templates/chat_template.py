@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 from serve_app.core.conversation import Conversation, Rendering
 from serve_app.core.errors import InvalidRequest, Overloaded
@@ -62,7 +63,9 @@ class ChatTemplate:
         pool = self._pools[len(conversation.source) > self._limits.short_chars]
         self._num_waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, self._renderer.render, conversation)
+            return await asyncio.get_running_loop().run_in_executor(
+                pool, copy_context().run, self._renderer.render, conversation
+            )
         except Refused as refused:
             must = f"be what the chat template of {self._model_name} takes"
             raise InvalidRequest.refusing(conversation.name, must=must, found=f"that {refused}") from refused

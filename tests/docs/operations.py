@@ -15,7 +15,7 @@ from starlette.requests import Request
 from serve_app.api.limits import WireLimits
 from serve_app.cli.environment import FAST_SETTINGS, LOCAL_SETTINGS, SETTINGS, Setting
 from serve_app.cli.main import main
-from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterArgs, RouterSettings
+from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterArgs, RouterSettings, TracingSettings
 from serve_app.engine.config import EngineConfig
 from serve_app.http.metrics import Metrics
 from serve_app.router.admission import Admission
@@ -38,6 +38,11 @@ def router_args() -> str:
 def router_settings() -> str:
     """`user_config` of the router, without its limits."""
     return _settings(RouterSettings, RouterSettings, without="limits")
+
+
+def tracing_settings() -> str:
+    """`tracing` within it."""
+    return _settings(TracingSettings, TracingSettings)
 
 
 def limit_settings() -> str:

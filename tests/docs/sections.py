@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from tests.docs import contract, operations
+from tests.docs import contract, dialects, operations
 from tests.docs.walls import walls
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = tuple(REPOSITORY / "docs" / name for name in ("architecture.md", "contract.md", "operations.md"))
+PAGES = (
+    *(REPOSITORY / "docs" / name for name in ("architecture.md", "contract.md", "operations.md")),
+    *(REPOSITORY / "docs" / "dialects" / f"{name}.md" for name in dialects.PAGES_OF.values()),
+)
 
 SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
     {
@@ -30,11 +33,13 @@ SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "model-settings": operations.model_settings,
         "router-args": operations.router_args,
         "router-settings": operations.router_settings,
+        "tracing-settings": operations.tracing_settings,
         "limit-settings": operations.limit_settings,
         "cluster-environment": operations.cluster_environment,
         "local-environment": operations.local_environment,
         "fast-environment": operations.fast_environment,
         "commands": operations.commands,
         "metrics": operations.metrics,
+        **dialects.sections(),
     }
 )

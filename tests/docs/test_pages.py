@@ -18,7 +18,7 @@ from serve_app.api.parameters import OTHER_NAMES as RENAMED
 from serve_app.api.parse import parse_completion
 from serve_app.core.constraint import Constraint
 from serve_app.core.errors import InvalidRequest
-from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings
+from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings, TracingSettings
 from serve_app.engine.config import EngineConfig
 from serve_app.http.cors import READABLE
 from tests.docs.contract import bodies, names_of
@@ -248,6 +248,7 @@ def test_examples_of_the_contract_are_found() -> None:
         (ModelArgs, (ModelArgs, EngineConfig)),
         (RouterSettings, (RouterSettings,)),
         (LimitSettings, (type(DEFAULT_LIMITS),)),
+        (TracingSettings, (TracingSettings,)),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -26,7 +27,7 @@ DOCUMENTS = sorted(
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
-PICTURE = re.compile(r"!\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
+PICTURE = re.compile(r"!\[(?P<words>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 MAX_PICTURE_BYTES = 150_000
 FILE = re.compile(r"(?:[\w.-]+/)+[\w.-]+\.(?:py|md|yaml|toml|html)")
 TEST = re.compile(r"(?P<file>tests/[\w/]+\.py)::(?P<name>test_\w+)")
@@ -79,6 +80,7 @@ def words_of_code() -> frozenset[str]:
     files = [REPOSITORY / name for name in ("Makefile", "pyproject.toml", "cluster.yaml", "constraints.txt")]
     for folder in ("serve_app", "tests"):
         files += [each for each in (REPOSITORY / folder).rglob("*.py") if each.parent.name != "docs"]
+    files += (REPOSITORY / "serve_app").rglob("*.yaml")
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     return frozenset(re.findall(r"\w+", text))
 
@@ -101,10 +103,15 @@ def test_relative_links_lead_somewhere(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=name_of)
-def test_pictures_that_are_shown_exist_are_small_and_say_what_they_show(file: Path) -> None:
-    for picture in PICTURE.finditer(FENCE.sub("", file.read_text(encoding="utf-8"))):
-        assert (file.parent / picture["target"]).stat().st_size <= MAX_PICTURE_BYTES
-        assert len(picture["text"]) > 20
+def test_pictures_are_there_and_drawn_ones_are_right_in_the_dark(file: Path) -> None:
+    for picture in PICTURE.finditer(file.read_text(encoding="utf-8")):
+        target = file.parent / picture["target"]
+        assert target.exists(), f"there is no {target}"
+        assert target.stat().st_size <= MAX_PICTURE_BYTES
+        assert len(picture["words"]) > 20, "who does not see it reads what it shows"
+        if target.suffix == ".svg":
+            drawn = ElementTree.parse(target)  # raises where it is not well formed
+            assert "prefers-color-scheme: dark" in "".join(drawn.getroot().itertext())
 
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=name_of)

@@ -26,10 +26,11 @@ ROUTER_ID = "router-0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """app: the ASGI application;  services: the replicas behind it"""
+    """app: the ASGI application;  services: the replicas behind it;  fleet: those as the router knows them"""
 
     app: ASGIApp
     services: list[ModelService]
+    fleet: Fleet
 
     async def post(
         self,
@@ -63,6 +64,11 @@ class Stack:
         events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: ")]
         assert events[-1] == "[DONE]"
         return [json.loads(event) for event in events[:-1]]
+
+    async def greet(self) -> None:
+        """Have the router hear what its replicas say of themselves, as it does once a second where it looks."""
+        for service in self.services:
+            self.fleet.put(await service.hello(ROUTER_ID), service)
 
     async def settled(self) -> None:
         """Wait until no replica has work and every block is free."""
@@ -105,7 +111,7 @@ async def running_stack(
         services.append(service)
         fleet.put(await service.hello(ROUTER_ID), service)
     try:
-        yield Stack(app=build_app(Router(fleet, config), settings, door=door), services=services)
+        yield Stack(app=build_app(Router(fleet, config), settings, door=door), services=services, fleet=fleet)
     finally:
         await fleet.close()
         for service in services:

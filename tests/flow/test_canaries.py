@@ -15,9 +15,10 @@ import httpx
 import pytest
 
 from serve_app.core.errors import EngineFailed, InvalidRequest
-from serve_app.deployments.logs import ACCESS_LOGGER, GuardedFormatter
+from serve_app.deployments.logs import ACCESS_LOGGER
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
+from serve_app.observe.guard import GuardedFormatter
 from serve_app.router.books import Books
 from serve_app.router.fleet import Fleet
 from serve_app.router.quotas import Quotas

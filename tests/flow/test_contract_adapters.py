@@ -50,7 +50,7 @@ async def running_bases(*names: str) -> AsyncIterator[Stack]:
         services.append(service)
         fleet.put(await service.hello(ROUTER_ID), service)
     try:
-        yield Stack(app=build_app(Router(fleet)), services=services)
+        yield Stack(app=build_app(Router(fleet)), services=services, fleet=fleet)
     finally:
         await fleet.close()
         for service in services:

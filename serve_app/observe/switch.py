@@ -1,0 +1,65 @@
+"""Whether requests are traced, and where to: settings, else the OTEL_* environment, else not at all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from threading import Thread
+from typing import Protocol
+
+from serve_app.observe.settings import TraceSettings, wanted
+from serve_app.router.story import Story
+
+logger = logging.getLogger(__name__)
+
+WANTED = "`tracing` needs a package that is not there: pip install 'serve_app[tracing]'"
+
+
+class Trace(Protocol):
+    """Told of each completion when it is over: its story, status, route and headers. Gives the id of its trace."""
+
+    def __call__(self, story: Story, status: int, route: str, headers: Iterable[tuple[bytes, bytes]]) -> str | None: ...
+
+    def close(self) -> None:
+        """Send what is left, and end."""
+        ...
+
+
+class Switch:
+    """Owns what is on now."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._settings: TraceSettings | None = None
+        self._trace: Trace | None = None
+
+    def turned(self, settings: TraceSettings | None) -> Trace | None:
+        """What traces as these settings say; the same as before where they say the same.
+
+        Raises ValueError where they want tracing and the package for that is not there. Where the environment alone
+        wants it, which may be meant for others, that is only logged.
+        """
+        found = wanted(settings, self._environ)
+        if found != self._settings:
+            made = None if found is None else _made(found, must=settings is not None)
+            if self._trace is not None:  # what it has left is sent beside whatever comes
+                Thread(target=self._trace.close, name="traces", daemon=True).start()
+            self._settings, self._trace = found, made
+        return self._trace
+
+    def close(self) -> None:
+        """Send what is left; blocks for a few seconds at most."""
+        if self._trace is not None:
+            self._trace.close()
+        self._settings = self._trace = None
+
+
+def _made(settings: TraceSettings, *, must: bool) -> Trace | None:
+    try:
+        from serve_app.observe.exporting import tracing  # imported here: who does not trace pays nothing
+    except ImportError as error:
+        if must:
+            raise ValueError(WANTED) from error
+        logger.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, and nothing is traced: %s", WANTED)
+        return None
+    return tracing(settings)

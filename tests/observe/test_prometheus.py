@@ -1,0 +1,183 @@
+"""The rules and boards in a real Prometheus, which scrapes a served stack under a little load."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+import yaml
+
+from serve_app.observe.__main__ import write
+from tests.flow.stack import Stack, running_stack
+from tests.observe.queries import BOARDS, REPOSITORY, RULES, every_query, filled_in, rules, selected, variables_of
+
+NUM_SCRAPES = 6
+UNSEEN = {"ServeAppGone", "ServeAppModelWithoutReplica"}
+"""Alerts of what is missing: nothing that they select is missing here."""
+TOLD = "The cat sat on the mat. " * 8
+
+
+def needs(program: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(shutil.which(program) is None, reason=f"needs {program}: apt-get install prometheus")
+
+
+@needs("promtool")
+def test_promtool_finds_rules_and_configuration_sound(tmp_path: Path) -> None:
+    write(tmp_path)
+    for what, file in (("rules", "rules.yaml"), ("config", "prometheus.yaml")):
+        checked = subprocess.run(["promtool", "check", what, tmp_path / file], capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@needs("promtool")
+def test_alerts_fire_where_they_are_due_and_nowhere_else() -> None:
+    examples = Path(__file__).parent / "rules_test.yaml"
+    tested = subprocess.run(["promtool", "test", "rules", examples], capture_output=True, text=True)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+def test_every_alert_has_examples_of_both() -> None:
+    examples = yaml.safe_load((Path(__file__).parent / "rules_test.yaml").read_text(encoding="utf-8"))["tests"]
+    well, *ill = examples
+    quiet = {each["alertname"] for each in well["alert_rule_test"] if not each["exp_alerts"]}
+    loud = {each["alertname"] for test in ill for each in test.get("alert_rule_test", ()) if each["exp_alerts"]}
+    loud |= {name for name in quiet if f'alertname="{name}"' in yaml.safe_dump(ill).replace("\\", "")}
+    assert quiet == loud == {rule["alert"] for rule in rules() if "alert" in rule}
+
+
+def test_the_command_writes_every_file(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "serve_app.observe", str(tmp_path / "new")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY).stdout
+    assert f"--config.file={tmp_path}/new/prometheus.yaml" in said
+    assert (tmp_path / "new" / "rules.yaml").read_bytes() == RULES.read_bytes()
+    written = {file.name: file.read_bytes() for file in (tmp_path / "new" / "boards").iterdir()}
+    assert written == {file.name: file.read_bytes() for file in BOARDS}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@asynccontextmanager
+async def listening(stack: Stack) -> AsyncIterator[int]:
+    """The stack on a port of this machine."""
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(stack.app, port=port, lifespan="off", log_level="warning"))
+    serving = asyncio.create_task(server.serve())
+    try:
+        yield port
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@asynccontextmanager
+async def prometheus(scraped: int, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A Prometheus with the shipped configuration, on other ports and in a hurry."""
+    write(folder)
+    config = yaml.safe_load((folder / "prometheus.yaml").read_text(encoding="utf-8"))
+    config["global"] = {"scrape_interval": "250ms", "evaluation_interval": "250ms"}
+    config["scrape_configs"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{scraped}"]
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    port = free_port()
+    command = [
+        "prometheus", f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data",
+        f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
+    ]  # fmt: skip
+    process = await asyncio.create_subprocess_exec(*command)
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            yield client
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def asked(client: httpx.AsyncClient, expr: str) -> list[dict[str, Any]]:
+    """What Prometheus answers to a query, samples that are numbers alone."""
+    response = await client.get("/api/v1/query", params={"query": expr})
+    answer = response.json()
+    assert answer["status"] == "success", f"{expr}: {answer}"
+    found = answer["data"]["result"]
+    return [each for each in found if each["value"][1] != "NaN"]
+
+
+async def load(stack: Stack) -> None:
+    """Completions that queue, hit prefixes and are guessed rightly, a refusal, and what replicas say of themselves."""
+    told = (await stack.complete(prompt=TOLD, max_tokens=24))["choices"][0]["text"]
+    guessed = {"temperature": 0, "prediction": {"type": "content", "content": told}}
+    bodies: list[dict[str, Any]] = [
+        {"model": "demo", "prompt": TOLD, "max_tokens": 24, **guessed},
+        {"model": "demo:pirate", "prompt": TOLD, "max_tokens": 8},
+        {"model": "demo", "prompt": [f"Story {number}" for number in range(4)], "max_tokens": 6},
+        {"model": "nobody", "prompt": "x"},
+    ]
+    await asyncio.gather(*(stack.post(body) for body in bodies))
+    await stack.greet()
+
+
+async def scrapes(client: httpx.AsyncClient) -> int:
+    """How many have come; 0 where Prometheus does not listen yet."""
+    with suppress(httpx.TransportError):
+        found = await asked(client, "count_over_time(serve_app_replica_flow_rows_total[5m])")
+        return max((int(each["value"][1]) for each in found), default=0)
+    return 0
+
+
+@pytest.mark.slow
+@needs("prometheus")
+async def test_every_query_of_every_rule_and_board_returns_data(tmp_path: Path) -> None:
+    async with (
+        running_stack(num_replicas=2, threads=1) as stack,
+        listening(stack) as port,
+        prometheus(port, tmp_path) as client,
+        asyncio.timeout(240),
+    ):
+        while await scrapes(client) < NUM_SCRAPES:
+            await load(stack)
+        empty = [
+            f"{query.place}: {query.expr}"
+            for query in every_query()
+            if query.place.partition(": ")[2] not in alerts() and not await asked(client, filled_in(query.expr))
+        ]
+        assert empty == []
+        await check_choices(client)
+        await check_rules(client)
+
+
+async def check_choices(client: httpx.AsyncClient) -> None:
+    """The variables of boards have values."""
+    for file in BOARDS:
+        for series, label in variables_of(file).values():
+            values = (await client.get(f"/api/v1/label/{label}/values", params={"match[]": series})).json()["data"]
+            assert values, f"{file.stem}: {label}"
+
+
+async def check_rules(client: httpx.AsyncClient) -> None:
+    """All were evaluated without an error, and every series that an alert looks at is there."""
+    groups = (await client.get("/api/v1/rules")).json()["data"]["groups"]
+    states = {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
+    assert len(states) == len(rules())
+    assert set(states.values()) == {"ok"}
+    for rule in rules():
+        if rule.get("alert") not in UNSEEN:
+            for series in selected(rule["expr"]):
+                assert await asked(client, series.name), f"{rule.get('alert') or rule['record']}: {series.name}"
+
+
+def alerts() -> set[str]:
+    """Names of rules that return something only where something is wrong."""
+    return {rule["alert"] for rule in rules() if "alert" in rule}
