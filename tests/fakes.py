@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from serve_app.core.backend import NOTHING
 from serve_app.core.cards import AdapterCard, ModelCard, RecordCard, ReplicaCard
 from serve_app.core.delta import (
     Delta,
@@ -19,7 +20,7 @@ from serve_app.core.delta import (
     TopLogprob,
 )
 from serve_app.core.errors import ServeError
-from serve_app.core.ledger import Spent
+from serve_app.core.ledger import News, Spent
 from serve_app.core.recording import Recording
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
@@ -127,8 +128,8 @@ class FakeBackend:
             spent=tuple(self.spent.values()),
         )
 
-    async def hello(self, router_id: str) -> ReplicaCard:
-        return self.card
+    async def hello(self, router_id: str, heard: Mapping[str, int] = NOTHING) -> ReplicaCard:
+        return replace(self.card, news=News(spent=tuple(self.spent.values()), until=1))
 
     async def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
         self.num_attached += 1

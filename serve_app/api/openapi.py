@@ -103,6 +103,7 @@ def _operations() -> dict[Path, dict[str, Any]]:
         Path.TOKENIZE: _operation("Cut a text into tokens", "Tokens", body="TokenizeRequest"),
         Path.DETOKENIZE: _operation("Give the text of tokens", "Text", body="DetokenizeRequest"),
         Path.APPLY_TEMPLATE: _operation("Give the prompt of a chat", "RenderedPrompt", body="ApplyTemplateRequest"),
+        Path.EXPLAIN: _explain(),
         Path.TOKENIZER_INFO: _operation("The tokenizer of a model", "TokenizerInfo", parameters=[MODEL_QUERY]),
         Path.MODELS: _operation("List the models", "ModelList"),
         Path.MODEL: _operation("One model", "Model", parameters=[MODEL_PATH]),
@@ -134,6 +135,13 @@ def _embeddings() -> dict[str, Any]:
     told = (HEADER, "X-Truncated-Prompt-Tokens")
     operation["responses"]["200"]["headers"] = {name: TOLD_HEADERS[name] for name in told}
     return operation
+
+
+def _explain() -> dict[str, Any]:
+    operation = _operation("Say what a request would do", "Explanation", body="CompletionRequest")
+    either = {"anyOf": [reference("CompletionRequest"), reference("ChatRequest")]}
+    operation["requestBody"]["content"] = {"application/json": {"schema": either}}
+    return {**operation, "parameters": [DIALECT_HEADER]}
 
 
 def _event(chunk: str, *, has_end: bool) -> Schema:

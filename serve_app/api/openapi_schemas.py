@@ -117,6 +117,42 @@ EXTRAS: dict[str, Schema] = {
         },
     ),
 }
+EXPLANATION = record(
+    {
+        "object": {"const": "explanation"},
+        "dialect": STRING,
+        "stream": {"type": "boolean"},
+        "choices": COUNT,
+        "ignored_parameters": array(STRING),
+        "parameters": {
+            "type": "object",
+            "additionalProperties": record({"value": {}, "from": {"enum": ["body", "dialect", "default"]}}),
+        },
+        "parts": array(
+            record(
+                {
+                    "model": STRING,
+                    "base": STRING,
+                    "adapters": array(record({"name": STRING, "version": STRING, "scale": NUMBER})),
+                    "prompt": COUNT,
+                    "completions": COUNT,
+                    "max_model_len": COUNT,
+                    "prompt_tokens": nullable(COUNT),
+                    "kept_prompt_tokens": nullable(COUNT),
+                    "max_completion_tokens": nullable(COUNT),
+                    "refused_because": nullable(STRING),
+                    "cost_at_most": NUMBER,
+                }
+            )
+        ),
+        "cost_at_most": NUMBER,
+        "limits": {
+            "type": "object",
+            "additionalProperties": record({"limit": COUNT, "remaining": INTEGER, "reset_s": NUMBER}),
+        },
+    }
+)
+"""Of a request that did not run."""
 MODEL = record(
     {
         "id": STRING,
@@ -221,6 +257,7 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     "Text": record({"content": STRING, "prompt": STRING}),
     "RenderedPrompt": record({"prompt": STRING}),
+    "Explanation": EXPLANATION,
     "Health": record({"status": {"enum": ["ok", "loading"]}}, optional={"models": array(STRING)}),
     "Props": record(
         {

@@ -19,6 +19,7 @@ class Path(StrEnum):
     TOKENIZE = "/tokenize"
     DETOKENIZE = "/detokenize"
     APPLY_TEMPLATE = "/apply-template"
+    EXPLAIN = "/v1/explain"
     TOKENIZER_INFO = "/tokenizer_info"
     MODELS = "/v1/models"
     MODEL = "/v1/models/{id}"
@@ -57,6 +58,7 @@ POSTED = frozenset(
         Path.TOKENIZE,
         Path.DETOKENIZE,
         Path.APPLY_TEMPLATE,
+        Path.EXPLAIN,
     }
 )
 WATCHING = frozenset({Path.METRICS, Path.LIVE})

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import resource
 import signal
 import sys
+import threading
+import time
+from typing import Any
 
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+TELL_S = 0.5
 
 
-def main(file: str, parent: int) -> None:
-    """Serve the file. `parent` is who started us: when it dies, we are interrupted."""
+def main(file: str, events: int, parent: int) -> None:
+    """Serve the file. `events`: the descriptor that how far it came is written to, a JSON object on each line.
+    `parent` is who started us: when it dies, we are interrupted."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
     _be_interrupted_with(parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an image of a crashed process would hold prompts and the pepper
@@ -20,7 +26,36 @@ def main(file: str, parent: int) -> None:
     from ray.serve.scripts import cli
 
     ray.init(address="local", namespace="serve")  # never one that happens to run already, as `serve run` would
+    threading.Thread(target=_tell, args=(events,), name="events", daemon=True).start()
     cli.main(args=["run", file])
+
+
+def _tell(events: int) -> None:
+    """Write down what Serve says of its applications whenever that has changed."""
+    from ray import serve
+
+    before = None
+    while True:
+        told = {name: _told_of(each) for name, each in serve.status().applications.items()}
+        if told != before:
+            os.write(events, json.dumps(told).encode() + b"\n")
+            before = told
+        time.sleep(TELL_S)
+
+
+def _told_of(application: Any) -> dict[str, object]:
+    deployments = application.deployments
+    return {
+        "status": str(getattr(application.status, "value", application.status)),
+        "message": application.message,
+        "running": sum(
+            number
+            for each in deployments.values()
+            for state, number in each.replica_states.items()
+            if getattr(state, "value", state) == "RUNNING"
+        ),
+        "deployments": {name: each.message for name, each in deployments.items() if each.message},
+    }
 
 
 def _be_interrupted_with(parent: int) -> None:
@@ -32,4 +67,4 @@ def _be_interrupted_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import signal
-import sys
 
 from serve_app.cli.address import Address, address_of
+from serve_app.cli.exits import CommandFailed, Exit
 from serve_app.cli.processes import Process, end_runs, processes_of_runs, send, send_to_parent
+from serve_app.cli.screen import say, say_json
 from serve_app.cli.up import STOP_TIMEOUT_S, run_prefix, taken
 
 GRACE_S = STOP_TIMEOUT_S + 10.0  # what `up` allows, and a little more
 SERVING_MODULE = "serve_app.cli.cluster"
 
 
-def end_cluster(file: str) -> int:
-    """End every process of the runs on the file's port; 0 where none is left there."""
+def end_cluster(file: str, *, as_json: bool = False) -> int:
+    """End every process of the runs on the file's port; 0 where none is left there. Raises CommandFailed."""
     address = address_of(file)
     found = processes_of_runs(run_prefix(address))
-    if not found:
-        return _nothing_to_end(address, file)
-    print(f"Ending {len(found)} processes of `serve_app up` on {address}", flush=True)
+    if not found and address.is_taken():
+        raise CommandFailed(taken(address, file))
+    _tell(len(found), address, as_json=as_json)
     serving = [each for each in found if SERVING_MODULE in each.command]
     for each in serving:
         _interrupt(each)
     # who serves the file shuts Serve down; where nobody does, nothing would end by itself
     end_runs(run_prefix(address), grace_s=GRACE_S if serving else 0.0)
-    return 0
+    return Exit.DONE
 
 
 def _interrupt(serving: Process) -> None:
@@ -35,9 +36,10 @@ def _interrupt(serving: Process) -> None:
         send(serving, signal.SIGINT)
 
 
-def _nothing_to_end(address: Address, file: str) -> int:
-    if address.is_taken():
-        print(f"serve_app: {taken(address, file)}", file=sys.stderr)
-        return 1
-    print(f"Nothing of `serve_app up` is left on {address}")
-    return 0
+def _tell(number: int, address: Address, *, as_json: bool) -> None:
+    if as_json:
+        say_json({"url": str(address), "num_processes": number})
+    elif number:
+        say(f"Ending {number} processes of `serve_app up` on {address}")
+    else:
+        say(f"Nothing of `serve_app up` is left on {address}")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import getpass
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from serve_app.cli.address import read_cluster_file
-from serve_app.cli.tenancy_options import DAY_S, FIELDS, HOUR_S, LIMITS, LISTS, field_of
+from serve_app.cli.exits import CommandFailed, Exit
+from serve_app.cli.screen import say, say_json
+from serve_app.cli.tenancy_options import DAY_S
 from serve_app.tenants.errors import TenancyError
 from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
@@ -24,86 +26,58 @@ from serve_app.tenants.store import Author
 MAX_ACTOR_CHARS = 96
 
 
-class TenancyFailed(Exception):
-    """What was asked cannot be done; the message is for a person."""
-
-
-def carry_out(options: argparse.Namespace) -> str:
-    """One command; returns what is to be printed. Raises TenancyFailed."""
-    service, arguments = _asked(options)
-    url, pepper = _store_of(Path(options.file))
+def carry_out(service: str, arguments: Mapping[str, object], *, file: str, as_json: bool, as_csv: bool = False) -> int:
+    """One service of the office, on the store that the file names. Raises CommandFailed."""
+    url, pepper = _store_of(Path(file))
     by = Author(name=f"command line of {getpass.getuser()}"[:MAX_ACTOR_CHARS], at=time.time())
     try:
         store, secret = open_store(url, pepper_file=Path(pepper), environment=os.environ.get(VARIABLE))
         try:
-            answer = Office(store, secret).answer(service, arguments, by)
+            answer = Office(store, secret).answer(service, dict(arguments), by)
         finally:
             store.close()
     except TenancyError as error:
-        raise TenancyFailed(str(error)) from error
-    if options.command == "usage" and options.csv:
-        return csv_of(answer).rstrip()
-    return json.dumps(answer, indent=2) if options.json else "\n".join(_lines(service, answer))
+        raise CommandFailed(str(error)) from error
+    if as_json:
+        say_json(answer)
+    else:
+        say(csv_of(answer).rstrip() if as_csv else "\n".join(_lines(service, answer)))
+    return Exit.DONE
 
 
-def _asked(options: argparse.Namespace) -> tuple[str, dict[str, object]]:
-    """The service of the office that a command line means."""
-    match options.command, getattr(options, "action", None):
-        case "usage", _:
-            return "show_usage", {name: getattr(options, name) for name in ("by", "tenant", "since", "until")}
-        case "tenants", "add" | "set":
-            return f"{options.action}_tenant", _fields(options)
-        case "tenants", "remove":
-            return "remove_tenant", {"name": options.name}
-        case "tenants", "apply":
-            return "apply_tenants", {"tenants": _declared(Path(options.tenants_file)), "dry_run": options.dry_run}
-        case "keys", "create":
-            return _creation(options)
-        case "keys", "rotate":
-            return "rotate_key", {"id": options.id, "overlap_s": options.overlap_hours * HOUR_S}
-        case "keys", "revoke":
-            return "revoke_key", {"id": options.id}
-        case "keys", "list":
-            return "list_keys", {"tenant": options.tenant}
-        case _:
-            return "list_tenants", {}
-
-
-def _fields(options: argparse.Namespace) -> dict[str, object]:
-    """What was said of a tenant and nothing else."""
-    said = vars(options)
-    fields = {field_of(flag): said[field_of(flag)] for flag in (*FIELDS, *LISTS) if field_of(flag) in said}
-    limits = {field_of(flag): said[field_of(flag)] for flag in LIMITS if field_of(flag) in said}
-    return {"name": options.name, **fields, **({"limits": limits} if limits else {})}
-
-
-def _creation(options: argparse.Namespace) -> tuple[str, dict[str, object]]:
-    lifetime_s = None if options.days is None else options.days * DAY_S
-    if options.admin and options.scopes:
-        raise TenancyFailed("--admin says what the key is for; leave --scopes out.")
-    if options.admin:
+def creation(
+    tenant: str | None, *, is_admin: bool, scopes: list[str] | None, days: float | None
+) -> tuple[str, dict[str, object]]:
+    """The service that makes such a key. Raises CommandFailed for what no key is."""
+    lifetime_s = None if days is None else days * DAY_S
+    if is_admin == (tenant is not None):
+        raise CommandFailed("A key is of a tenant or, with --admin, of administrators: name one of them.", Exit.MISUSED)
+    if is_admin and scopes:
+        raise CommandFailed("--admin says what the key is for; leave --scopes out.", Exit.MISUSED)
+    if is_admin:
         return "create_admin_key", {"lifetime_s": lifetime_s}
-    return "create_key", {"tenant": options.tenant, "scopes": options.scopes, "lifetime_s": lifetime_s}
+    return "create_key", {"tenant": tenant, "scopes": scopes, "lifetime_s": lifetime_s}
 
 
-def _declared(file: Path) -> object:
+def declared(file: str) -> object:
+    """The tenants of a file. Raises CommandFailed."""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise TenancyFailed(f"{file} cannot be read: {error}") from error
+        raise CommandFailed(f"{file} cannot be read: {error}") from error
     if not isinstance(content, dict) or list(content) != ["tenants"]:
-        raise TenancyFailed(f"{file} must be a mapping with `tenants`, a list, and nothing else.")
+        raise CommandFailed(f"{file} must be a mapping with `tenants`, a list, and nothing else.")
     return content["tenants"]
 
 
 def _store_of(file: Path) -> tuple[str, str]:
-    """URL and file of the pepper. Raises TenancyFailed where the cluster file names no store."""
+    """URL and file of the pepper. Raises CommandFailed where the cluster file names no store."""
     applications = read_cluster_file(file).get("applications")
     for application in applications if isinstance(applications, list) else ():
         args = application.get("args") if isinstance(application, dict) else None
         if isinstance(args, dict) and args.get("store"):
             return str(args["store"]), str(args.get("pepper") or DEFAULT_PEPPER)
-    raise TenancyFailed(
+    raise CommandFailed(
         f"{file} names no store: set `store: sqlite:///serve_app.db` in the args of its router's application."
     )
 

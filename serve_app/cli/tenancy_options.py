@@ -1,14 +1,18 @@
-"""What may be written behind `serve_app tenants` and `serve_app keys`."""
+"""What may be said of a tenant on the command line: one table for options and for what is read of them."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
+
+from serve_app.cli.exits import CommandFailed, Exit
+from serve_app.cli.offering import Offer
 
 NOTHING = "none"
 HOUR_S = 3600.0
 DAY_S = 86_400.0
+OF_A_TENANT, OF_LIMITS = "What it may", "How much of it"
 
 Reader = Callable[[str], object]
 
@@ -25,84 +29,71 @@ def or_nothing(read: Reader) -> Reader:
 
 FIELDS: Mapping[str, tuple[Reader, str]] = MappingProxyType(
     {
-        "--weight": (float, "its share beside the others'"),
-        "--priority": (str, "interactive, standard or batch"),
-        "--max-n": (or_nothing(int), "completions of one prompt"),
-        "--max-tokens": (or_nothing(int), "of one completion"),
-        "--cache-group": (or_nothing(str), "whose members share cached prefixes"),
+        "weight": (float, "Its share beside the others'."),
+        "priority": (str, "interactive, standard or batch."),
+        "max_n": (or_nothing(int), "Completions of one prompt, or none."),
+        "max_tokens": (or_nothing(int), "Of one completion, or none."),
+        "cache_group": (or_nothing(str), "Whose members share cached prefixes, or none."),
     }
 )
 LIMITS: Mapping[str, tuple[Reader, str]] = MappingProxyType(
     {
-        "--requests-per-minute": (or_nothing(int), "begun in any minute"),
-        "--tokens-per-minute": (or_nothing(int), "of prompts and completions"),
-        "--max-in-flight": (or_nothing(int), "requests at once"),
-        "--max-in-flight-tokens": (or_nothing(int), "tokens at once"),
-        "--budget-per-day": (or_nothing(float), "in the currency of the prices"),
-        "--budget-per-month": (or_nothing(float), "in the currency of the prices"),
+        "requests_per_minute": (or_nothing(int), "Begun in any minute, or none."),
+        "tokens_per_minute": (or_nothing(int), "Of prompts and completions, or none."),
+        "max_in_flight": (or_nothing(int), "Requests at once, or none."),
+        "max_in_flight_tokens": (or_nothing(int), "Tokens at once, or none."),
+        "budget_per_day": (or_nothing(float), "In the currency of the prices, or none."),
+        "budget_per_month": (or_nothing(float), "In the currency of the prices, or none."),
     }
 )
 LISTS: Mapping[str, str] = MappingProxyType(
     {
-        "--models": "patterns of models that it may use: base, base:adapter, base:*, *",
-        "--cors-origins": "web pages that may call with its keys",
+        "models": "Patterns of models that it may use: base, base:adapter, base:*, *.",
+        "cors_origins": "Web pages that may call with its keys.",
     }
 )
+METAVARS = {"int": "INTEGER", "float": "NUMBER", "str": "TEXT"}
 
 
-def add_tenancy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The commands with their own."""
-    _add_tenants(commands.add_parser("tenants", help="say which teams may use the service, and how much of it"))
-    _add_keys(commands.add_parser("keys", help="make, exchange and revoke the keys of tenants"))
-    usage = _with_store(commands.add_parser("usage", help="say who used what, and what it cost"))
-    usage.add_argument(
-        "--by", default="tenant,model,day", help="of tenant,model,adapter,key_id,day; default: %(default)s"
-    )
-    usage.add_argument("--tenant", help="of this one alone")
-    usage.add_argument("--since", help="from this day on, like 2026-11-22")
-    usage.add_argument("--until", help="to this day, which is included")
-    usage.add_argument("--csv", action="store_true", help="as comma-separated values")
+def tenant_offers() -> Sequence[Offer]:
+    """Everything that can be said of a tenant."""
+    fields, limits = _offers(FIELDS, OF_A_TENANT), _offers(LIMITS, OF_LIMITS)
+    lists = [
+        Offer(name=name, about=about, metavar="WORD …", is_list=True, panel=OF_A_TENANT)
+        for name, about in LISTS.items()
+    ]
+    return [*lists, *fields, *limits]
 
 
-def field_of(flag: str) -> str:
-    """The name under which a flag's value is kept."""
-    return flag.removeprefix("--").replace("-", "_")
+def scope_offers() -> Sequence[Offer]:
+    """What a key is good for."""
+    about = "infer, adapters:write, metrics, admin; usually infer."
+    return [Offer(name="scopes", about=about, metavar="WORD …", is_list=True)]
 
 
-def _add_tenants(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, text in (("add", "add a tenant"), ("set", "change what is said and nothing else")):
-        action = _with_store(actions.add_parser(name, help=text))
-        action.add_argument("name")
-        for flag, (read, about) in {**FIELDS, **LIMITS}.items():
-            action.add_argument(flag, type=read, default=argparse.SUPPRESS, help=about)
-        for flag, about in LISTS.items():
-            action.add_argument(flag, nargs="*", default=argparse.SUPPRESS, help=about)
-    _with_store(actions.add_parser("list", help="list the tenants"))
-    _with_store(actions.add_parser("remove", help="remove a tenant with its keys")).add_argument("name")
-    apply = _with_store(actions.add_parser("apply", help="let the tenants of a file be all there are"))
-    apply.add_argument("tenants_file", nargs="?", default="tenants.yaml", help="default: %(default)s")
-    apply.add_argument("--dry-run", action="store_true", help="say what would change, and change nothing")
+def read_fields(said: Mapping[str, Any]) -> dict[str, object]:
+    """What was said of a tenant and nothing else. Raises CommandFailed for what is no value."""
+    fields: dict[str, object] = {name: _read(name, said[name], FIELDS[name][0]) for name in FIELDS if name in said}
+    fields |= {name: words_of(said, name) for name in LISTS if name in said}
+    limits = {name: _read(name, said[name], LIMITS[name][0]) for name in LIMITS if name in said}
+    return {**fields, **({"limits": limits} if limits else {})}
 
 
-def _add_keys(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    create = _with_store(actions.add_parser("create", help="make a key, which is shown this once"))
-    whose = create.add_mutually_exclusive_group(required=True)
-    whose.add_argument("tenant", nargs="?", help="whose key it is")
-    whose.add_argument("--admin", action="store_true", help="for /admin and /metrics, and for no model")
-    create.add_argument("--scopes", nargs="+", help="infer, adapters:write, metrics, admin; default: infer")
-    create.add_argument("--days", type=float, help="that it is good for; default: until it is revoked")
-    rotate = _with_store(actions.add_parser("rotate", help="make a key in the place of another"))
-    rotate.add_argument("id")
-    rotate.add_argument(
-        "--overlap-hours", type=float, default=24.0, help="the old one stays good; default: %(default)s"
-    )
-    _with_store(actions.add_parser("revoke", help="let a key be good for nothing")).add_argument("id")
-    _with_store(actions.add_parser("list", help="list keys, none of which can be read")).add_argument("--tenant")
+def words_of(said: Mapping[str, Any], name: str) -> list[str] | None:
+    """The words behind an option that takes several; None where it was not written."""
+    return [word for word in said[name] if word] if name in said else None
 
 
-def _with_store(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("--file", default="cluster.yaml", help="whose router names the store; default: %(default)s")
-    parser.add_argument("--json", action="store_true", help="answer as /admin does")
-    return parser
+def _offers(table: Mapping[str, tuple[Reader, str]], panel: str) -> list[Offer]:
+    return [
+        Offer(name=name, about=about, metavar=METAVARS[read.__name__], panel=panel)
+        for name, (read, about) in table.items()
+    ]
+
+
+def _read(name: str, text: str, read: Reader) -> object:
+    try:
+        return read(text)
+    except ValueError:
+        wanted = f"a {METAVARS[read.__name__].lower()}, or {NOTHING}"
+        raise CommandFailed(f"--{name.replace('_', '-')} must be {wanted}; found {text!r}.", Exit.MISUSED) from None

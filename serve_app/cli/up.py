@@ -1,4 +1,4 @@
-"""Starts a local cluster that serves a file, says when it is ready, watches it, and ends it on Ctrl-C."""
+"""Starts a local cluster that serves a file, tells how it comes along, watches it, and ends it on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from serve_app.cli.address import Address, address_of, read_cluster_file
-from serve_app.cli.client import KEY_VARIABLE
 from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
+from serve_app.cli.exits import CommandFailed, Exit
 from serve_app.cli.guard import start_guard
+from serve_app.cli.log_file import log_path, told_by
+from serve_app.cli.names import KEY_VARIABLE
 from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs
+from serve_app.cli.startup import Application, Events, Startup, replicas_wanted
+from serve_app.cli.telling import Telling, telling
 
 STOP_TIMEOUT_S = 60.0
 LOST_AFTER_S = 30.0  # a proxy that dies is back in a few seconds
@@ -30,26 +35,44 @@ CORE_PROGRAMS = frozenset({"gcs_server", "raylet"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A started one: the process that serves the file, and the run that all its processes belong to."""
+    """A started one: the process that serves the file, the run that all its processes belong to, how far it came.
+
+    log: where what they say goes; None is our own output
+    """
 
     process: subprocess.Popen[bytes]
     run: str
     address: Address
+    events: Events
+    log: Path | None
 
 
-def serve_until_interrupted(file: str, *, is_fast: bool) -> int:
-    """Serve the file in a new local cluster, with its output; the exit code is 0 where it was ended by a person."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """What makes a cluster useless, in words.  messages: of Serve's, with the reason in them"""
+
+    what: str
+    messages: tuple[str, ...] = ()
+
+
+def serve_until_interrupted(file: str, *, is_fast: bool, log: str | None = None, as_json: bool = False) -> int:
+    """Serve the file in a new local cluster; the exit code is 0 where it was ended by a person. Raises CommandFailed.
+
+    log: where its processes' lines go; None is this port's own file, and "-" is here
+    """
     address = address_of(file)
     if address.is_taken():
-        print(f"serve_app: {taken(address, file)}", file=sys.stderr)
-        return 1
-    _tell_environment(is_fast=is_fast)
+        raise CommandFailed(taken(address, file))
+    path = log_path(address, log)
+    told = telling(as_json=as_json, has_log=path is not None)
+    _tell_environment(is_fast=is_fast, is_quiet=as_json)
     _be_interrupted_by_signals()
     run = f"{run_prefix(address)}{uuid.uuid4().hex[:12]}"
     guard = start_guard(run)
     try:
-        return _serve(Cluster(process=_start(file, run, is_fast=is_fast), run=run, address=address), Path(file))
+        return _serve(_start(file, run, address, path, is_fast=is_fast), Path(file), told)
     finally:
+        told.end()
         end_runs(run)
         guard.communicate()  # closes its stdin
 
@@ -70,50 +93,80 @@ def taken(address: Address, file: str) -> str:
     return f"{holder}, {origin}, listens on {address} already; `serve_app down {file}` ends it"
 
 
-def _tell_environment(*, is_fast: bool) -> None:
+def _tell_environment(*, is_fast: bool, is_quiet: bool) -> None:
     """Say what Ray is started with, and what of it the caller wants otherwise."""
     names = ", ".join(each.name for each in cluster_settings(is_fast=is_fast) if each.name not in os.environ)
-    print(f"Starting Ray with {names}; `serve_app env` says why", flush=True)
+    if not is_quiet:
+        print(f"Starting Ray with {names}; `serve_app env` says why", flush=True)
     for line in overridden(os.environ, is_fast=is_fast):
         print(f"serve_app: {line}", file=sys.stderr)
 
 
-def _start(file: str, run: str, *, is_fast: bool) -> subprocess.Popen[bytes]:
+def _start(file: str, run: str, address: Address, log: Path | None, *, is_fast: bool) -> Cluster:
     """In a session of its own: a Ctrl-C in the terminal reaches us alone, and we pass it on once."""
-    command = [sys.executable, "-m", "serve_app.cli.cluster", file, str(os.getpid())]
+    ours, theirs = os.pipe()
+    command = [sys.executable, "-m", "serve_app.cli.cluster", file, str(theirs), str(os.getpid())]
     variables = environment(os.environ, is_fast=is_fast) | {RUN_VARIABLE: run}
-    return subprocess.Popen(command, env=variables, start_new_session=True)
-
-
-def _serve(cluster: Cluster, file: Path) -> int:
+    output = None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        loss = _watch(cluster, file)
+        process = subprocess.Popen(
+            command, env=variables, start_new_session=True, pass_fds=[theirs], stdout=output, stderr=output
+        )
+    finally:
+        for descriptor in (theirs, *([] if output is None else [output])):
+            os.close(descriptor)
+    return Cluster(process=process, run=run, address=address, events=Events(ours), log=log)
+
+
+def _serve(cluster: Cluster, file: Path, told: Telling) -> int:
+    try:
+        loss = _watch(cluster, file, told)
     except KeyboardInterrupt:
-        return _stop(cluster)
-    if loss is None:
-        return cluster.process.wait()
-    print(f"serve_app: {loss}; ending what is left of the cluster", file=sys.stderr)
+        return _stop(cluster, told)
+    told.end()
+    if loss is None and not cluster.process.wait():
+        return Exit.DONE
+    loss = loss or Loss(what="the cluster ended by itself")
+    print(f"serve_app: {loss.what}; ending what is left of the cluster{_because(cluster, loss)}", file=sys.stderr)
     _kill(cluster)
-    return 1
+    return Exit.FAILED
 
 
-def _watch(cluster: Cluster, file: Path) -> str | None:
-    """Say when it is ready, then wait for what makes it useless, told in words; None where it ended by itself."""
+def _watch(cluster: Cluster, file: Path, told: Telling) -> Loss | None:
+    """Tell until it is ready, then wait for what makes it useless; None where it ended by itself."""
+    startup = Startup(replicas_wanted(read_cluster_file(file)), time.monotonic())
+    told.begin(list(startup.applications.values()), None if cluster.log is None else str(cluster.log))
     core: dict[str, Process] = {}
     heard: float | None = None  # since it was ready
     while cluster.process.poll() is None:
         if lost := [program for program, process in core.items() if not is_running(process)]:
-            return f"Ray's {' and '.join(lost)} died"
+            return Loss(what=f"Ray's {' and '.join(lost)} died")
         core = core if core.keys() == CORE_PROGRAMS else _core_of(cluster)
+        for event in cluster.events.new():
+            told.update(startup.update(event, time.monotonic()))
+        if heard is None and (failed := startup.failed):
+            return _undeployed(failed)
         if heard is None and _is_healthy(cluster.address):
-            print(_welcome(cluster.address, file), flush=True)
+            told.ready(str(cluster.address), startup.seconds(time.monotonic()), _welcome(cluster.address, file))
             heard = time.monotonic()
         if heard is not None and cluster.address.is_taken():
             heard = time.monotonic()
         if heard is not None and time.monotonic() - heard > LOST_AFTER_S:
-            return f"nothing has listened on {cluster.address} for {LOST_AFTER_S:.0f} s"
+            return Loss(what=f"nothing has listened on {cluster.address} for {LOST_AFTER_S:.0f} s")
         time.sleep(STARTING_POLL_S if heard is None else WATCH_S)
     return None
+
+
+def _undeployed(failed: Sequence[Application]) -> Loss:
+    messages = tuple(message for each in failed for message in each.messages)
+    return Loss(what=f"{' and '.join(each.name for each in failed)} cannot be served", messages=messages)
+
+
+def _because(cluster: Cluster, loss: Loss) -> str:
+    """The lines that tell why, and where the others are."""
+    lines = told_by(cluster.log, loss.messages)
+    lines += [] if cluster.log is None else [f"all of it: {cluster.log}"]
+    return "".join(f"\n  {line}" for line in lines)
 
 
 def _core_of(cluster: Cluster) -> dict[str, Process]:
@@ -153,9 +206,10 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _stop(cluster: Cluster) -> int:
+def _stop(cluster: Cluster, told: Telling) -> int:
     """Let Serve shut down by itself; a second Ctrl-C, or too long a wait, ends it at once."""
-    print("\nStopping…", flush=True)
+    told.end()
+    print("\nStopping…", file=sys.stderr, flush=True)
     cluster.process.send_signal(signal.SIGINT)
     try:
         cluster.process.wait(STOP_TIMEOUT_S)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from serve_app.core.cards import ReplicaCard
 from serve_app.core.delta import Frame
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
+
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class Backend(Protocol):
@@ -17,9 +20,12 @@ class Backend(Protocol):
     Deltas of every submitted request come back through the one stream that `attach` opened for that router.
     """
 
-    async def hello(self, router_id: str) -> ReplicaCard:
+    async def hello(self, router_id: str, heard: Mapping[str, int] = NOTHING) -> ReplicaCard:
         """Say who you are. Also keeps alive what the router has submitted: a router that is not heard of for
-        the lease's time is taken for dead and its requests are aborted."""
+        the lease's time is taken for dead and its requests are aborted.
+
+        heard: by replica, until when the router has heard its news
+        """
         ...
 
     def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:

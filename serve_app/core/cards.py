@@ -8,6 +8,7 @@ from typing import Literal
 from serve_app.core.delta import Load
 from serve_app.core.flow_usage import UsageReport
 from serve_app.core.images import ImageCard
+from serve_app.core.ledger import News
 from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef, Part
 from serve_app.core.tools import ToolParserName
 
@@ -121,9 +122,11 @@ class ReplicaCard:
     """One replica of a base model.
 
     usage: of the first flows by name, of all others together
+    news:  what was spent since whoever asks heard of it last
     """
 
     replica_id: str
     model: ModelCard
     load: Load = field(default_factory=Load)
     usage: UsageReport = field(default_factory=UsageReport)
+    news: News = field(default_factory=News)

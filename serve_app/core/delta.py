@@ -137,7 +137,7 @@ class Load:
     num_drafted_tokens, num_accepted_tokens: guesses that were computed since then, and those of them that were drawn
     step_s: seconds spent in steps since then
     num_failures: failed steps, commands and deliveries since then; the engine went on after each
-    spent: since then, by flow
+    spent: since then, by each flow for which something was spent since the last frame
     """
 
     num_running: int = 0

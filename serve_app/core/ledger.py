@@ -36,6 +36,17 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What a replica spent for some flows, for a listener that heard what came before.
+
+    until: what to ask for the next time, so that nothing is missed and nothing told twice
+    """
+
+    spent: tuple[Spent, ...] = ()
+    until: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
     """What one replica of a base model says that it spent for one flow."""
 

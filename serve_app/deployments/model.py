@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from ray import serve
 
-from serve_app.core.backend import Backend
+from serve_app.core.backend import NOTHING, Backend
 from serve_app.core.cards import ReplicaCard
 from serve_app.core.concern import concerning
 from serve_app.core.errors import EngineFailed, ReplicaLost, ServeError
@@ -75,9 +75,9 @@ class Model:
         self._service.start()
         self._warming = asyncio.create_task(self._warm())  # beside the first requests, which it would only hold up
 
-    async def hello(self, router_id: str) -> ReplicaCard:
+    async def hello(self, router_id: str, heard: Mapping[str, int] = NOTHING) -> ReplicaCard:
         """Broadcast by routers to all replicas, so it names none."""
-        return await self._service.hello(router_id)
+        return await self._service.hello(router_id, heard)
 
     async def attach(self, replica_id: str, router_id: str) -> AsyncGenerator[bytes, None]:
         """Frames, packed."""

@@ -121,7 +121,7 @@ class RouterReplica:
                     await self._books.scribe.flush()
 
     def _books_with(self, accounts: AccountsLink, router_id: str) -> Books:
-        return Books(Quotas(router_id, accounts), Scribe(accounts, lambda: self._fleet.counted), accounts)
+        return Books(Quotas(router_id, accounts), Scribe(accounts, self._fleet.counts), accounts)
 
     def _stop(self) -> None:
         """Tell every client that is still here, before the connections are closed."""

@@ -53,11 +53,11 @@ class ServeCluster:
         self._handles = {name: handle for name, handle in self._handles.items() if name in found}
         return found
 
-    async def greet(self, application: str, router_id: str) -> Sighting:
+    async def greet(self, application: str, router_id: str, heard: Mapping[str, int]) -> Sighting:
         if application not in self._handles:
             handle = await asyncio.to_thread(serve.get_deployment_handle, MODEL_DEPLOYMENT, application)
             self._handles[application] = by_value(handle)
-        answers = self._handles[application].broadcast("hello", router_id)
+        answers = self._handles[application].broadcast("hello", router_id, dict(heard))
         try:
             results = await answers.results_async(timeout_s=GREETING_TIMEOUT_S, return_exceptions=True)
         except DeploymentUnavailableError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextvars import Context
 from typing import Any
 
@@ -11,7 +11,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from serve_app.core.backend import has_images
+from serve_app.core.backend import NOTHING, has_images
 from serve_app.core.cards import ReplicaCard
 from serve_app.core.delta import Frame
 from serve_app.core.errors import EngineFailed, Overloaded, ReplicaLost, ServeError
@@ -48,8 +48,8 @@ class RayBackend:
         self._tokenize = pinned.options(method_name="tokenize")
         self._detokenize = pinned.options(method_name="detokenize")
 
-    async def hello(self, router_id: str) -> ReplicaCard:
-        card: ReplicaCard = await self._call(self._hello, router_id)
+    async def hello(self, router_id: str, heard: Mapping[str, int] = NOTHING) -> ReplicaCard:
+        card: ReplicaCard = await self._call(self._hello, router_id, dict(heard))
         return card
 
     async def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 
+from serve_app.engine.fairness.places import Places
 from serve_app.engine.fairness.turns import Key, Standing, turn_key
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
@@ -36,12 +37,14 @@ class Admission:
     ) -> None:
         self._waiting = waiting
         self._counters = waiting.counters
+        self.places = Places(waiting.counters)
         self._store = store
         self._slots = slots
         self._max_bypass_s = max_bypass_s
         self._uses_prefixes = uses_prefixes
         self._clock = clock
         self._failures: list[tuple[Sequence, str]] = []
+        self._num_changes_seen = 0
 
     def take_failures(self) -> list[tuple[Sequence, str]]:
         """Those taken out since the last call because their adapter cannot be had, with the reason."""
@@ -59,9 +62,9 @@ class Admission:
         if not self._store.has_free_place:
             return
         keeps_blocks = keeps_slots = False
-        now, owed = self._clock(), self._debts(running)
+        owed = self._debts(running)
         in_work = PromptsInWork(running, self._will_be_found, block_size=self._store.block_size)
-        for sequence in self._waiting.in_turn(lambda line, first: self._key(line, first, owed, now)):
+        for sequence in self._in_turn(owed):
             if not self._store.has_free_place:
                 return
             if self._finds(sequence) and in_work.compute_for(sequence):
@@ -83,17 +86,66 @@ class Admission:
             in_work.add(sequence)
             self._owe(sequence, owed)
 
-    def _key(self, line: Line, first: Sequence, owed: Debts, now: float) -> Key:
-        """Of a line whose next sequence is `first`; now: when the step is planned."""
+    def giver(self, running: Items[Sequence]) -> Sequence | None:
+        """Who of those that run gives its place to whose turn it is; None where a place is free, or nobody has to.
+
+        Whose turn it is lacks nothing else then, and the blocks of who gives way need not be taken: they stay cached.
+        """
+        if self._store.has_free_place or not len(self._waiting):
+            return None
+        claimant = next(self._in_turn(self._debts(running)), None)
+        if claimant is None:
+            return None
+        share, owed = claimant.request.share, Debts(float)
+        for sequence in running:
+            if sequence.request.share.flow == share.flow:
+                self._owe(sequence, owed)
+        place = self.places.giver(
+            [each.request.share for each in running],
+            share,
+            debt=owed[share.flow],
+            resumes=lambda place: self._resumes(running[place]),
+        )
+        return None if place is None or not self._lacks_only_a_place(claimant, running) else running[place]
+
+    def _lacks_only_a_place(self, sequence: Sequence, running: Items[Sequence]) -> bool:
+        """An adapter that is not there is sent for, and the place is asked for again when it has come."""
+        in_work = PromptsInWork(running, self._will_be_found, block_size=self._store.block_size)
+        if self._finds(sequence) and in_work.compute_for(sequence):
+            return False
+        if not self._store.can_reserve(sequence.num_tokens + len(running) * self._store.block_size):
+            return False
+        if sequence.request.model.adapter is None:
+            return True
+        return bool(sequence.mix or self._pin(sequence)) and self._is_ready(sequence)
+
+    def _resumes(self, sequence: Sequence) -> bool:
+        """Whether it would find what it has computed, but for the last block."""
+        may_find = self._uses_prefixes and sequence.request.uses_cache and sequence.may_skip_computed
+        return may_find and sequence.is_sound and not sequence.num_held and not sequence.siblings
+
+    def _in_turn(self, owed: Debts) -> Iterator[Sequence]:
+        """As of now, when the step is planned."""
+        now = self._clock()
+        self._note_adapters()
+        return self._waiting.in_turn(lambda line, first: self._key(line, first, now), now=now, debt_of=owed.__getitem__)
+
+    def _note_adapters(self) -> None:
+        if self._num_changes_seen != self._slots.num_changes:
+            self._num_changes_seen = self._slots.num_changes
+            self._waiting.note_adapters()
+
+    def _key(self, line: Line, first: Sequence, now: float) -> Key:
+        """Of a line whose next sequence is `first`, without what its flow owes."""
         share, model = line.share, first.request.model
         standing = Standing(
             share=share,
-            counter=self._counters.of(share.flow) + owed[share.flow],
-            waited_s=now - line.since,
+            counter=self._counters.of(share.flow),
+            since=line.since,
             is_kept=share.flow == self._counters.holder or (model.adapter is not None and self._slots.is_ready(model)),
             number=line.number,
         )
-        return turn_key(standing, self._counters.rules)
+        return turn_key(standing, self._counters.rules, now=now)
 
     def _debts(self, running: Items[Sequence]) -> Debts:
         """What those that run owe; nothing where there is one line, whose turn it always is."""
@@ -130,6 +182,7 @@ class Admission:
         if num_swaps := self._slots.num_loads - num_before:
             swap_weight = self._counters.rules.swap_weight
             self._counters.charge(sequence.request.share, swap_weight * num_swaps, num_swaps=num_swaps)
+        self._note_adapters()
         return True
 
     def _is_ready(self, sequence: Sequence) -> bool:

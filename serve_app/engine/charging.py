@@ -1,45 +1,59 @@
-"""Charges a step that was computed to the flows whose sequences were in it."""
+"""Attributes a step to the flows and sequences that were in it: its time, rows and tokens, in one pass."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
+from collections.abc import Iterable
+from dataclasses import replace
 
 from serve_app.core.delta import Delta
 from serve_app.engine.batch import Batch
+from serve_app.engine.fairness.accounts import Account
 from serve_app.engine.fairness.counters import Counters
+from serve_app.engine.spending import count_tokens
 
 
-def charge(batch: Batch, deltas: Items[Delta], counters: Counters, *, since_ns: int) -> None:
-    """What was found cached is in no batch, and so is not charged.
+def charge(batch: Batch, counters: Counters, *, since_ns: int) -> int:
+    """Divide a step that ends now by the rows of each span, guesses included; returns its nanoseconds.
 
-    deltas:   what came of the batch
-    since_ns: when the step began, on the clock of the accounts
+    since_ns: when it began, on the clock of the accounts
+
+    What rounding takes from one span the next one has. What was found cached is in no batch, and so is not charged.
     """
     rules, accounts = counters.rules, counters.accounts
-    rows: dict[str, int] = {}
-    services: dict[str, float] = {}
-    virtual: dict[str, float] = {}
+    until_ns = accounts.now_ns()
+    step_ns = until_ns - since_ns
+    num_rows, rows_before, ns_before = sum(span.num_computed for span in batch.spans), 0, 0
+    parts: dict[str, Account] = {}
     for span in batch.spans:
-        share, num_rows = span.sequence.request.share, span.num_computed
-        service = rules.prefill_weight * (num_rows - span.decodes) + (rules.decode_weight if span.samples else 0.0)
-        flow = share.flow
-        rows[flow] = rows.get(flow, 0) + num_rows
-        services[flow] = services.get(flow, 0.0) + service
-        virtual[flow] = virtual.get(flow, 0.0) + service / share.weight
-    for flow, raised in virtual.items():
-        counters.raise_by(flow, raised)
-    accounts.note_step(rows, services, since_ns=since_ns)
-    for flow, number in _generated(batch, deltas, flows=list(rows)).items():
-        accounts.note_generated(flow, number)
+        sequence, own_rows = span.sequence, span.num_computed
+        share = sequence.request.share
+        part = parts.get(share.flow)
+        if part is None:
+            part = parts[share.flow] = Account()
+        rows_before += own_rows
+        ns_now = step_ns * rows_before // num_rows
+        sequence.engine_ns += ns_now - ns_before
+        part.engine_ns += ns_now - ns_before
+        part.num_rows += own_rows
+        ns_before = ns_now
+        service = rules.prefill_weight * (own_rows - span.decodes) + (rules.decode_weight if span.samples else 0.0)
+        part.service += service
+        counters.raise_by(share.flow, service / share.weight)
+        count_tokens(sequence, part)
+    accounts.note_step(parts, until_ns=until_ns)
+    return step_ns
 
 
-def _generated(batch: Batch, deltas: Items[Delta], *, flows: Items[str]) -> dict[str, int]:
-    """Tokens that clients are told, by flow; where there is one flow nobody has to be looked up."""
-    if len(flows) == 1:
-        return {flows[0]: sum(len(delta.token_ids) for delta in deltas)}
-    flow_of = {span.sequence.request.request_id: span.sequence.request.share.flow for span in batch.spans}
-    generated: dict[str, int] = {}
-    for delta in deltas:
-        flow = flow_of[delta.request_id]
-        generated[flow] = generated.get(flow, 0) + len(delta.token_ids)
-    return generated
+def with_times(deltas: Iterable[Delta], batch: Batch) -> list[Delta]:
+    """The same, the finishes with the engine's time that their sequences took."""
+    sequences = [span.sequence for span in batch.spans if span.sequence.is_finished]
+    ended = {(each.request.request_id, each.sample): each.engine_ns for each in sequences}
+    if not ended:
+        return list(deltas)
+    return [_with_time(delta, ended.get((delta.request_id, delta.sample), 0)) for delta in deltas]
+
+
+def _with_time(delta: Delta, engine_ns: int) -> Delta:
+    if delta.finish is None or not engine_ns:
+        return delta
+    return replace(delta, finish=replace(delta.finish, engine_ns=engine_ns))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Executor
@@ -12,9 +11,11 @@ from serve_app.core.concern import about
 from serve_app.core.delta import Delta, FinishReason, Load
 from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
 from serve_app.core.flow_usage import UsageReport
+from serve_app.core.ledger import News
 from serve_app.engine.batch import Batch
-from serve_app.engine.charging import charge
+from serve_app.engine.charging import charge, with_times
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.fairness.accounts import Accounts
 from serve_app.engine.fairness.counters import Counters
 from serve_app.engine.kv.making import make_store
 from serve_app.engine.loading import LoadedModel
@@ -32,11 +33,13 @@ from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.speculation.speculator import Speculator
 from serve_app.engine.speculation.verification import Verifier
-from serve_app.engine.spending import Spending, with_times
+from serve_app.engine.spending import note_given_up, note_tokens
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
+MAX_TOLD = 512
+"""Flows in one answer to a listener; of more it hears with the next ones."""
 LOST = "the engine failed while it computed this request"
 
 
@@ -62,10 +65,9 @@ class Engine:
         loader: Executor | None = None,
         runner: type[Runner] = Runner,
     ) -> None:
-        self.config, self.model = config, model
+        self.config, self.model, self._loader = config, model, loader
         self._bank = AdapterBank(model.module, adapters, max_slots=config.max_adapters, uses_kernels=model.uses_triton)
         self._store = make_store(config, model)
-        self._loader = loader
         self.on_staged: Callable[[], None] = lambda: None
         self._slots = Slots(
             self._bank.num_slots,
@@ -75,7 +77,8 @@ class Engine:
             on_staged=lambda: self.on_staged(),
         )
         self.speculator = Speculator(config, model.eos_token_ids)
-        self._counters = Counters(config.fairness)
+        self._accounts = Accounts()
+        self._counters = Counters(config.fairness, self._accounts)
         self._scheduler = Scheduler(
             self._store,
             self._slots,
@@ -94,9 +97,9 @@ class Engine:
         self._output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
         self._verifier = Verifier(self._masks, Sampler(model.eos_token_ids), self._output)
         self._unsampled: list[Sequence] = []
-        self.spending = Spending()
         self._work_clock = work_clock(model.device.type)
-        self.num_steps, self.num_failed_steps, self.step_s, self.is_stalled = 0, 0, 0.0, False
+        self.num_steps = self.num_failed_steps = self._changes_before = 0
+        self.step_s, self.is_stalled = 0.0, False
 
     @property
     def has_work(self) -> bool:
@@ -117,13 +120,17 @@ class Engine:
             num_drafted_tokens=self._verifier.num_drafted,
             num_accepted_tokens=self._verifier.num_accepted,
             step_s=self.step_s,
-            spent=self.spending.told,
+            spent=self._accounts.spent_since(self._changes_before),
         )
 
     @property
     def usage(self) -> UsageReport:
         """What was computed for each flow, and where the time went; may be read by any thread."""
-        return self._counters.accounts.report(gap=self._counters.gap)
+        return self._accounts.report(gap=self._counters.gap)
+
+    def news(self, since: int) -> News:
+        """What was spent since a listener heard the last news; may be asked by any thread."""
+        return self._accounts.news(since, most=MAX_TOLD)
 
     @property
     def num_forced_tokens(self) -> int:
@@ -151,7 +158,7 @@ class Engine:
 
         self._unsampled = [sequence for sequence in self._unsampled if not is_aborted(sequence)]
         for sequence in self._scheduler.withdraw(is_aborted):
-            self.spending.note_given_up([sequence])
+            note_given_up([sequence], self._accounts)
             sequence.end(FinishReason.ABORT)
             self._scheduler.release(sequence)
 
@@ -168,8 +175,9 @@ class Engine:
 
         A failure ends the sequences that were running with an error each and leaves the engine empty and usable.
         """
+        self._changes_before = self._accounts.num_changes
         deltas = [delta for leader in self._unsampled for delta in self._output.finish_unsampled(leader)]
-        self.spending.note(self._unsampled)
+        note_tokens(self._unsampled, self._accounts)
         self._unsampled.clear()
         try:
             self._advance(deltas)
@@ -183,8 +191,8 @@ class Engine:
 
     def reset(self) -> None:
         """Give up every sequence and all keys and values, and begin anew; no delta tells of it."""
-        self.spending.note_given_up(self._scheduler.withdraw(lambda sequence: True))
-        self.spending.note_given_up(self._scheduler.clear())
+        note_given_up(self._scheduler.withdraw(lambda sequence: True), self._accounts)
+        note_given_up(self._scheduler.clear(), self._accounts)
         self._unsampled.clear()
 
     def check_integrity(self) -> None:
@@ -202,7 +210,7 @@ class Engine:
 
     def _advance(self, deltas: list[Delta]) -> None:
         """Compute one batch; what it gives is added to `deltas` as it comes."""
-        since_ns = self._counters.accounts.now_ns()
+        since_ns = self._accounts.now_ns()
         self._slots.poll()
         batch = self._scheduler.schedule()
         for sequence, reason in self._scheduler.take_failures():
@@ -213,17 +221,15 @@ class Engine:
         if not batch:
             return
         self.num_steps += 1
-        started, work_started = time.perf_counter(), self._work_clock()
+        work_started = self._work_clock()
         masks = self._masks.begin(batch)
         with self._recorder.watching(batch):
             logits = self._runner.forward(batch)
-        drawn = self._verifier.draw(logits, batch, masks)
-        deltas += drawn
-        deltas += self._settle(batch)
-        charge(batch, drawn, self._counters, since_ns=since_ns)
-        step_s = time.perf_counter() - started
-        self.step_s += step_s
-        self.spending.note_step(batch, round(step_s * 1e9))
+        deltas += self._verifier.draw(logits, batch, masks)
+        try:
+            deltas += self._settle(batch)
+        finally:  # what was drawn was spent, whatever fails now
+            self.step_s += charge(batch, self._counters, since_ns=since_ns) / 1e9
         deltas[:] = with_times(deltas, batch)
         self._note(batch, self._work_clock() - work_started)
 
@@ -247,7 +253,6 @@ class Engine:
         return errors
 
     def _settle_one(self, sequence: Sequence) -> None:
-        self.spending.note([sequence])
         if sequence.is_sound and not sequence.is_prompt_published:
             self._scheduler.publish(sequence)
         if sequence.siblings and sequence.is_prompt_computed:
@@ -275,7 +280,7 @@ class Engine:
         """End sequences, and what was to follow them, with an error each."""
         deltas = []
         for sequence in sequences:
-            self.spending.note_given_up([sequence])
+            note_given_up([sequence], self._accounts)
             for lost in (sequence, *sequence.siblings):
                 if not lost.is_finished:
                     lost.end(FinishReason.ERROR)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import chain
 
 from serve_app.core.delta import Delta, Frame, Load, PromptReport, TokenLogprob
+from serve_app.core.ledger import Spent
 
 # What Python takes for these, about; the text of tokens is shared by all that mention them.
 DELTA_BYTES = 200
@@ -29,6 +30,7 @@ class Outbox:
     def __init__(self, max_deltas: int) -> None:
         self._deltas: list[Delta] = []
         self._load = Load()
+        self._spent: dict[str, Spent] = {}
         self._has_news = asyncio.Event()
         self._is_closed = False
         self._max_deltas = max_deltas
@@ -43,6 +45,7 @@ class Outbox:
     def put(self, deltas: Sequence[Delta], load: Load) -> None:
         self._deltas += deltas
         self._load = load
+        self._spent.update((each.flow, each) for each in load.spent)
         self.num_bytes += sum(map(_size, deltas))
         if len(self._deltas) > self._joins_at:
             self._join()
@@ -65,10 +68,16 @@ class Outbox:
         self.has_reader = True
         while self._deltas or not self._is_closed:
             if self._deltas:
-                yield Frame(deltas=tuple(self.drop()), load=self._load)
+                yield Frame(deltas=tuple(self.drop()), load=self._take_load())
             else:
                 self._has_news.clear()
                 await self._has_news.wait()
+
+    def _take_load(self) -> Load:
+        """The last one, with what was spent since the last frame."""
+        spent, self._spent = self._spent, {}
+        is_of_last_step = len(spent) == len(self._load.spent)
+        return self._load if is_of_last_step else replace(self._load, spent=tuple(spent.values()))
 
     def _join(self) -> None:
         """Join the deltas of each sequence; next when as many again have come, so that each is joined seldom."""

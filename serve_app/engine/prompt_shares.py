@@ -40,10 +40,10 @@ def _claim(group: Items[Sequence], counters: Counters, *, now: float, number: in
     rules, oldest = counters.rules, group[0]
     share: Share = oldest.request.share
     began_at = now if oldest.started_at is None else oldest.started_at
-    waited_s = min(now - began_at, rules.max_wait_s)  # in work already: age raises the class and no more
-    standing = Standing(share=share, counter=counters.of(share.flow), waited_s=waited_s, number=number)
+    since = max(began_at, now - rules.max_wait_s)  # in work already: age raises the class and no more
+    standing = Standing(share=share, counter=counters.of(share.flow), since=since, number=number)
     wanted = sum(sequence.num_missing for sequence in group)
-    return Claim(key=turn_key(standing, rules), weight=share.weight, wanted=wanted)
+    return Claim(key=turn_key(standing, rules, now=now), weight=share.weight, wanted=wanted)
 
 
 def _shares_of_one(prompts: Items[Sequence], left: int) -> dict[int, int]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import islice
 
 from serve_app.core.shares import Share
 from serve_app.engine.fairness.counters import Counters
-from serve_app.engine.fairness.turns import Key
+from serve_app.engine.fairness.order import Order
+from serve_app.engine.fairness.turns import RANKS, Key, next_rise, with_debt
 from serve_app.engine.sequence import Sequence
 
 MAX_LOOKAHEAD = 128
@@ -34,8 +35,17 @@ class Line:
         self.number = number
         self.sequences: OrderedDict[int, Sequence] = OrderedDict()
 
+    @property
+    def first(self) -> Sequence:
+        return next(iter(self.sequences.values()))
+
 
 KeyOf = Callable[[Line, Sequence], Key]
+DebtOf = Callable[[str], float]
+
+
+def no_debt(flow: str) -> float:
+    return 0.0
 
 
 class WaitingQueue:
@@ -48,6 +58,10 @@ class WaitingQueue:
         self.counters = counters or Counters()
         self._clock = clock
         self._lines: dict[tuple[str, str], Line] = {}
+        self._by_number: dict[int, Line] = {}
+        self._order = Order()
+        self._looked_at: dict[int, list[Sequence]] = {}
+        self._rises: list[tuple[float, int]] = []
         self._num_lines = 0
         self._num_sequences = 0
 
@@ -70,21 +84,36 @@ class WaitingQueue:
     def push_front(self, sequence: Sequence) -> None:
         """Put back a sequence that had its turn already."""
         self.push(sequence)
-        self._line_for(sequence).sequences.move_to_end(id(sequence), last=False)
+        line = self._line_for(sequence)
+        line.sequences.move_to_end(id(sequence), last=False)
+        self._order.touch(line.number)
 
     def take(self, sequence: Sequence) -> None:
         """Take out one that is in it, wherever it stands."""
         line = self._lines[_name(sequence)]
         del line.sequences[id(sequence)]
         self._num_sequences -= 1
-        if not line.sequences:
-            del self._lines[_name(sequence)]
-            self.counters.leave(line.share.flow)
+        if line.sequences:
+            self._order.touch(line.number)
+            return
+        del self._lines[_name(sequence)], self._by_number[line.number]
+        self._order.remove(line.number)
+        self.counters.leave(line.share.flow)
 
     def note_turn(self, sequence: Sequence) -> None:
         """Its line has its turn, with this one; to be called before it is taken out."""
+        flow = sequence.request.share.flow
         self._lines[_name(sequence)].since = self._clock()
-        self.counters.begin_turn(sequence.request.share.flow)
+        self.counters.begin_turn(flow)
+        for priority in RANKS:
+            if (line := self._lines.get((flow, priority))) is not None:
+                self._order.touch(line.number)
+
+    def note_adapters(self) -> None:
+        """Adapters have come or gone, which some of the lines may wait for."""
+        for line in self._lines.values():
+            if line.first.request.model.adapter is not None:
+                self._order.touch(line.number)
 
     def remove(self, is_wanted: Callable[[Sequence], bool]) -> list[Sequence]:
         """Take out and return every sequence that `is_wanted` names."""
@@ -93,50 +122,78 @@ class WaitingQueue:
             self.take(sequence)
         return removed
 
-    def in_turn(self, key_of: KeyOf) -> Iterator[Sequence]:
+    def in_turn(self, key_of: KeyOf, *, now: float, debt_of: DebtOf = no_debt) -> Iterator[Sequence]:
         """Those to be looked at, one by one: whoever's line has the least key, for as long as it has it.
 
-        key_of: of a line and its next sequence; asked again where something has changed since
+        key_of:  of a line and its next sequence, now
+        debt_of: of a flow: what its key is to be raised by
 
-        O(lines), and O(log lines) for each sequence that is looked at.
+        Amortised O(log lines) for each sequence that is looked at, and for each line that something was done with.
         """
-        lines = list(self._lines.values())
-        if len(lines) == 1:
-            return iter(list(islice(lines[0].sequences.values(), MAX_LOOKAHEAD)))
-        return islice(self._merged(lines, key_of), MOST_LOOKED_AT)
+        self._note_rises(now)
+        if len(self._lines) == 1:
+            (line,) = self._lines.values()
+            return iter(list(islice(line.sequences.values(), MAX_LOOKAHEAD)))
+        return islice(self._merged(key_of, debt_of), MOST_LOOKED_AT)
 
-    def _merged(self, lines: list[Line], key_of: KeyOf) -> Iterator[Sequence]:
-        most = max(LEAST_LOOKAHEAD, MAX_LOOKAHEAD // max(1, len(lines)))
-        seen = self.counters.num_changes
-        heap = [(key_of(line, next(iter(line.sequences.values()))), at, seen) for at, line in enumerate(lines)]
-        heapify(heap)
-        ahead: dict[int, list[Sequence]] = {}
-        while heap:
-            key, at, seen = heappop(heap)
-            line = lines[at]
-            if at not in ahead:
-                ahead[at] = list(islice(line.sequences.values(), most))[::-1]
-            left = ahead[at]
-            if seen != self.counters.num_changes:
-                now, seen = key_of(line, left[-1]), self.counters.num_changes
-                if now > key and heap and now > heap[0][0]:
-                    heappush(heap, (now, at, seen))  # another line of its flow had a turn meanwhile
-                    continue
-                key = now
-            looked_at = left.pop()
-            yield looked_at
-            if left:
-                if seen != self.counters.num_changes or left[-1].request.model != looked_at.request.model:
-                    key, seen = key_of(line, left[-1]), self.counters.num_changes
-                heappush(heap, (key, at, seen))
+    def _merged(self, key_of: KeyOf, debt_of: DebtOf) -> Iterator[Sequence]:
+        """`asked` are lines whose whole key is known; of all others the order knows what it is not less than."""
+        most = max(LEAST_LOOKAHEAD, MAX_LOOKAHEAD // max(1, len(self._lines)))
+        ahead, known, asked = self._begin_pass(), dict[int, Key](), list[tuple[Key, int, int]]()
+
+        def key(number: int) -> Key:
+            line = self._by_number[number]
+            return key_of(line, ahead[number][-1] if number in ahead else line.first)
+
+        def ask(number: int, without_debt: Key) -> None:
+            known[number] = with_debt(without_debt, debt_of(self._by_number[number].share.flow))
+            heappush(asked, (known[number], number, self.counters.num_changes))
+
+        while True:
+            for number in self._order.take_touched():
+                if number not in ahead:
+                    self._order.put(number, key(number))
+                elif number in known:
+                    ask(number, key(number))
+            while asked and known.get(asked[0][1]) != asked[0][0]:
+                heappop(asked)
+            if (found := self._order.pop_below(asked[0][0] if asked else None, key)) is not None:
+                ahead[found[0]] = list(islice(self._by_number[found[0]].sequences.values(), most))[::-1]
+                ask(*found)
+                continue
+            if not asked:
+                return
+            _, number, seen = heappop(asked)
+            if seen == self.counters.num_changes:
+                del known[number]
+                yield ahead[number].pop()
+            if ahead[number] and number in self._by_number:
+                ask(number, key(number))
+
+    def _begin_pass(self) -> dict[int, list[Sequence]]:
+        """What is looked at in it, by line: of those the order has to be told again in the next one."""
+        for number in self._looked_at.keys() & self._by_number.keys():
+            self._order.touch(number)
+        self._looked_at = {}
+        return self._looked_at
+
+    def _note_rises(self, now: float) -> None:
+        while self._rises and self._rises[0][0] <= now:
+            _, number = heappop(self._rises)
+            if (line := self._by_number.get(number)) is not None:
+                self._order.touch(number)
+                heappush(self._rises, (next_rise(line.since, self.counters.rules, now=now), number))
 
     def _line_for(self, sequence: Sequence) -> Line:
         name = _name(sequence)
         line = self._lines.get(name)
         if line is None:
             self._num_lines += 1
-            share = sequence.request.share
-            line = self._lines[name] = Line(share, since=self._clock(), number=self._num_lines)
+            share, now = sequence.request.share, self._clock()
+            line = self._lines[name] = Line(share, since=now, number=self._num_lines)
+            self._by_number[line.number] = line
+            self._order.touch(line.number)
+            heappush(self._rises, (next_rise(now, self.counters.rules, now=now), line.number))
             self.counters.enter(share.flow)
         return line
 

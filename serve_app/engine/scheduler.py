@@ -86,6 +86,7 @@ class Scheduler:
             if sequence.holding is not None:
                 self._make_room(sequence)
         if self.num_preemptions == preempted_before:
+            self._give_place()
             self._admit()
         self._copied_before = self._store.num_copied_tokens
         spans = self._nearest()
@@ -225,11 +226,20 @@ class Scheduler:
         while not self._store.reserve(_holding(sequence), sequence.num_tokens):
             shares = [each.request.share for each in self.running]
             victim = self.running[self.waiting.counters.furthest_above(shares)]
-            self._give_up(victim)
-            self.waiting.push_front(victim)
-            self.num_preemptions += 1
+            self._preempt(victim)
             if victim is sequence:
                 return
+
+    def _give_place(self) -> None:
+        """Where all places are taken, have one given to whose turn it is by who is furthest above its share."""
+        if (giver := self._admission.giver(self.running)) is not None:
+            self._admission.places.note_given(giver.request.share.flow)
+            self._preempt(giver)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._give_up(sequence)
+        self.waiting.push_front(sequence)
+        self.num_preemptions += 1
 
     def _give_up(self, sequence: Sequence) -> None:
         """Take a running sequence's place; its tokens stay, but for those that wait for their scores."""
@@ -251,7 +261,6 @@ class Scheduler:
                 self.num_prefix_hit_tokens += sequence.num_computed
                 if is_new:
                     sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_length)
-                    self.waiting.counters.note_cached(sequence.request.share, sequence.num_cached_tokens)
             if not self._store.reserve(holding, sequence.num_tokens):
                 self._give_up(sequence)  # copies of what others hold took more than was thought
                 self.waiting.push_front(sequence)

@@ -17,6 +17,7 @@ import torch
 
 from serve_app.constraints.compiler import Compiled, Compiler
 from serve_app.core.adapters import AdapterRecord
+from serve_app.core.backend import NOTHING
 from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.constraint import Constraint
 from serve_app.core.delta import Delta, Frame, Load
@@ -179,8 +180,8 @@ class ModelService:
     @property
     def card(self) -> ReplicaCard:
         load = self.engine.load if self._driver is None else self._driver.load
-        usage = self.usage.bounded(MAX_TOLD_FLOWS)
-        return ReplicaCard(replica_id=self._replica_id, model=self._card, load=load, usage=usage)
+        told = self.usage.bounded(MAX_TOLD_FLOWS)
+        return ReplicaCard(replica_id=self._replica_id, model=self._card, load=load, usage=told)
 
     @property
     def usage(self) -> UsageReport:
@@ -192,9 +193,9 @@ class ModelService:
         """Sequences that were accepted and have not ended."""
         return self._open.num_sequences
 
-    async def hello(self, router_id: str) -> ReplicaCard:
+    async def hello(self, router_id: str, heard: Mapping[str, int] = NOTHING) -> ReplicaCard:
         self._leases.hear(router_id)
-        return self.card
+        return replace(self.card, news=self.engine.news(heard.get(self._replica_id, 0)))
 
     async def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
         """Stream frames; when the stream is closed, whatever the router still has here is aborted."""
@@ -280,10 +281,9 @@ class ModelService:
             self._running_driver().pause(paused)
 
     def _check_adapter(self, request: GenerationRequest) -> None:
-        model = request.model
-        if not self._card.has(model):
+        if not self._card.has(request.model):
             must = f"name an adapter of {self._card.name} in a version that this replica serves"
-            raise AdapterNotFound.refusing("model", must=must, found=f"{model.name} in another")
+            raise AdapterNotFound.refusing("model", must=must, found=f"{request.model.name} in another")
 
     def _end(self, request_ids: frozenset[str]) -> None:
         self._open.drop(request_ids)

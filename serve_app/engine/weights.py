@@ -22,11 +22,7 @@ def weight_bytes(judged: Judged, dtype: torch.dtype, bits: Bits | None = None) -
 
     Raises ModelNotSupported where the model wants a package that is not there, or has a shape that no kernel takes.
     """
-    try:
-        with torch.device("meta"):  # shapes alone
-            model = judged.kind._from_config(deepcopy(judged.config), dtype=dtype, attn_implementation="eager")
-    except ImportError as error:
-        raise ModelNotSupported(f"{judged.config.model_type}: {_package_of(error)}") from error
+    model = shapes_of(judged, dtype)
     if bits is None:
         return held_bytes(model)
     waiting = await_weights(model, bits)
@@ -39,6 +35,18 @@ def weight_bytes(judged: Judged, dtype: torch.dtype, bits: Bits | None = None) -
 def weight_bytes_on_cpu(judged: Judged, dtype: str, bits: Bits | None = None) -> int:
     """The same on the CPU that we run on, in the numbers that loading would choose. Raises ModelNotSupported."""
     return weight_bytes(judged, choose_dtype(dtype, judged.dtype, torch.device("cpu")), bits)
+
+
+def shapes_of(judged: Judged, dtype: torch.dtype | None = None) -> nn.Module:
+    """The model without its numbers. Raises ModelNotSupported where it wants a package that is not there."""
+    try:
+        with torch.device("meta"):
+            model: nn.Module = judged.kind._from_config(
+                deepcopy(judged.config), dtype=dtype, attn_implementation="eager"
+            )
+    except ImportError as error:
+        raise ModelNotSupported(f"{judged.config.model_type}: {_package_of(error)}") from error
+    return model
 
 
 def held_bytes(module: nn.Module) -> int:

@@ -18,6 +18,7 @@ from serve_app.http.cors import cors, cors_of_tenants
 from serve_app.http.docs import docs_routes
 from serve_app.http.encodings import ContentEncodings
 from serve_app.http.exchange import ClientGone
+from serve_app.http.explaining import explain_route
 from serve_app.http.failures import FailuresAsJson
 from serve_app.http.framing import WholeForHttp10
 from serve_app.http.guard import OPEN_DOOR, Door, Guard
@@ -103,6 +104,7 @@ def routes(
         route(Path.NATIVE_COMPLETIONS, native),
         route(Path.INFILL, completions(InfillStyle(inquiries))),
         *model_routes(inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
+        explain_route(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         *service_routes(router, settings.limits),
         *docs_routes(settings.limits, router.dialect, asks_for_keys=not door.is_open),
         *([] if door.administer is None else admin_routes(door.administer, max_body_bytes=settings.max_body_bytes)),

@@ -81,7 +81,7 @@ class Completions:
         """
         try:
             exchange.dialect = _dialect_asked(headers) or self._style.dialect_of(None)
-            story.ticket = self._router.admission.enter()
+            story.ticket = self._router.enter()
             check_media_type(headers)
             return await read_body(
                 receive,

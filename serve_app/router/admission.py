@@ -6,15 +6,24 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from serve_app.core.errors import Overloaded, ServeError, Unavailable
+from serve_app.core.shares import Share
+from serve_app.router.active import Active
 from serve_app.router.appointments import Appointments
 from serve_app.router.pace import Pace
 from serve_app.router.room import Room
 
 MAX_RETRY_S = 120.0
+MAX_BOOKS = 1024
+"""Of appointments, one per flow; whose flow's is thrown out begins a new one."""
+KEPT_PART = 8
+"""Such a part of the places is kept for flows that have less than their share, where several ask."""
+ANYBODY = Share()
+NOBODY: Mapping[str, int] = MappingProxyType({})
 
 
 class Reason(StrEnum):
@@ -37,11 +46,18 @@ class AdmissionSettings:
 
 @dataclass(slots=True, kw_only=True)
 class Gate:
-    """What is inside of one model, how fast it goes, and when those who were refused are to come again."""
+    """What is inside of one model, whose, how fast it goes, and when those who were refused are to come again."""
 
     pace: Pace
-    appointments: Appointments
+    appointments: dict[str, Appointments] = field(default_factory=dict)
     num_inside: int = 0
+    inside: Counter[str] = field(default_factory=Counter)
+
+    def add(self, flow: str, size: int) -> None:
+        self.num_inside += size
+        self.inside[flow] += size
+        if not self.inside[flow]:
+            del self.inside[flow]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +72,12 @@ class Excess:
 class Ticket:
     """A request's place, from the door to its last byte. Until it is known what it asks for it counts as one sequence.
 
+    share:    of whom it is
     is_known: whether it has grown;  sizes: sequences that count, by model
     """
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, share: Share) -> None:
+        self.share = share
         self.is_known = False
         self.sizes: Mapping[str, int] = {}
         self._admission = admission
@@ -109,10 +127,11 @@ class Admission:
         self._rooms = rooms
         self._clock = clock
         self._jitter = jitter
+        self._active = Active(clock)
         self._gates: dict[str, Gate] = {}
         self._door = self._new_gate(self.settings.max_open_requests)
         self._tickets: dict[Ticket, None] = {}
-        self._num_unknown = 0
+        self._unknown: Counter[str] = Counter()  # tickets that have not grown, by flow
         self._stopped: Unavailable | None = None
 
     @property
@@ -135,21 +154,24 @@ class Admission:
         """How many sequences are inside, and for how many there are places, by model."""
         return {model: (self._gate(model, room).num_inside, room.num_places) for model, room in self._rooms().items()}
 
-    def enter(self) -> Ticket:
-        """Let a request in of which nothing is known yet.
+    def enter(self, share: Share = ANYBODY) -> Ticket:
+        """Let a request in of which nothing is known yet but whose it is.
 
         Raises Overloaded where no model could take even one sequence, and Unavailable once the router is stopped.
         """
         self._check_not_stopped()
-        if self.num_open >= self.settings.max_open_requests:
-            raise self._refused(Excess(reason=Reason.OPEN, gate=self._door, seconds=0.0))
-        found = [self._excess(model, room, 1, self._num_unknown) for model, room in self._rooms().items()]
+        self._active.note(share)
+        num_own = self._door.inside[share.flow] + 1
+        if self.num_open >= self._num_left(self.settings.max_open_requests, share.flow, num_own):
+            raise self._refused(Excess(reason=Reason.OPEN, gate=self._door, seconds=0.0), share)
+        found = [self._excess(model, room, share, 1, self._unknown) for model, room in self._rooms().items()]
         excesses = [excess for excess in found if excess is not None]
         if excesses and len(excesses) == len(found):
-            raise self._refused(min(excesses, key=lambda excess: excess.seconds))
-        ticket = Ticket(self)
+            raise self._refused(min(excesses, key=lambda excess: excess.seconds), share)
+        ticket = Ticket(self, share)
         self._tickets[ticket] = None
-        self._num_unknown += 1
+        self._door.add(share.flow, 1)
+        self._unknown[share.flow] += 1
         return ticket
 
     def grow(self, ticket: Ticket, sizes: Mapping[str, int]) -> None:
@@ -159,25 +181,28 @@ class Admission:
         self._check_not_stopped()
         rooms = self._rooms()
         for model, size in sizes.items():
-            excess = self._excess(model, rooms[model], size, 0) if model in rooms else None
+            excess = self._excess(model, rooms[model], ticket.share, size, NOBODY) if model in rooms else None
             if excess is not None:
-                raise self._refused(excess)
+                raise self._refused(excess, ticket.share)
         self._note(rooms)
-        self._num_unknown -= 1
+        self._unknown[ticket.share.flow] -= 1
         ticket.is_known = True
         ticket.sizes = {model: size for model, size in sizes.items() if model in self._gates}
         for model, size in ticket.sizes.items():
-            self._gates[model].num_inside += size
+            self._gates[model].add(ticket.share.flow, size)
 
     def leave(self, ticket: Ticket, completed: Mapping[str, int]) -> None:
         """As Ticket.give_back."""
         is_full = self.num_open >= self.settings.max_open_requests
         self._door.pace.note(self._clock(), is_busy=is_full, num_completed=1)
         del self._tickets[ticket]
-        self._num_unknown -= not ticket.is_known
+        self._door.add(ticket.share.flow, -1)
+        self._unknown[ticket.share.flow] -= not ticket.is_known
+        if not self._unknown[ticket.share.flow]:
+            del self._unknown[ticket.share.flow]
         self._note(self._rooms(), completed)
         for model, size in ticket.sizes.items():
-            self._gates[model].num_inside -= size
+            self._gates[model].add(ticket.share.flow, -size)
 
     def stop(self, error: Unavailable) -> None:
         """Let nobody in any more, and end every request that is open."""
@@ -196,18 +221,30 @@ class Admission:
 
     def _new_gate(self, num_places: int) -> Gate:
         """Before anything is measured, a full queue is believed to empty within the longest wait that is borne."""
-        return Gate(
-            pace=Pace(num_places / self.settings.max_wait_s, now=self._clock()),
-            appointments=Appointments(max_s=MAX_RETRY_S, clock=self._clock, jitter=self._jitter),
-        )
+        return Gate(pace=Pace(num_places / self.settings.max_wait_s, now=self._clock()))
 
-    def _excess(self, model: str, room: Room, size: int, num_unknown: int) -> Excess | None:
-        gate = self._gate(model, room)
-        num_missing = gate.num_inside + num_unknown + room.num_foreign + size - room.num_places
+    def _excess(self, model: str, room: Room, share: Share, size: int, unknown: Mapping[str, int]) -> Excess | None:
+        """unknown: tickets that count as one sequence each, by flow"""
+        gate, num_unknown = self._gate(model, room), sum(unknown.values())
+        num_taken = gate.num_inside + num_unknown + room.num_foreign
+        num_own = gate.inside[share.flow] + unknown.get(share.flow, 0)
+        num_missing = num_taken + size - self._num_left(room.num_places, share.flow, num_own + size)
         if num_missing > 0:
             return Excess(reason=Reason.PLACES, gate=gate, seconds=num_missing / gate.pace.per_s)
-        too_long_s = self._wait_s(gate, room, num_unknown) - self.settings.max_wait_s
+        wait_s = min(self._wait_s(gate, room, num_unknown), self._own_wait_s(gate, room, share.flow, num_own))
+        too_long_s = wait_s - self.settings.max_wait_s
         return Excess(reason=Reason.WAIT, gate=gate, seconds=too_long_s) if too_long_s > 0 else None
+
+    def _num_left(self, num_places: int, flow: str, num_own: int) -> int:
+        """So many of all places may be taken where the flow has so many of them."""
+        part = self._active.part_of(flow)
+        is_within = part == 1.0 or num_own <= num_places * part
+        return num_places if is_within else num_places - num_places // KEPT_PART
+
+    def _own_wait_s(self, gate: Gate, room: Room, flow: str, num_own: int) -> float:
+        """As `_wait_s`, behind the flow's own sequences at its share of everything."""
+        part = self._active.part_of(flow)
+        return max(0.0, num_own + 1 - part * room.num_slots) / (part * gate.pace.per_s)
 
     def _wait_s(self, gate: Gate, room: Room, num_unknown: int = 0) -> float:
         """Until one more sequence would begin. Of those that find no slot, other routers' go at a pace of their own."""
@@ -223,14 +260,22 @@ class Admission:
             is_busy = gate.num_inside + room.num_foreign >= room.num_slots
             gate.pace.note(now, is_busy=is_busy, num_completed=(completed or {}).get(model, 0))
 
-    def _refused(self, excess: Excess) -> Overloaded:
+    def _refused(self, excess: Excess, share: Share) -> Overloaded:
         """Count it, and make an appointment."""
         self.refusals[excess.reason] += 1
-        gate = excess.gate
-        retry_after_s = gate.appointments.make(pace_per_s=gate.pace.per_s, excess_s=excess.seconds)
+        pace_per_s = excess.gate.pace.per_s * self._active.part_of(share.flow)
+        retry_after_s = self._book(excess.gate, share.flow).make(pace_per_s=pace_per_s, excess_s=excess.seconds)
         return Overloaded(
             f"{self._why(excess.reason)}; retry in {retry_after_s} s.", None, {"retry_after_s": retry_after_s}
         )
+
+    def _book(self, gate: Gate, flow: str) -> Appointments:
+        books = gate.appointments
+        if flow not in books:
+            if len(books) >= MAX_BOOKS:
+                del books[next(iter(books))]
+            books[flow] = Appointments(max_s=MAX_RETRY_S, clock=self._clock, jitter=self._jitter)
+        return books[flow]
 
     def _why(self, reason: Reason) -> str:
         match reason:

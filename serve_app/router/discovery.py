@@ -49,8 +49,11 @@ class Cluster(Protocol):
         """Every application that has a base model, by its name."""
         ...
 
-    async def greet(self, application: str, router_id: str) -> Sighting:
-        """Say hello to every running replica of an application, which also renews the router's leases there."""
+    async def greet(self, application: str, router_id: str, heard: Mapping[str, int]) -> Sighting:
+        """Say hello to every running replica of an application, which also renews the router's leases there.
+
+        heard: as of `Backend.hello`
+        """
         ...
 
     def backend(self, application: str, replica_id: str) -> Backend:
@@ -67,6 +70,8 @@ class Replicas(Protocol):
     """The fleet, as far as discovery goes."""
 
     def put(self, card: ReplicaCard, backend: Backend) -> object: ...
+
+    def hear(self, card: ReplicaCard) -> None: ...
 
     def remove(self, replica_id: str) -> None: ...
 
@@ -88,6 +93,7 @@ class Discovery:
         self._on_deleted = on_deleted
         self._known: dict[str, dict[str, Backend]] = {}
         self._leaving: dict[str, Backend] = {}
+        self._heard: dict[str, int] = {}
         self._is_something_missing = True
 
     async def run(self) -> None:
@@ -129,7 +135,7 @@ class Discovery:
     async def _greet(self, application: str) -> Sighting:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                return await self._cluster.greet(application, self._router_id)
+                return await self._cluster.greet(application, self._router_id, self._heard)
         except Exception as error:
             logger.debug("application %s did not answer: %r", application, error)
             return Sighting(cards=(), is_complete=False)
@@ -138,7 +144,8 @@ class Discovery:
         """Speak to a known replica alone. One that is only slow stays: Serve replaces it if it stays slow."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                self._meet(application, await self._known[application][replica_id].hello(self._router_id))
+                way = self._known[application][replica_id]
+                self._meet(application, await way.hello(self._router_id, self._heard))
         except TimeoutError:
             logger.info("replica %s of %s is slow to answer", replica_id, application)
         except ServeError:
@@ -148,6 +155,7 @@ class Discovery:
         known = self._known[application]
         if card.replica_id not in known:
             known[card.replica_id] = self._cluster.backend(application, card.replica_id)
+        self._heard[card.replica_id] = card.news.until
         self._fleet.put(card, known[card.replica_id])
 
     def _forget(self, application: str, replica_id: str) -> None:
@@ -158,6 +166,9 @@ class Discovery:
     async def _renew(self, replica_id: str) -> None:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                await self._leaving[replica_id].hello(self._router_id)
+                card = await self._leaving[replica_id].hello(self._router_id, self._heard)
+            self._heard[replica_id] = card.news.until
+            self._fleet.hear(card)
         except (ServeError, TimeoutError):
             del self._leaving[replica_id]
+            self._heard.pop(replica_id, None)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from serve_app.catalog.resolve import Catalog
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.delta import Load
 from serve_app.core.errors import ModelLoading
-from serve_app.core.ledger import Counted
 from serve_app.core.names import ModelRef
 from serve_app.core.tenants import Rights
+from serve_app.router.counts import Counts
 from serve_app.router.link import ReplicaLink
 from serve_app.router.room import Room
 from serve_app.router.view import View
@@ -27,6 +28,7 @@ class Fleet:
     """Links by replica id, and the catalog of what their cards say. The only owner of both.
 
     version: grows with every change of its cards and aliases
+    counts:  what its replicas spent, those that are gone included
 
     Deployments call `put` for every replica they see, as often as they look, `remove` for those gone, and
     `expect` with the models that ought to exist.
@@ -48,7 +50,7 @@ class Fleet:
         self._cards: dict[str, ModelCard] = {}
         Catalog((), self._aliases)  # raises where the aliases contradict themselves
         self.version = 0
-        self._counted: dict[tuple[str, str], Counted] = {}
+        self.counts = Counts()
         self._everything = self.seen_with(Rights())
 
     @property
@@ -81,13 +83,6 @@ class Fleet:
         return rooms
 
     @property
-    def counted(self) -> list[Counted]:
-        """What replicas said that they spent, those that are gone included."""
-        for link in (*self._links.values(), *self._retired.values()):
-            self._note_counted(link)
-        return list(self._counted.values())
-
-    @property
     def loading(self) -> list[str]:
         """Known models without a ready replica."""
         known = self._expected | {link.card.model.name for link in self._links.values()}
@@ -100,24 +95,26 @@ class Fleet:
 
     def put(self, card: ReplicaCard, backend: Backend) -> ReplicaLink:
         """Take a replica in, refresh its card, or reconnect where the old link was lost."""
+        self.hear(card)
         link = self._links.pop(card.replica_id, None) or self._retired.pop(card.replica_id, None)
-        if link is not None:
-            self._note_counted(link)
         if link is not None and link.readmit():
             link.refresh(card)
         else:
-            link = ReplicaLink(backend, card, self._router_id, on_lost=self._refresh)
+            on_spent = partial(self.counts.note, card.replica_id, card.model.name)
+            link = ReplicaLink(backend, card, self._router_id, on_lost=self._refresh, on_spent=on_spent)
             link.start()
         self._links[card.replica_id] = link  # last: the newest card speaks for its model
         self._refresh()
         return link
 
+    def hear(self, card: ReplicaCard) -> None:
+        """What a replica says that it spent, also one that is left already."""
+        self.counts.note(card.replica_id, card.model.name, card.news.spent)
+
     def remove(self, replica_id: str) -> None:
         """Send nothing more to a replica. What it computes goes on, as a replica drains before it ends."""
         link = self._links.pop(replica_id, None)
         if link is not None:
-            for old in self._retired.values():
-                self._note_counted(old)
             self._retired = {i: old for i, old in self._retired.items() if old.num_outstanding}
             self._retired[replica_id] = link
             link.retire()
@@ -164,16 +161,7 @@ class Fleet:
         self._links.clear()
         self._retired.clear()
         await asyncio.gather(*(link.close() for link in links))
-        for link in links:
-            self._note_counted(link)
         self._refresh()
-
-    def _note_counted(self, link: ReplicaLink) -> None:
-        for spent in link.load.spent:
-            key = (link.replica_id, spent.flow)
-            before = self._counted.get(key)
-            spent = spent if before is None else spent.at_least(before.spent)
-            self._counted[key] = Counted(replica_id=link.replica_id, model=link.card.model.name, spent=spent)
 
     def _refresh(self) -> None:
         cards = {link.card.model.name: link.card.model for link in self._links.values() if link.is_open}

@@ -11,6 +11,7 @@ from serve_app.core.backend import Backend
 from serve_app.core.cards import ReplicaCard
 from serve_app.core.delta import Frame, Load
 from serve_app.core.errors import ServeError
+from serve_app.core.ledger import Spent
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.router.calls import Calls, replica_lost
@@ -25,6 +26,7 @@ class ReplicaLink:
     """Owns the one stream of frames from a replica, the calls to it, and what it is known to hold.
 
     on_lost: called when the replica is gone or is left, but not where a retired link closes by itself
+    on_spent: called with what each frame says that was spent, before anybody has the frame's deltas
     """
 
     def __init__(
@@ -34,11 +36,13 @@ class ReplicaLink:
         router_id: str,
         *,
         on_lost: Callable[[], None] = lambda: None,
+        on_spent: Callable[[Sequence[Spent]], None] = lambda spent: None,
     ) -> None:
         self.card = card
         self._backend = backend
         self._router_id = router_id
         self._on_lost = on_lost
+        self._on_spent = on_spent
         self._registry = Registry()
         self._calls = Calls(backend, router_id, card.replica_id, on_refused=self._forget)
         self._reader: asyncio.Task[None] | None = None
@@ -151,6 +155,7 @@ class ReplicaLink:
             self._lose(reason)
 
     def _receive(self, frame: Frame) -> None:
+        self._on_spent(frame.load.spent)
         for delta in frame.deltas:
             self._registry.dispatch(delta)
         self._load = frame.load

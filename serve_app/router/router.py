@@ -16,6 +16,7 @@ from serve_app.api.model_list import ModelEntry, list_models, mix_entry
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest, ServeError
 from serve_app.core.names import ModelRef
+from serve_app.core.prices import Prices
 from serve_app.core.request import GenerationRequest, StopParams
 from serve_app.core.tenants import LOCAL, Tenant
 from serve_app.router.admission import Admission, Ticket
@@ -69,6 +70,10 @@ class Router:
         self._config = config or RouterConfig()
         self._placement = placement or Placement()
 
+    def enter(self) -> Ticket:
+        """A place for one of the tenant's requests. Raises as `Admission.enter`."""
+        return self.admission.enter(self._tenant.share)
+
     def open(self, request: CompletionRequest, ticket: Ticket | None = None, *, request_id: str = "") -> Run:
         """A run of a settled request, not started; enter it to start.
 
@@ -78,9 +83,7 @@ class Router:
         Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
         """
         response_id = new_response_id(request.id_prefix)
-        resolve = self._resolver(request)
-        lowered = lower(request, response_id, resolve=resolve, card_of=self._card_of, client_request_id=request_id)
-        requests = tuple(map(self._of_tenant, lowered))
+        requests = self.lowered(request, response_id, client_request_id=request_id)
         run = Run(
             requests,
             response_id,
@@ -97,6 +100,14 @@ class Router:
             ticket.ends_by(run.fail)
         return run
 
+    def lowered(
+        self, request: CompletionRequest, response_id: str, *, client_request_id: str = ""
+    ) -> tuple[GenerationRequest, ...]:
+        """What a settled request asks of which model, within the tenant's bounds. Raises as `open`."""
+        resolve, named = self._resolver(request), client_request_id
+        lowered = lower(request, response_id, resolve=resolve, card_of=self._card_of, client_request_id=named)
+        return tuple(map(self._of_tenant, lowered))
+
     def seen_by(self, tenant: Tenant) -> Router:
         """The same as it is for this tenant."""
         return Router(
@@ -111,6 +122,11 @@ class Router:
     async def reserve(self, run: Run) -> Permit | None:
         """What a run that was opened may come to, of its tenant's limits. Raises as `Quotas.reserve`."""
         return None if self.books is None else await self.books.reserve(self._tenant, run, self._card_of)
+
+    @property
+    def prices(self) -> Prices:
+        """What tokens cost; where nothing is written down, nothing."""
+        return Prices() if self.books is None else self.books.prices
 
     @property
     def rates(self) -> Rates:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
-from serve_app.core.ledger import Counted, Ledger, Row
+from serve_app.core.ledger import Ledger, Row
+from serve_app.router.counts import Counts
 
 logger = logging.getLogger(__name__)
 
@@ -22,14 +23,12 @@ class Scribe:
     """A row is sent again, as it was, until the ledger says that it has it; the ledger takes it once.
 
     With the rows goes what replicas counted, read after them, so that no row tells of more than was counted.
-    counted: what replicas say that they spent
     """
 
-    def __init__(self, ledger: Ledger, counted: Callable[[], Sequence[Counted]], *, max_rows: int = MAX_ROWS) -> None:
+    def __init__(self, ledger: Ledger, counts: Counts, *, max_rows: int = MAX_ROWS) -> None:
         self._ledger = ledger
-        self._counted = counted
+        self._counts = counts
         self._rows: deque[Row] = deque(maxlen=max_rows)
-        self._told: dict[tuple[str, str], Counted] = {}
         self._is_flushing = asyncio.Lock()
 
     @property
@@ -59,14 +58,14 @@ class Scribe:
 
     async def _flush_one(self) -> None:
         batch = list(islice(self._rows, MAX_BATCH))
-        news = {key: each for each in self._counted() if self._told.get(key := _key(each)) != each}
-        if batch or news:
-            await self._ledger.record(batch, list(news.values()))
-            self._told |= news
-            arrived = {row.id for row in batch}
-            while self._rows and self._rows[0].id in arrived:  # the oldest may have been dropped meanwhile
-                self._rows.popleft()
-
-
-def _key(counted: Counted) -> tuple[str, str]:
-    return counted.replica_id, counted.spent.flow
+        counted = self._counts.take()
+        if not batch and not counted:
+            return
+        try:
+            await self._ledger.record(batch, counted)
+        except BaseException:
+            self._counts.give_back(counted)
+            raise
+        arrived = {row.id for row in batch}
+        while self._rows and self._rows[0].id in arrived:  # the oldest may have been dropped meanwhile
+            self._rows.popleft()

@@ -42,6 +42,7 @@ class Tally:
         self._prompts: dict[int, PromptTally] = {}
         self._num_generated: Counter[int] = Counter()
         self._num_moves: Counter[int] = Counter()
+        self._usage: Usage | None = None  # as of the last delta, once somebody has asked
         self._replicas: dict[int, list[str]] = {}
         self.entered_at = clock()
 
@@ -84,6 +85,11 @@ class Tally:
     @property
     def usage(self) -> Usage:
         """So far; a choice that has not ended counts with the tokens it has."""
+        if self._usage is None:
+            self._usage = self._added_up()
+        return self._usage
+
+    def _added_up(self) -> Usage:
         reports = self._reports
         return Usage(
             prompt_tokens=sum(report.num_tokens for report in reports),
@@ -132,6 +138,7 @@ class Tally:
 
         The finish of a choice knows also tokens that no delta carried.
         """
+        self._usage = None
         prompt = self._prompts.get(part) or self._prompts.setdefault(part, PromptTally())
         prompt.last_at = self._clock()
         if prompt.first_at is None:
@@ -151,6 +158,7 @@ class Tally:
 
     def drop(self, part: int) -> None:
         """Forget the attempt at a part, which is made again; its tokens were computed none the less."""
+        self._usage = None
         self._prompts.pop(part, None)
         self._num_moves[part] += 1
 

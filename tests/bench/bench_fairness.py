@@ -4,7 +4,8 @@
 
 Nineteen flows ask now and then, one asks for far more than there is. In one flow all of them are served first come,
 first served. Prints JSON: tokens per second of either and their ratio by rounds, when the others had their first token,
-and what the policy itself takes per step with so many that wait and so many flows.
+what the policy itself takes per step with so many that wait and so many flows, and how long a short question waits
+beside a long job that has every place, where the job gives one (what it computed is cached) and where it does not.
 """
 
 from __future__ import annotations
@@ -88,11 +89,31 @@ def policy_us(num_flows: int, *, num_waiting: int = 1000, num_steps: int = 60) -
         began = time.perf_counter()
         batch = simulation.scheduler.schedule()
         planned = time.perf_counter()
-        charge(batch, [], simulation.counters, since_ns=simulation.counters.accounts.now_ns())
+        charge(batch, simulation.counters, since_ns=simulation.counters.accounts.now_ns())
         times.append((planned - began, time.perf_counter() - planned))
         simulation.compute(batch)
     schedule, charged = zip(*times[10:], strict=True)
     return {"schedule": statistics.median(schedule) * 1e6, "charge": statistics.median(charged) * 1e6}
+
+
+def question_s(model: str, *, gives: bool) -> dict[str, float]:
+    """From asking to the first token, seconds and steps, when the job's texts have a tenth of their length."""
+    engine = make_engine(config(model, max_num_sequences=16, max_batch_tokens=256, prefix_cache=gives))
+    job = replace(request("job", max_tokens=300), share=Share(flow="job"))
+    job = replace(job, stop=replace(job.stop, ignore_eos=True))
+    for number in range(16):
+        prompt = [20 + (7 * number + 31 * place) % 900 for place in range(PROMPT)]
+        engine.add(sequences(engine, replace(job, request_id=f"job{number}"), prompt))
+    for _ in range(40):
+        engine.step()
+    asked = replace(request("question", max_tokens=8), share=Share(flow="asks"))
+    engine.add(sequences(engine, asked, [20 + place for place in range(12)]))
+    began, num_before = time.perf_counter(), engine.num_steps
+    while not any(delta.request_id == "question" for delta in engine.step()):
+        pass
+    found = {"s": round(time.perf_counter() - began, 4), "steps": engine.num_steps - num_before}
+    engine.close()
+    return found
 
 
 def figures(rounds: list[tuple[Round, Round]]) -> dict[str, object]:
@@ -115,8 +136,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="serve_app/demo/model")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prefix-cache", action="store_true", help="so that places are given, too")
     options = parser.parse_args()
-    settings = config(options.model, max_num_sequences=16, max_batch_tokens=256, prefix_cache=False)
+    settings = config(options.model, max_num_sequences=16, max_batch_tokens=256, prefix_cache=options.prefix_cache)
     engine = make_engine(settings)
     play(engine, -1, is_fair=True)
     rounds = []
@@ -126,7 +148,12 @@ def main() -> None:
         }
         rounds.append((pair[True], pair[False]))
     engine.close()
-    told = figures(rounds) | {"policy, us per step": {str(flows): policy_us(flows) for flows in (1, 8, 64)}}
+    waits = {name: question_s(options.model, gives=gives) for name, gives in (("given", True), ("not", False))}
+    told = (
+        figures(rounds)
+        | {"a question beside a job, a place is": waits}
+        | {"policy, us per step": {str(flows): policy_us(flows) for flows in (1, 8, 64)}}
+    )
     print(json.dumps(told, indent=1))
 
 

@@ -164,7 +164,7 @@ def apps(fleet: Fleet, key: str) -> tuple[dict[str, ASGIApp], Scribe]:
     held = Key(id="key", tenant="team", digest=digest_of(key, pepper), scopes=frozenset(Scopes), created_at=0.0)
     free, bound = Tenant(name="team"), Tenant(name="team", limits=LIMITS)
     accounts = NearAccounts()
-    scribe = Scribe(accounts, lambda: fleet.counted)
+    scribe = Scribe(accounts, fleet.counts)
     books = Books(Quotas(ROUTER, accounts), scribe, accounts)
 
     def door(tenant: Tenant) -> Door:

@@ -213,11 +213,11 @@ def _images(completed: Body, path: str, number: int) -> Iterator[Animal]:
         yield Animal(kind="image", name=name, path=path, body=body)
     larger = file_of(photograph(LARGEST, number), "JPEG", quality=30)
     flat = file_of(PIL.Image.new("RGB", LARGEST, (number, 1, 2)), optimize=False)
-    several = [encoded(file_of(photograph((1500, 1500), 100 * number + at), "JPEG")) for at in range(8)]
+    several = [encoded(file_of(photograph((1500, 1500), 100 * number + at), "JPEG")) for at in range(6)]
     for name, sent in (
         ("the largest JPEG", [encoded(larger)]),
         ("the largest PNG", [encoded(flat)]),
-        ("8 of 1500 x 1500", several),
+        ("6 of 1500 x 1500", several),
         ("32 small ones", [encoded(file_of(picture(1000 * number + at, (300, 300)))) for at in range(32)]),
     ):
         body = {**completed, "prompt": "<image>" * len(sent), "images": sent}

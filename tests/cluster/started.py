@@ -7,8 +7,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -22,10 +23,16 @@ TIMEOUT_S = 180.0
 class Started:
     """`serve_app up` in a folder of its own; what it says goes to a file there.
 
-    change: of the cluster file
+    change:      of the cluster file
+    environment: of its processes, beside this one's
     """
 
-    def __init__(self, folder: Path, change: Callable[[dict[str, Any]], object] = lambda content: None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        change: Callable[[dict[str, Any]], object] = lambda content: None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.port = _free_port()
         self.said = folder / "said.txt"
         content = _content(self.port)
@@ -35,7 +42,9 @@ class Started:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "serve_app", "up"],
                 cwd=folder,
-                env=os.environ | {"PYTHONPATH": str(REPOSITORY), "SERVE_APP_PROXY_MAX_REQUESTS": "1"},
+                env=os.environ
+                | {"PYTHONPATH": str(REPOSITORY), "SERVE_APP_PROXY_MAX_REQUESTS": "1"}
+                | dict(environment),
                 stdout=output,
                 stderr=output,
                 start_new_session=True,

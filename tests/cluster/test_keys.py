@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -33,9 +34,14 @@ def with_keys(content: dict[str, Any]) -> None:
 class House:
     """A running service and its command line."""
 
-    def __init__(self, folder: Path, change: Callable[[dict[str, Any]], object] = with_keys) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        change: Callable[[dict[str, Any]], object] = with_keys,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.folder = folder
-        self.run = Started(folder, change)
+        self.run = Started(folder, change, environment)
 
     def command(self, *words: str) -> dict[str, Any]:
         done = subprocess.run(

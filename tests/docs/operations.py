@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
-from contextlib import redirect_stdout, suppress
-from io import StringIO
 
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
@@ -14,7 +12,7 @@ from starlette.requests import Request
 
 from serve_app.api.limits import WireLimits
 from serve_app.cli.environment import FAST_SETTINGS, LOCAL_SETTINGS, SETTINGS, Setting
-from serve_app.cli.main import main
+from serve_app.cli.tree import command
 from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterArgs, RouterSettings, TracingSettings
 from serve_app.engine.config import EngineConfig
 from serve_app.http.metrics import Metrics
@@ -82,12 +80,9 @@ def metrics() -> str:
 
 
 def subcommands() -> Iterator[tuple[str, str]]:
-    """Name and help of each, as `serve_app --help` tells them."""
-    told = StringIO()
-    with redirect_stdout(told), suppress(SystemExit):
-        main(["--help"])
-    for found in re.finditer(r"^    (?P<name>[a-z]+) +(?P<help>.*(?:\n {5,}.*)*)", told.getvalue(), re.MULTILINE):
-        yield found["name"], " ".join(found["help"].split())
+    """Name and help of each that `serve_app` has at its top."""
+    for name, each in command().commands.items():
+        yield name, each.help.removesuffix(".")
 
 
 def _settings(model: type[BaseModel], *told_by: type, without: str = "") -> str:

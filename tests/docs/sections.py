@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from tests.docs import contract, dialects, operations
+from tests.docs import command_line, contract, dialects, operations
 from tests.docs.walls import walls
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = (
-    *(REPOSITORY / "docs" / name for name in ("architecture.md", "contract.md", "operations.md")),
+    *(REPOSITORY / "docs" / name for name in ("architecture.md", "cli.md", "contract.md", "operations.md")),
     *(REPOSITORY / "docs" / "dialects" / f"{name}.md" for name in dialects.PAGES_OF.values()),
 )
 
@@ -39,6 +39,8 @@ SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "local-environment": operations.local_environment,
         "fast-environment": operations.fast_environment,
         "commands": operations.commands,
+        "command-tree": command_line.command_tree,
+        "exit-codes": command_line.exit_codes,
         "metrics": operations.metrics,
         **dialects.sections(),
     }

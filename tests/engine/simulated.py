@@ -121,7 +121,7 @@ class Simulation:
         self.now += self.prices.of(batch) * self.stretch
         if batch:
             self.num_steps += 1
-            charge(batch, [], self.counters, since_ns=began_ns)
+            charge(batch, self.counters, since_ns=began_ns)
         self.compute(batch)
         return batch
 

@@ -30,6 +30,14 @@ def engine() -> Iterator[Engine]:
     made.close()
 
 
+@pytest.fixture
+def roomy() -> Iterator[Engine]:
+    """Blocks for everybody, and four places."""
+    made = make_engine(config(DEMO, max_num_sequences=4, max_batch_tokens=64, kv_cache_bytes=96 * BLOCK_BYTES))
+    yield made
+    made.close()
+
+
 def prompt_of(engine: Engine, text: str) -> list[int]:
     ids: list[int] = engine.tokenizer.encode(Prompt(parts=(text,)))  # type: ignore[attr-defined]
     return ids
@@ -133,3 +141,31 @@ def test_no_flow_changes_a_text_and_accounts_add_up(engine: Engine) -> None:
         assert usage.num_rows >= sum(each.num_tokens - each.num_cached_tokens for each in reports)
         assert usage.engine_ns > 0
     assert report.gap == 0
+
+
+def test_a_question_does_not_wait_for_a_job_that_has_every_place_and_changes_none_of_its_texts(roomy: Engine) -> None:
+    """Four texts of one flow on four places; somebody else asks."""
+    engine = roomy
+    texts = [prompt_of(engine, TEXT[number * 5 :][:60]) for number in range(4)]
+    asked = replace(request("job", max_tokens=80), share=Share(flow="job"))
+    asked = replace(asked, stop=replace(asked.stop, ignore_eos=True))
+    job = [(replace(asked, request_id=f"job{number}"), ids) for number, ids in enumerate(texts)]
+    question = (replace(request("question", max_tokens=5), share=Share(flow="asks")), prompt_of(engine, "Who is it?"))
+    outcomes: dict[tuple[str, int], Outcome] = {}
+    for one, prompt_ids in job:
+        engine.add(sequences(engine, one, prompt_ids))
+    for _ in range(12):
+        collect(outcomes, engine.step())
+    num_before, num_steps = engine.num_preemptions, 0
+    engine.add(sequences(engine, question[0], question[1]))
+    while ("question", 0) not in outcomes:
+        collect(outcomes, engine.step())
+        num_steps += 1
+    assert num_steps <= engine.config.turn_quantum / (2 * 4) + 6, "a quantum, and not the sixty that are left"
+    assert engine.num_preemptions > num_before
+    while engine.has_work:
+        collect(outcomes, engine.step())
+        engine.check_integrity()
+    for one, prompt_ids in (*job, question):
+        alone = complete(engine, [(replace(one, share=Share()), prompt_ids)])[one.request_id, 0]
+        assert outcomes[one.request_id, 0].token_ids == alone.token_ids

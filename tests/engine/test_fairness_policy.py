@@ -5,26 +5,31 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.core.flow_usage import REST, FlowUsage, UsageReport
+from serve_app.core.ledger import Spent
 from serve_app.core.shares import Share
+from serve_app.engine.batch import Batch, Span
+from serve_app.engine.charging import charge
 from serve_app.engine.fairness import accounts as accounts_module
 from serve_app.engine.fairness import counters as counters_module
-from serve_app.engine.fairness.accounts import Accounts
+from serve_app.engine.fairness.accounts import Account, Accounts
 from serve_app.engine.fairness.counters import Counters
 from serve_app.engine.fairness.filling import LEAST_LUMP, MOST_LUMPS, Claim, filled
-from serve_app.engine.fairness.turns import Rules, Standing, turn_key
+from serve_app.engine.fairness.turns import A_MOMENT_S, Rules, Standing, next_rise, turn_key
+from tests.engine.simulated import Simulation
 
 PRIORITIES = st.sampled_from(["interactive", "standard", "batch"])
 STANDINGS = st.builds(
     Standing,
     share=st.builds(Share, flow=st.sampled_from("abc"), priority=PRIORITIES),
     counter=st.floats(0, 1e9),
-    waited_s=st.floats(0, 100),
+    since=st.floats(-100, 0),
     is_kept=st.booleans(),
     number=st.integers(0, 100),
 )
@@ -34,15 +39,27 @@ STANDINGS = st.builds(
 def test_no_difference_of_service_or_turn_comes_before_age_and_class(left: Standing, right: Standing) -> None:
     rules = Rules()
     ranks = {"interactive": 0, "standard": 1, "batch": 2}
-    one, other = turn_key(left, rules), turn_key(right, rules)
-    if left.waited_s > rules.max_wait_s:
-        assert right.waited_s > left.waited_s or one <= other or right.number < left.number
-    elif right.waited_s <= rules.max_wait_s and left.waited_s >= right.waited_s:
+    one, other = turn_key(left, rules, now=0.0), turn_key(right, rules, now=0.0)
+    if -left.since > rules.max_wait_s:
+        assert right.since < left.since or one <= other or right.number < left.number
+    elif -right.since <= rules.max_wait_s and left.since <= right.since:
         if ranks[left.share.priority] < ranks[right.share.priority]:
-            aged = ranks[right.share.priority] - int(right.waited_s / rules.age_s)
+            aged = ranks[right.share.priority] - int(-right.since / rules.age_s)
             assert one[0] <= other[0] or aged <= 0
         if left.share.priority == right.share.priority and left.counter + rules.quantum < right.counter:
             assert one < other, "a quantum is all that a turn is worth"
+
+
+@given(STANDINGS, st.floats(0, 200))
+def test_between_two_rises_age_changes_no_key(standing: Standing, now: float) -> None:
+    """So nobody has to be looked at for being older alone."""
+    rules = Rules()
+    rises_at = next_rise(standing.since, rules, now=now)
+    assert rises_at > now
+    just_before = max(now, rises_at - 2 * A_MOMENT_S)
+    assert turn_key(standing, rules, now=now) == turn_key(standing, rules, now=just_before)
+    waited_s = rises_at - standing.since
+    assert waited_s > rules.max_wait_s or int(waited_s / rules.age_s) > int((now - standing.since) / rules.age_s)
 
 
 @given(
@@ -130,13 +147,14 @@ def test_attributed_and_idle_time_is_the_elapsed_time_to_the_nanosecond(
 ) -> None:
     now = 17
     accounts = Accounts(lambda: now)
+    counters = Counters(accounts=accounts)
     attributed = dict.fromkeys("abcde", 0.0)
     for idle_ns, spent_ns, rows in steps:
         now += idle_ns
         since_ns = now
         now += spent_ns
         if rows:
-            accounts.note_step(rows, dict.fromkeys(rows, 1.0), since_ns=since_ns)
+            assert charge(batch_of(rows), counters, since_ns=since_ns) == spent_ns
             for flow, num_rows in rows.items():
                 attributed[flow] += spent_ns * num_rows / sum(rows.values())
         report = accounts.report()
@@ -144,12 +162,19 @@ def test_attributed_and_idle_time_is_the_elapsed_time_to_the_nanosecond(
         assert report.idle_ns + sum(usage.engine_ns for usage in report.flows) == report.elapsed_ns
     for usage in accounts.report().flows:
         assert usage.engine_ns == pytest.approx(attributed[usage.flow], abs=len(steps) + 1)
+        assert counters.of(usage.flow) == usage.service == usage.num_rows
+
+
+def batch_of(rows: dict[str, int]) -> Batch:
+    """A chunk of so many tokens of each flow."""
+    simulation = Simulation()
+    return Batch(tuple(Span(simulation.ask(Share(flow=each), 600, 1), 0, rows[each], False) for each in rows))
 
 
 def test_so_many_accounts_are_kept_and_no_token_is_lost() -> None:
     accounts = Accounts()
     for number in range(3 * accounts_module.MAX_FLOWS):
-        accounts.note_generated(f"f{number}", 2)
+        accounts.note(f"f{number}", Account(completion_tokens=2))
     report = accounts.report()
     assert len(report.flows) == accounts_module.MAX_FLOWS + 1
     assert sum(usage.num_generated for usage in report.flows) == 6 * accounts_module.MAX_FLOWS
@@ -158,8 +183,30 @@ def test_so_many_accounts_are_kept_and_no_token_is_lost() -> None:
         assert len(told.flows) <= 6
         assert [usage.flow for usage in told.flows[:3]] == ["f0", "f1", "f2"]
         assert told.flows[-1].flow == REST
+    assert len(accounts.news(0, most=10**6).spent) == 3 * accounts_module.MAX_FLOWS, "the ledger is told of each"
     few = UsageReport(flows=(FlowUsage(flow="a"),))
     assert few.bounded(1) is few
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 2)), max_size=60), st.integers(1, 4))
+def test_a_listener_hears_of_every_change_once_a_few_at_a_time(changes: list[tuple[str, int]], most: int) -> None:
+    """It asks now and then, and again where an answer was lost; in the end it knows what there is."""
+    accounts, heard, until, num_told = Accounts(lambda: 0), dict[str, Spent](), 0, 0
+    for flow, how_often in changes:
+        accounts.note(flow, Account(completion_tokens=1))
+        for is_lost in (True, False)[2 - how_often :]:
+            news = accounts.news(until, most=most)
+            assert len(news.spent) <= most
+            assert news == accounts.news(until, most=most)
+            if not is_lost:
+                heard |= {each.flow: each for each in news.spent}
+                until, num_told = news.until, num_told + len(news.spent)
+    while (news := accounts.news(until, most=most)).spent:
+        heard |= {each.flow: each for each in news.spent}
+        until, num_told = news.until, num_told + len(news.spent)
+    assert {flow: each.completion_tokens for flow, each in heard.items()} == Counter(flow for flow, _ in changes)
+    assert num_told <= len(changes)
+    assert accounts.num_changes == len(changes)
 
 
 def test_the_policy_needs_no_torch() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from serve_app.core.delta import Delta, Finish, FinishReason, Frame, Load, PromptReport, TokenLogprob, TopLogprob
 from serve_app.core.errors import EngineFailed
+from serve_app.core.ledger import Spent
 from serve_app.core.recording import Recording
 from serve_app.engine.outbox import Outbox, joined
 
@@ -133,3 +134,16 @@ async def test_what_was_recorded_counts_and_stays_when_deltas_are_joined() -> No
     deltas = [delta for frame in await read(outbox) for delta in frame.deltas]
     assert "".join(delta.text for delta in deltas) == "xy"
     assert deltas[-1].recording == recording
+
+
+async def test_a_frame_tells_of_each_flow_once_and_of_none_that_had_nothing_since_the_last() -> None:
+    """However many steps it joins: what a replica spent for a flow only grows, and the last of it is all."""
+    outbox = Outbox(max_deltas=100)
+    for number in range(30):
+        spent = (Spent(flow=f"f{number % 3}", completion_tokens=number),)
+        outbox.put([Delta(request_id="r", sample=0, token_ids=(1,))], Load(num_steps=number, spent=spent))
+    frames = outbox.frames()
+    first = await anext(frames)
+    assert {each.flow: each.completion_tokens for each in first.load.spent} == {"f0": 27, "f1": 28, "f2": 29}
+    outbox.put([Delta(request_id="r", sample=0)], Load(spent=(Spent(flow="f1", completion_tokens=40),)))
+    assert [each.flow for each in (await anext(frames)).load.spent] == ["f1"]

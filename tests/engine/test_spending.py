@@ -44,7 +44,7 @@ def told(outcomes: dict[tuple[str, int], Outcome], flow: str) -> tuple[int, int,
 
 
 def spent(engine: Engine, flow: str) -> tuple[int, int, int, int]:
-    found = engine.spending.by_flow.get(flow, Spent(flow=flow))
+    found = {each.flow: each for each in engine.news(0).spent}.get(flow, Spent(flow=flow))
     return found.prompt_tokens, found.cached_tokens, found.completion_tokens, found.engine_ns
 
 
@@ -59,16 +59,36 @@ def test_what_clients_were_told_of_is_what_was_spent_when_all_have_ended(engine:
         collect(outcomes, engine.step())
     for flow in "ab":
         assert spent(engine, flow) == told(outcomes, flow)
-    assert engine.load.spent == tuple(engine.spending.by_flow.values())
 
 
 def test_the_time_of_all_steps_is_shared_out_to_the_nanosecond(engine: Engine) -> None:
+    """Among sequences, flows and nobody: what the ledger is told and what the metrics show is one tally."""
+    outcomes: dict[tuple[str, int], Outcome] = {}
     for number in range(6):
-        add(engine, f"a{number}", "ab"[number % 2], 30)
+        add(engine, f"{'ab'[number % 2]}{number}", "ab"[number % 2], 30)
+    while engine.has_work:
+        collect(outcomes, engine.step())
+    usage, news = engine.usage, engine.news(0)
+    assert usage.idle_ns + sum(each.engine_ns for each in news.spent) == usage.elapsed_ns
+    assert {each.flow: each.engine_ns for each in usage.flows} == {each.flow: each.engine_ns for each in news.spent}
+    for flow in "ab":
+        assert spent(engine, flow)[3] == told(outcomes, flow)[3] > 0
+    assert sum(each.engine_ns for each in news.spent) == pytest.approx(engine.step_s * 1e9, abs=engine.num_steps)
+
+
+def test_what_a_step_tells_is_what_it_changed_however_many_flows_there_were(engine: Engine) -> None:
+    for number in range(60):
+        add(engine, f"f{number}", f"f{number}", 6, max_tokens=2)
+        while engine.has_work:
+            engine.step()
+            assert [each.flow for each in engine.load.spent] == [f"f{number}"]
+    assert len(engine.news(0).spent) == 60
+    heard = engine.news(0).until
+    assert engine.news(heard).spent == ()
+    add(engine, "again", "f7", 6, max_tokens=2)
     while engine.has_work:
         engine.step()
-    shared = sum(each.engine_ns for each in engine.spending.by_flow.values())
-    assert abs(shared - engine.step_s * 1e9) <= engine.num_steps  # each step is rounded once
+    assert [each.flow for each in engine.news(heard).spent] == ["f7"]
 
 
 @pytest.mark.parametrize("seed", range(6))

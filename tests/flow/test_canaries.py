@@ -56,7 +56,7 @@ class House:
         self.fleet = Fleet("router-0")
         self.books = Books(
             Quotas("router-0", accounts := FakeAccounts(self.office.ledger, lending)),
-            Scribe(accounts, lambda: self.fleet.counted),
+            Scribe(accounts, self.fleet.counts),
             accounts,
         )
         self.backend = self.another("r0")

@@ -15,7 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.core.delta import Load
 from serve_app.core.errors import Unavailable
+from serve_app.core.tenants import Identity, Tenant
 from serve_app.http.app import build_app
+from serve_app.http.guard import Door
 from serve_app.http.settings import HttpSettings
 from serve_app.router.admission import Admission
 from serve_app.router.fleet import Fleet
@@ -181,3 +183,41 @@ async def test_metrics_tell_the_state_of_admission_and_the_memory_of_replicas(cl
     assert found["serve_app_admission_places", None] == NUM_PLACES
     assert found["serve_app_admission_refusals_total", "places"] == 1
     assert found["serve_app_admission_predicted_wait_seconds", None] == 0
+
+
+async def test_a_greedy_tenant_leaves_the_others_room_and_every_refusal_says_when_to_come() -> None:
+    """Seventy at once of one tenant, who comes again whatever it is told; five others ask one by one, and obey."""
+    names = [f"t{number}" for number in range(5)]
+    door = Door(identify=lambda key: Identity(tenant=Tenant(name=key or ""), key_id="key"))
+    card = replace(model_card(), max_num_sequences=8, max_waiting=56)
+    backend, crowded = FakeBackend(replica_card("r0", card), is_stepped=True), Fleet("router-0")
+    crowded.put(backend.card, backend)
+    answers: dict[str, list[httpx.Response]] = {name: [] for name in ("greedy", *names)}
+    transport, num_steps = httpx.ASGITransport(build_app(Router(crowded), door=door)), 0
+
+    async def ask(client: httpx.AsyncClient, name: str, count: int) -> None:
+        body = BODY | {"stream": False, "max_tokens": 3}
+        for _ in range(count):
+            answers[name].append(await client.post("/v1/completions", json=body, headers={"x-api-key": name}))
+            if answers[name][-1].status_code != 200:
+                comes_at = num_steps + (1 if name == "greedy" else 6)  # of which a second has many more
+                while num_steps < comes_at:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        greedy = [asyncio.create_task(ask(client, "greedy", 10_000)) for _ in range(70)]
+        await settle()
+        others = [asyncio.create_task(ask(client, name, 12)) for name in names]
+        while not all(task.done() for task in others):
+            backend.step()
+            num_steps += 1
+            await settle()
+        for task in greedy:
+            task.cancel()
+        await asyncio.gather(*greedy, return_exceptions=True)
+    refused = {name: [each for each in of if each.status_code != 200] for name, of in answers.items()}
+    assert {each.status_code for of in refused.values() for each in of} == {503}
+    assert all(int(each.headers["retry-after"]) >= 1 for of in refused.values() for each in of)
+    assert len(refused["greedy"]) > 100
+    assert all(len(refused[name]) <= 1 for name in names), "who came when nobody knew of it, and was let in then"
+    await crowded.close()

@@ -88,7 +88,7 @@ def house(accounts: FakeAccounts, backends: Sequence[FakeBackend], name: str = "
     fleet = Fleet(name)
     for backend in backends:
         fleet.put(backend.card, backend)
-    books = Books(Quotas(name, accounts), Scribe(accounts, lambda: fleet.counted), accounts, wall=lambda: 0.0)
+    books = Books(Quotas(name, accounts), Scribe(accounts, fleet.counts), accounts, wall=lambda: 0.0)
     books.prices = Prices(by_model={"tiny": Price(prompt=1.0, completion=2.0)})
     door = Door(identify=lambda key: Identity(tenant=TENANTS[key or ""], key_id=f"key of {key}"))
     transport = httpx.ASGITransport(app=build_app(Router(fleet, books=books), door=door))
@@ -215,7 +215,7 @@ async def test_whatever_dies_and_whenever_every_token_is_in_a_row_or_unattribute
         await flushed(each, is_sure=False)
     for replica in replicas:  # the next hello
         for each in houses:
-            each.fleet.put(replica_card(replica.card.replica_id, replica.card.model), replica)
+            each.fleet.hear(await replica.hello("anybody"))
     told = [
         Counted(replica_id=replica.card.replica_id, model="tiny", spent=spent)
         for replica in replicas

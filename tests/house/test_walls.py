@@ -43,7 +43,7 @@ WALLS = {
     "http": wall("core api router", "starlette uvicorn httptools prometheus_client pyarrow"),
     "deployments": wall("core api catalog tenants engine router observe http", "ray starlette pydantic"),
     "check": wall("core catalog engine deployments", "ray pydantic yaml"),
-    "cli": wall("api check core tenants", "ray yaml"),
+    "cli": wall("api catalog check core tenants", "prometheus_client ray rich typer yaml"),
     "lab": wall(theirs="openai pandas matplotlib IPython prometheus_client yaml"),
     "demo": wall("core text engine catalog", "torch transformers tokenizers peft safetensors numpy"),
 }

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
-from serve_app.core.backend import Backend
+from serve_app.core.backend import NOTHING, Backend
 from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.delta import Frame
 from serve_app.core.errors import ReplicaLost
+from serve_app.core.ledger import News
 from serve_app.core.request import GenerationRequest
 from serve_app.router.discovery import Deployed, Discovery, Sighting
 
@@ -25,11 +27,12 @@ class Way:
     def __init__(self, cluster: TownCluster, application: str, replica_id: str) -> None:
         self._cluster, self._application, self._replica_id = cluster, application, replica_id
 
-    async def hello(self, router_id: str) -> ReplicaCard:
+    async def hello(self, router_id: str, heard: Mapping[str, int] = NOTHING) -> ReplicaCard:
         self._cluster.hellos.append(self._replica_id)
         if self._replica_id not in self._cluster.alive:
             raise ReplicaLost("gone")
-        return card(self._replica_id, self._application)
+        last = News(until=heard.get(self._replica_id, 0) + 1)
+        return replace(card(self._replica_id, self._application), news=last)
 
     async def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
         raise AssertionError("discovery does not attach")
@@ -55,7 +58,7 @@ class TownCluster:
     async def applications(self) -> Mapping[str, Deployed]:
         return {name: Deployed(model=name, is_coming=self.coming[name]) for name in self.answers}
 
-    async def greet(self, application: str, router_id: str) -> Sighting:
+    async def greet(self, application: str, router_id: str, heard: Mapping[str, int]) -> Sighting:
         answer = self.answers[application]
         if isinstance(answer, Exception):
             raise answer
@@ -71,9 +74,14 @@ class Table:
     def __init__(self) -> None:
         self.backends: dict[str, Backend] = {}
         self.expected: set[str] = set()
+        self.heard: list[tuple[str, int]] = []
 
     def put(self, card: ReplicaCard, backend: Backend) -> None:
         self.backends[card.replica_id] = backend
+        self.hear(card)
+
+    def hear(self, card: ReplicaCard) -> None:
+        self.heard.append((card.replica_id, card.news.until))
 
     def remove(self, replica_id: str) -> None:
         del self.backends[replica_id]
@@ -149,6 +157,7 @@ async def test_a_replica_that_left_is_greeted_until_it_cannot_be_reached() -> No
     await discovery.look()
     await discovery.look()
     assert cluster.hellos == ["a", "a", "a"]
+    assert table.heard == [("a", 0), ("a", 1), ("a", 2)], "what it spent to the end, each time from the last"
 
 
 async def test_the_replicas_of_a_deleted_application_leave_the_fleet() -> None:

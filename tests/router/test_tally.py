@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport, Usage
 from serve_app.router.tally import Tally
 
@@ -60,3 +62,17 @@ def test_a_dropped_attempt_leaves_only_what_it_had_computed() -> None:
     assert tally.usage == Usage(prompt_tokens=8, completion_tokens=1, cached_tokens=3)
     assert (tally.num_generated, tally.num_moves, tally.num_finished) == (6, 1, 0)
     assert tally.queue_s == [0.5]
+
+
+def test_usage_is_added_up_once_for_all_who_ask_between_two_deltas_and_is_never_an_old_one() -> None:
+    """Whatever was noted and dropped: it is what one says that has heard it all and was never asked."""
+    drawn, tally = random.Random(3), Tally(lambda: 0.0)
+    for number in range(200):
+        part, tokens = drawn.randrange(3), drawn.randrange(4)
+        if drawn.random() < 0.1:
+            tally.drop(part)
+        else:
+            report = PromptReport(num_tokens=number, num_cached_tokens=1) if drawn.random() < 0.3 else None
+            tally.note(Delta(request_id="r", sample=0, token_ids=(1,) * tokens, prompt=report), part=part, index=part)
+        assert tally.usage == tally.of(range(3)).usage
+        assert tally.usage is tally.usage

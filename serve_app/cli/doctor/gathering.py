@@ -11,10 +11,10 @@ from typing import Any
 
 from serve_app.check.cluster_file import check_file
 from serve_app.cli.address import address_of, read_cluster_file
-from serve_app.cli.client import KEY_VARIABLE
 from serve_app.cli.doctor import probes
 from serve_app.cli.doctor.advisories import PACKAGES
 from serve_app.cli.doctor.facts import Facts, Limit, Listener, SecretFile
+from serve_app.cli.names import KEY_VARIABLE
 from serve_app.cli.processes import (
     Process,
     ancestors_of,

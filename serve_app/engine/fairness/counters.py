@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from heapq import nlargest
+from heapq import heapify, heappop, heappush, heapreplace, nlargest
 
 from serve_app.core.shares import Share
-from serve_app.engine.fairness.accounts import Accounts
+from serve_app.engine.fairness.accounts import Account, Accounts
+from serve_app.engine.fairness.order import SLACK
 from serve_app.engine.fairness.turns import RANKS, Rules
 
 MAX_KNOWN = 4096
@@ -32,12 +33,22 @@ class Counters:
         self.num_changes = 0
         self._counters: dict[str, float] = {}
         self._num_lines: Counter[str] = Counter()
+        self._least: list[tuple[float, str]] = []
         self._level = 0.0
 
     @property
     def floor(self) -> float:
-        """What a flow that begins to wait is lifted to."""
-        return min((self._counters[flow] for flow in self._num_lines), default=self._level)
+        """What a flow that begins to wait is lifted to; amortised O(log flows), as counters of those that wait grow."""
+        while self._least:
+            written, flow = self._least[0]
+            now = self._counters[flow] if flow in self._num_lines else None
+            if now == written:
+                return now
+            if now is None:
+                heappop(self._least)
+            else:
+                heapreplace(self._least, (now, flow))
+        return self._level
 
     @property
     def gap(self) -> float:
@@ -52,7 +63,11 @@ class Counters:
         """A line of the flow's requests begins to wait."""
         if flow not in self._num_lines:
             self._counters[flow] = max(self.of(flow), self.floor)
+            heappush(self._least, (self._counters[flow], flow))
         self._num_lines[flow] += 1
+        if len(self._least) > 2 * len(self._num_lines) + SLACK:
+            self._least = [(self._counters[flow], flow) for flow in self._num_lines]
+            heapify(self._least)
 
     def leave(self, flow: str) -> None:
         """A line of them waits no more."""
@@ -72,15 +87,11 @@ class Counters:
         """service: in the units of the rules, that of the swaps included"""
         self.num_changes += 1
         self.raise_by(share.flow, service / share.weight)
-        self.accounts.note_service(share.flow, service, num_swaps=num_swaps)
+        self.accounts.note(share.flow, Account(service=service, num_swaps=num_swaps))
 
     def raise_by(self, flow: str, virtual: float) -> None:
         """virtual: service that is noted elsewhere, divided by the weight"""
         self._counters[flow] = self._counters.get(flow, 0.0) + virtual
-
-    def note_cached(self, share: Share, num_tokens: int) -> None:
-        """Tokens of a prompt that were found computed; they cost nothing."""
-        self.accounts.note_cached(share.flow, num_tokens)
 
     def furthest_above(self, running: Sequence[Share]) -> int:
         """Which of those that run, oldest first, gives way where there is not room for all.

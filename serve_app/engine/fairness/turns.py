@@ -8,6 +8,9 @@ from serve_app.core.shares import Share
 
 RANKS = {"interactive": 0, "standard": 1, "batch": 2}
 
+A_MOMENT_S = 1e-6
+"""Whoever looks so much later finds that age has changed a key, however times are rounded."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
@@ -33,15 +36,15 @@ class Rules:
 class Standing:
     """What the order of a flow's requests of one class follows from.
 
-    counter:  service of the flow, divided by its weight, with what is owed to those of it that have begun
-    waited_s: since they began to wait, or last had a turn
+    counter:  service of the flow, divided by its weight
+    since:    when they began to wait, or last had a turn; seconds
     is_kept:  the turn is theirs already, or what they need is there and not what others need
     number:   in which they came to wait
     """
 
     share: Share
     counter: float
-    waited_s: float = 0.0
+    since: float = 0.0
     is_kept: bool = False
     number: int = 0
 
@@ -49,12 +52,26 @@ class Standing:
 Key = tuple[int, float, int]
 
 
-def turn_key(standing: Standing, rules: Rules) -> Key:
+def turn_key(standing: Standing, rules: Rules, *, now: float) -> Key:
     """Class, then virtual counter, then order of coming; age raises the class, and in the end beats everything.
 
     With one flow there is one standing, and its requests go in the order in which they came.
     """
-    if standing.waited_s > rules.max_wait_s:
-        return -1, -standing.waited_s, standing.number
-    rank = max(0, RANKS[standing.share.priority] - int(standing.waited_s / rules.age_s))
+    waited_s = now - standing.since
+    if waited_s > rules.max_wait_s:
+        return -1, standing.since, standing.number
+    rank = max(0, RANKS[standing.share.priority] - int(waited_s / rules.age_s))
     return rank, standing.counter - (rules.quantum if standing.is_kept else 0.0), standing.number
+
+
+def with_debt(key: Key, debt: float) -> Key:
+    """The same with what is owed to those of the flow that have begun; whose age has beaten all else it moves not."""
+    rank, counter, number = key
+    return (rank, counter + debt, number) if debt and rank >= 0 else key
+
+
+def next_rise(since: float, rules: Rules, *, now: float) -> float:
+    """When age changes the key of those who wait since then."""
+    waited_s = now - since
+    rises = (int(waited_s / rules.age_s) + 1) * rules.age_s
+    return since + (min(rises, rules.max_wait_s) if waited_s <= rules.max_wait_s else rises) + A_MOMENT_S

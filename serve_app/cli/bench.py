@@ -1,0 +1,144 @@
+"""Measures a service under load and tells what it was worth."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from serve_app.cli.client import Service
+from serve_app.cli.exits import CommandFailed, Exit
+from serve_app.cli.load import Answer, Load, ask, drive, quantile
+from serve_app.cli.screen import console, remark, remarks, say_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.table import Table
+
+MAX_ERRORS = 3
+"""Kinds of errors that are told in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Seconds: half of all took no longer than p50, 95 of 100 no longer than p95; None where there were none."""
+
+    p50: float | None
+    p95: float | None
+    max: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a load came to. first_token_s: from sending to the first text;  gap_s: between one text and the next"""
+
+    model: str
+    num_clients: int
+    num_answered: int
+    num_failed: int
+    seconds: float
+    requests_per_s: float
+    output_tokens: int
+    output_tokens_per_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    first_token_s: Spread
+    gap_s: Spread
+    request_s: Spread
+    errors: dict[str, int]
+
+
+def bench_service(service: Service, model: str | None, load: Load, *, as_json: bool) -> int:
+    """One request to warm up, then the load. Raises CommandFailed where nothing of it was answered."""
+    name = service.default_model(model)
+    bodies = load.bodies(name)
+    first = ask(service, {**next(load.bodies(name)), "max_tokens": 1})
+    if first.error is not None:
+        raise CommandFailed(first.error, Exit.SERVICE_FAILED)
+    with _progress(load.num_requests) as told:
+        started = time.perf_counter()
+        answers = drive(service, bodies, num_clients=load.num_clients, told=told)
+        seconds = time.perf_counter() - started
+    found = report(answers, model=name, num_clients=load.num_clients, seconds=seconds)
+    if as_json:
+        say_json(asdict(found))
+    else:
+        _show(found)
+    return Exit.SERVICE_FAILED if found.num_failed else Exit.DONE
+
+
+def report(answers: Sequence[Answer], *, model: str, num_clients: int, seconds: float) -> Report:
+    """Of what was answered; what failed counts as such and in no time."""
+    good = [each for each in answers if each.error is None]
+    tokens = sum(each.output_tokens for each in good)
+    return Report(
+        model=model,
+        num_clients=num_clients,
+        num_answered=len(good),
+        num_failed=len(answers) - len(good),
+        seconds=seconds,
+        requests_per_s=len(good) / seconds,
+        output_tokens=tokens,
+        output_tokens_per_s=tokens / seconds,
+        prompt_tokens=sum(each.prompt_tokens for each in good),
+        cached_tokens=sum(each.cached_tokens for each in good),
+        first_token_s=_spread([each.seen_at[0] - each.sent_at for each in good if each.seen_at]),
+        gap_s=_spread([gap for each in good for gap in each.gaps]),
+        request_s=_spread([each.ended_at - each.sent_at for each in good]),
+        errors=dict(Counter(each.error for each in answers if each.error is not None)),
+    )
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(p50=quantile(values, 0.5), p95=quantile(values, 0.95), max=max(values, default=None))
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[Answer], object]]:
+    """A bar on stderr, where a person looks at it."""
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
+    terminal = remarks()
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
+        task = progress.add_task("requests", total=total)
+        yield lambda answer: progress.advance(task)
+
+
+def _show(found: Report) -> None:
+    terminal = console()
+    failed = f", {found.num_failed} failed" if found.num_failed else ""
+    terminal.print(
+        f"{found.model}: {found.num_answered} requests by {found.num_clients} clients in {found.seconds:.1f} s{failed}"
+    )
+    terminal.print(
+        f"{found.output_tokens_per_s:.1f} tokens/s, {found.requests_per_s:.2f} requests/s;"
+        f" {found.prompt_tokens} tokens of prompts, {found.cached_tokens} of them cached"
+    )
+    terminal.print()
+    terminal.print(_table(found))
+    for error, count in Counter(found.errors).most_common(MAX_ERRORS):
+        remark(f"serve_app: {count} × {error}")
+
+
+def _table(found: Report) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for head in ("milliseconds", "p50", "p95", "longest"):
+        table.add_column(head, justify="left" if head == "milliseconds" else "right")
+    for name, spread in (
+        ("to the first token", found.first_token_s),
+        ("between two pieces", found.gap_s),
+        ("whole request", found.request_s),
+    ):
+        table.add_row(name, *(_milliseconds(value) for value in (spread.p50, spread.p95, spread.max)))
+    return table
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{1000 * seconds:.1f}"

@@ -1,0 +1,74 @@
+"""Commands that start, check and end a cluster on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from serve_app.cli.exits import Exit
+from serve_app.cli.options import CLUSTER_FILE, AsJson, ClusterFile, Fast
+from serve_app.cli.screen import say, say_json
+
+ENVIRONMENT = "A cluster that you start yourself wants the environment that `serve_app env` prints; `up` sets it."
+Log = Annotated[
+    str | None, typer.Option("--log", metavar="FILE", help="Where Ray's own lines go; - is here. Usually a file, told.")
+]
+
+
+def up(file: ClusterFile = CLUSTER_FILE, fast: Fast = False, log: Log = None, as_json: AsJson = False) -> int:
+    """Start a local cluster and serve a cluster file until Ctrl-C."""
+    from serve_app.check.cluster_file import check_file  # imports Ray, which takes its time
+    from serve_app.cli.up import serve_until_interrupted
+
+    report = check_file(file, is_fast=fast)
+    if not report.is_sound or not as_json:
+        say("\n".join(report.lines))
+    return serve_until_interrupted(file, is_fast=fast, log=log, as_json=as_json) if report.is_sound else Exit.FAILED
+
+
+def down(file: ClusterFile = CLUSTER_FILE, as_json: AsJson = False) -> int:
+    """End the cluster that an earlier `up` of that file left behind."""
+    from serve_app.cli.down import end_cluster
+
+    return end_cluster(file, as_json=as_json)
+
+
+def check(file: ClusterFile = CLUSTER_FILE, fast: Fast = False, as_json: AsJson = False) -> int:
+    """Validate a cluster file; starts nothing."""
+    from serve_app.check.cluster_file import check_file
+
+    report = check_file(file, is_fast=fast)
+    if as_json:
+        say_json({"file": file, "is_sound": report.is_sound, "lines": list(report.lines)})
+    else:
+        say("\n".join([*report.lines, ENVIRONMENT]))
+    return Exit.DONE if report.is_sound else Exit.FAILED
+
+
+def doctor(
+    file: ClusterFile = CLUSTER_FILE,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Where clients reach it, as behind TLS. Usually as in the file.")
+    ] = None,
+    fast: Fast = False,
+    as_json: AsJson = False,
+) -> int:
+    """Look at what a running service lets in, and say how to mend it."""
+    from serve_app.cli.doctor.report import run  # imports Ray, which takes its time
+
+    text, code = run(file, url=url, as_json=as_json, is_fast=fast)
+    say(text)
+    return code
+
+
+def env(fast: Fast = False, as_json: AsJson = False) -> int:
+    """Print the environment that a cluster of your own wants, as shell lines."""
+    from serve_app.cli.environment import cluster_settings, shell_lines
+
+    if as_json:
+        say_json([asdict(each) for each in cluster_settings(is_fast=fast)])
+    else:
+        say("\n".join(shell_lines(is_fast=fast)))
+    return Exit.DONE

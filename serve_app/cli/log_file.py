@@ -1,0 +1,84 @@
+"""The file that takes what the processes of a cluster say, and the lines of it that tell why something failed."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from serve_app.cli.address import Address
+
+HERE = "-"
+STATE_VARIABLE = "XDG_STATE_HOME"
+ONLY_OURS = 0o700
+MAX_READ = 262_144
+"""Bytes from the end of a log that are looked at."""
+MAX_TOLD = 8
+"""Lines."""
+MAX_CHARS = 400
+"""Of a line that is told."""
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+ORIGIN = re.compile(r"^\((?:[\w:.-]+ )?pid=\d+[^)]*\) ?")
+FAILURE = re.compile(
+    r"^(?:[A-Za-z_][\w.]*\.)?(?:[A-Z]\w*)?(?:Error|Exception|Refused|Failed|NotSupported|Unusable)\b(?:\(.*?\))?: \S"
+    r"|\b(?:out of memory|OutOfMemory|Address already in use|No space left on device)\b"
+)
+
+
+def log_path(address: Address, wanted: str | None = None) -> Path | None:
+    """The file that was asked for, or this port's own, made ready; None where lines are to be shown here.
+
+    An earlier run's file is kept beside it, with `.1` behind its name.
+    """
+    if wanted == HERE:
+        return None
+    path = _folder() / f"up-{address.port}.log" if wanted is None else Path(wanted).expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_file() and path.stat().st_size:
+        path.replace(path.with_name(path.name + ".1"))
+    return path
+
+
+def told_by(path: Path | None, messages: Iterable[str] = ()) -> list[str]:
+    """The lines that say why something failed, of messages and of the end of a log."""
+    text = "\n".join(messages)
+    return telling(text) or telling(_end_of(path)) or last_lines(_end_of(path))
+
+
+def telling(text: str) -> list[str]:
+    """Lines that name an error, each once, the last ones; colours and the names of processes are taken off."""
+    found = [line for line in map(_bare, text.splitlines()) if FAILURE.search(line)]
+    return [line[:MAX_CHARS] for line in dict.fromkeys(found)][-MAX_TOLD:]
+
+
+def last_lines(text: str) -> list[str]:
+    """The end of a text that names no error."""
+    return [line[:MAX_CHARS] for line in map(_bare, text.splitlines()) if line][-MAX_TOLD:]
+
+
+def _bare(line: str) -> str:
+    return ORIGIN.sub("", COLOURS.sub("", line)).strip()
+
+
+def _end_of(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - MAX_READ))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _folder() -> Path:
+    """This user's own, below what keeps the state of programs, or where that cannot be below what is temporary."""
+    state = os.environ.get(STATE_VARIABLE)
+    folder = (Path(state) if state else Path.home() / ".local" / "state") / "serve_app"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=ONLY_OURS)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="serve_app-"))
+    return folder

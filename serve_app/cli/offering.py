@@ -1,0 +1,130 @@
+"""Commands whose options are made of a table when they are asked for, so that nobody else waits for the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from inspect import Parameter, Signature
+from typing import Annotated, Any, ClassVar
+
+import typer
+from typer.core import TyperCommand
+
+SAID = "serve_app.said"
+"""Where a context keeps what was said of a table's options, by name."""
+SWITCH = ""
+"""The metavar of an option that takes no value."""
+UNSAID: tuple[object, ...] = (None, (), [])
+"""Values of options that were not written; a list that was written empty has an empty word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One option.
+
+    name:      by which its value is kept; with dashes it is the option
+    is_switch: it takes no value, and has a negative
+    is_list:   it takes every word up to the next option
+    is_usual:  `--help` shows it; others are shown by `--help-all`
+    """
+
+    name: str
+    about: str
+    metavar: str = "TEXT"
+    is_switch: bool = False
+    is_list: bool = False
+    is_usual: bool = True
+    panel: str | None = None
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def offering(offers: Callable[[], Sequence[Offer]]) -> type[OfferingCommand]:
+    """A kind of command with these options beside those of its function, which finds them by `said`."""
+    return type("Offering", (OfferingCommand,), {"offers": staticmethod(cache(offers))})
+
+
+def said(context: typer.Context) -> dict[str, Any]:
+    """What was said of a table's options, and nothing of what was not."""
+    found: dict[str, Any] = context.meta.get(SAID, {})
+    return found
+
+
+class OfferingCommand(TyperCommand):
+    """A command of typer with options of a table."""
+
+    offers: ClassVar[Callable[[], Sequence[Offer]]]
+    _made: list[Any] | None = None
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        if self._made is None:
+            self._made = _options(type(self).offers())
+        return [*super().get_params(ctx), *self._made]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        lists = frozenset(offer.flag for offer in type(self).offers() if offer.is_list)
+        return super().parse_args(ctx, _spread(args, lists))
+
+    def invoke(self, ctx: Any) -> Any:
+        names = {offer.name for offer in type(self).offers()}
+        ctx.meta[SAID] = {name: value for name, value in ctx.params.items() if name in names and value not in UNSAID}
+        ctx.params = {name: value for name, value in ctx.params.items() if name not in names}
+        return super().invoke(ctx)
+
+
+def show_all(context: typer.Context, wanted: bool) -> None:
+    """Callback of `--help-all`: the help with every option of the table."""
+    if not wanted:
+        return
+    options: list[Any] = list(context.command.get_params(context))
+    for option in options:
+        option.hidden = False
+    print(context.get_help(), end="")
+    raise typer.Exit
+
+
+HelpAll = Annotated[
+    bool,
+    typer.Option("--help-all", metavar=SWITCH, help="Show every option, and exit.", is_eager=True, callback=show_all),
+]
+
+
+def _options(offers: Sequence[Offer]) -> list[Any]:
+    """As typer makes them of a function's parameters."""
+
+    def accept(**values: object) -> None:
+        """Stands for the function that they would belong to."""
+
+    parameters = [Parameter(each.name, Parameter.KEYWORD_ONLY, default=None, annotation=_type(each)) for each in offers]
+    accept.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    accept.__annotations__ = {each.name: each.annotation for each in parameters}
+    app = typer.Typer(add_completion=False)
+    app.command()(accept)
+    return list(typer.main.get_command(app).params)
+
+
+def _type(offer: Offer) -> Any:
+    name = f"{offer.flag}/--no-{offer.flag.removeprefix('--')}" if offer.is_switch else offer.flag
+    kind: Any = bool if offer.is_switch else list[str] if offer.is_list else str
+    metavar = SWITCH if offer.is_switch else offer.metavar
+    hidden, panel = not offer.is_usual, offer.panel
+    option = typer.Option(name, help=offer.about, metavar=metavar, hidden=hidden, rich_help_panel=panel)
+    return Annotated[kind | None, option]
+
+
+def _spread(words: Sequence[str], lists: frozenset[str]) -> list[str]:
+    """Each word behind an option that takes several, as if the option were written before it; none is an empty one."""
+    found: list[str] = []
+    current: str | None = None
+    for at, word in enumerate(words):
+        if word.startswith("--"):
+            current = word if word in lists else None
+            is_empty = at + 1 == len(words) or words[at + 1].startswith("--")
+            found += [] if current and not is_empty else [word]
+            found += [""] if current and is_empty else []
+        else:
+            found += [word] if current is None else [current, word]
+    return found

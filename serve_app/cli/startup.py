@@ -1,0 +1,126 @@
+"""How far a cluster that starts has come, as Serve tells it, and what of that is news."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class State(StrEnum):
+    """Of one application, in a person's words."""
+
+    WAITING = "waiting"
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+
+
+STATES: Mapping[str, State] = {
+    "NOT_STARTED": State.WAITING,
+    "DEPLOYING": State.LOADING,
+    "RUNNING": State.READY,
+    "DEPLOY_FAILED": State.FAILED,
+    "UNHEALTHY": State.LOADING,
+    "DELETING": State.WAITING,
+}
+"""By Serve's own words. One that is unhealthy while it starts is replaced by Serve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Application:
+    """num_running: of its replicas;  num_wanted: as the file says;  messages: what Serve says of it"""
+
+    name: str
+    state: State
+    num_running: int = 0
+    num_wanted: int = 1
+    messages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """An application that came to another state so many seconds after the start."""
+
+    application: Application
+    seconds: float
+
+
+class Startup:
+    """All applications of a file from the start on."""
+
+    def __init__(self, wanted: Mapping[str, int], started_at: float) -> None:
+        self._wanted = wanted
+        self._started_at = started_at
+        self.applications = {
+            name: Application(name=name, state=State.WAITING, num_wanted=number) for name, number in wanted.items()
+        }
+
+    @property
+    def failed(self) -> list[Application]:
+        return [each for each in self.applications.values() if each.state is State.FAILED]
+
+    def seconds(self, now: float) -> float:
+        """Since the start."""
+        return now - self._started_at
+
+    def update(self, told: Mapping[str, Any], now: float) -> list[News]:
+        """Take what Serve tells of some of them; returns who changed its state or its number of replicas."""
+        news = []
+        for name, status in told.items():
+            found = _application(name, status, num_wanted=self._wanted.get(name, 1))
+            before = self.applications.get(name)
+            self.applications[name] = found
+            if before is None or (before.state, before.num_running) != (found.state, found.num_running):
+                news.append(News(application=found, seconds=self.seconds(now)))
+        return news
+
+
+class Events:
+    """What the process that serves the file writes down for us, a JSON object on each line; reading never waits."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._rest = b""
+        os.set_blocking(descriptor, False)
+
+    def new(self) -> list[dict[str, Any]]:
+        """Everything whole that came since; nothing where the writer has ended."""
+        try:
+            while piece := os.read(self._descriptor, 65_536):
+                self._rest += piece
+        except BlockingIOError:
+            pass
+        *lines, self._rest = self._rest.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def replicas_wanted(content: Mapping[str, Any]) -> dict[str, int]:
+    """By application of a cluster file, so many replicas as it says of all its deployments."""
+    return {
+        str(each.get("name", "default")): max(1, sum(map(_number_of, each.get("deployments") or [{}])))
+        for each in content.get("applications") or ()
+        if isinstance(each, dict)
+    }
+
+
+def _number_of(deployment: Any) -> int:
+    number = deployment.get("num_replicas") if isinstance(deployment, dict) else None
+    return number if isinstance(number, int) else 1
+
+
+def _application(name: str, status: Mapping[str, Any], *, num_wanted: int) -> Application:
+    messages: Sequence[str] = [status.get("message") or "", *(status.get("deployments") or {}).values()]
+    return Application(
+        name=name,
+        state=STATES.get(status.get("status", ""), State.WAITING),
+        num_running=int(status.get("running", 0)),
+        num_wanted=num_wanted,
+        messages=tuple(filter(None, messages)),
+    )

@@ -1,0 +1,97 @@
+"""The tree of commands, by what they are for. One that is new is a line here and a function in `commands/`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from serve_app.cli.commands import asking, catalogs, running, tenancy, watching
+from serve_app.cli.offering import offering
+from serve_app.cli.parameters import chat_offers, completion_offers
+from serve_app.cli.tenancy_options import scope_offers, tenant_offers
+
+NAME = "serve_app"
+SERVE, ASK, LOOK, FOLDERS, TENANCY = (
+    "Serve models",
+    "Ask a service",
+    "Look at a service",
+    "Models and adapters",
+    "Tenants, keys and usage",
+)
+
+
+def command() -> Any:
+    """The whole tree, as typer carries it out."""
+    app = typer.Typer(
+        name=NAME,
+        help="Text completion of many models and adapters on Ray Serve.",
+        rich_markup_mode="rich",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    _add_serving(app)
+    _add_asking(app)
+    _add_looking(app)
+    _add_folders(app)
+    _add_tenancy(app)
+    return typer.main.get_command(app)
+
+
+def _root() -> None:
+    """Text completion of many models and adapters on Ray Serve."""
+
+
+def _add_serving(app: typer.Typer) -> None:
+    app.command(rich_help_panel=SERVE)(running.up)
+    app.command(rich_help_panel=SERVE)(running.down)
+    app.command(rich_help_panel=SERVE)(running.check)
+    app.command(rich_help_panel=SERVE)(running.doctor)
+    app.command(rich_help_panel=SERVE)(running.env)
+
+
+def _add_looking(app: typer.Typer) -> None:
+    app.command(rich_help_panel=LOOK)(watching.top)
+    app.command(rich_help_panel=LOOK)(watching.bench)
+
+
+def _add_asking(app: typer.Typer) -> None:
+    """Every parameter of the service is an option of these."""
+    completion, chat = offering(completion_offers), offering(chat_offers)
+    app.command(cls=completion, rich_help_panel=ASK)(asking.complete)
+    app.command(cls=chat, rich_help_panel=ASK)(asking.chat)
+    app.command(cls=completion, rich_help_panel=ASK)(asking.compare)
+    app.command(cls=completion, rich_help_panel=ASK)(asking.explain)
+
+
+def _add_folders(app: typer.Typer) -> None:
+    models = typer.Typer(invoke_without_command=True)
+    models.callback()(catalogs.models)
+    models.command("check")(catalogs.check_model)
+    app.add_typer(models, name="models", rich_help_panel=FOLDERS)
+    adapters = typer.Typer(
+        help="List the adapters of a running service, or check folders of them.", no_args_is_help=True
+    )
+    adapters.command("list")(catalogs.list_adapters)
+    adapters.command("check")(catalogs.check_adapter)
+    app.add_typer(adapters, name="adapters", rich_help_panel=FOLDERS)
+
+
+def _add_tenancy(app: typer.Typer) -> None:
+    of_tenants, of_scopes = offering(tenant_offers), offering(scope_offers)
+    tenants = typer.Typer(help="Say which teams may use the service, and how much of it.", no_args_is_help=True)
+    tenants.command("add", cls=of_tenants)(tenancy.add_tenant)
+    tenants.command("set", cls=of_tenants)(tenancy.set_tenant)
+    tenants.command("list")(tenancy.list_tenants)
+    tenants.command("remove")(tenancy.remove_tenant)
+    tenants.command("apply")(tenancy.apply_tenants)
+    app.add_typer(tenants, name="tenants", rich_help_panel=TENANCY)
+    keys = typer.Typer(help="Make, exchange and revoke the keys of tenants.", no_args_is_help=True)
+    keys.command("create", cls=of_scopes)(tenancy.create_key)
+    keys.command("rotate")(tenancy.rotate_key)
+    keys.command("revoke")(tenancy.revoke_key)
+    keys.command("list")(tenancy.list_keys)
+    app.add_typer(keys, name="keys", rich_help_panel=TENANCY)
+    app.command(rich_help_panel=TENANCY)(tenancy.usage)

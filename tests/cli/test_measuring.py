@@ -1,0 +1,81 @@
+"""What a load and two looks at the metrics come to, in numbers that can be checked by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from serve_app.cli.bench import report
+from serve_app.cli.compare import common_length
+from serve_app.cli.load import Answer, Load, quantile
+from serve_app.cli.series import board, read_look
+
+BEFORE = """\
+# TYPE serve_app_replica_steps_total counter
+serve_app_replica_steps_total{router="r",model="demo",replica="a"} 10
+serve_app_replica_step_seconds_total{router="r",model="demo",replica="a"} 1.0
+serve_app_replica_blocks{router="r",model="demo",replica="a"} 100
+serve_app_replica_blocks_free{router="r",model="demo",replica="a"} 100
+serve_app_replica_flow_seconds_total{router="r",model="demo",replica="a",flow="acme"} 1.0
+serve_app_replica_flow_seconds_total{router="r",model="demo",replica="a",flow="*"} 1.0
+serve_app_replica_flow_generated_tokens_total{router="r",model="demo",replica="a",flow="acme"} 100
+"""
+AFTER = """\
+serve_app_replica_steps_total{router="r",model="demo",replica="a"} 30
+serve_app_replica_step_seconds_total{router="r",model="demo",replica="a"} 2.0
+serve_app_replica_blocks{router="r",model="demo",replica="a"} 100
+serve_app_replica_blocks_free{router="r",model="demo",replica="a"} 25
+serve_app_replica_sequences_running{router="r",model="demo",replica="a"} 3
+serve_app_replica_flow_seconds_total{router="r",model="demo",replica="a",flow="acme"} 1.75
+serve_app_replica_flow_seconds_total{router="r",model="demo",replica="a",flow="*"} 1.25
+serve_app_replica_flow_generated_tokens_total{router="r",model="demo",replica="a",flow="acme"} 150
+serve_app_prompt_tokens_total{router="r",model="demo"} 40
+serve_app_cached_tokens_total{router="r",model="demo"} 10
+serve_app_admission_predicted_wait_seconds{router="r",model="demo"} 2.5
+"""
+
+
+def test_rates_are_of_the_time_between_two_looks() -> None:
+    seen = board(read_look(BEFORE, 0.0), read_look(AFTER, 2.0))
+    (replica,) = seen.replicas
+    assert (replica.model, replica.running, replica.steps_per_s, replica.busy) == ("demo", 3, 10.0, 0.5)
+    assert replica.blocks_used == 0.75
+    assert [(each.tenant, each.share) for each in seen.tenants] == [("acme", 0.75), ("all others", 0.25)]
+    assert seen.tenants[0].generated_per_s == seen.generated_per_s == 25.0
+    assert (seen.cached_share, seen.waits_s) == (0.25, {"demo": 2.5})
+
+
+def test_a_counter_that_began_anew_has_gained_nothing() -> None:
+    seen = board(read_look(AFTER, 0.0), read_look(BEFORE, 1.0))
+    assert seen.replicas[0].steps_per_s == 0.0
+    assert seen.generated_per_s == 0.0
+
+
+def test_a_report_counts_what_failed_and_times_what_did_not() -> None:
+    good = Answer(sent_at=0.0, ended_at=1.0, seen_at=[0.25, 0.5, 1.0], output_tokens=3, prompt_tokens=5)
+    bad = Answer(sent_at=0.0, ended_at=0.1, error="full")
+    found = report([good, bad], model="demo", num_clients=2, seconds=2.0)
+    assert (found.num_answered, found.num_failed, found.errors) == (1, 1, {"full": 1})
+    assert (found.output_tokens_per_s, found.requests_per_s) == (1.5, 0.5)
+    assert (found.first_token_s.p50, found.gap_s.max, found.request_s.p95) == (0.25, 0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "found"), [([], 0.5, None), ([3.0], 0.95, 3.0), ([1.0, 2.0, 3.0, 4.0], 0.5, 3.0)]
+)
+def test_a_quantile_is_one_of_the_values(values: list[float], share: float, found: float | None) -> None:
+    assert quantile(values, share) == found
+
+
+def test_a_load_is_the_same_every_time_and_no_two_prompts_of_it_begin_alike() -> None:
+    load = Load(num_clients=2, num_requests=9, max_tokens=4, num_words=6, parameters={"top_k": 3, "ignore_eos": False})
+    bodies = list(load.bodies("demo"))
+    assert bodies == list(load.bodies("demo"))
+    assert len({str(body["prompt"])[:3] for body in bodies}) == 9
+    assert (bodies[0]["top_k"], bodies[0]["ignore_eos"]) == (3, False)
+
+
+@pytest.mark.parametrize(
+    ("texts", "length"), [(["abc", "abd"], 2), (["abc", "ab"], 2), (["x", "y"], 0), (["same", "same"], 4)]
+)
+def test_texts_are_alike_to_where_two_of_them_part(texts: list[str], length: int) -> None:
+    assert common_length(texts) == length

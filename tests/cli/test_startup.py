@@ -1,0 +1,138 @@
+"""What a cluster that starts is told by: Serve's own words, once each; and why it did not come up."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from serve_app.cli.address import Address
+from serve_app.cli.log_file import log_path, telling, told_by
+from serve_app.cli.startup import Events, News, Startup, State, replicas_wanted
+from serve_app.cli.telling import BarTelling, JsonTelling, LineTelling
+
+LOG = """\
+2026-11-22 07:00:00,000 INFO worker.py:1 -- Started a local Ray instance.
+\x1b[36m(ServeController pid=7)\x1b[0m ERROR 2026-11-22 -- Failed to start replica
+\x1b[36m(ServeController pid=7)\x1b[0m   File "serve_app/catalog/models.py", line 60, in locate_model
+\x1b[36m(ServeController pid=7)\x1b[0m serve_app.catalog.errors.CatalogError: 'models/x' is not a folder
+(ServeReplica:demo:Model pid=8) serve_app.catalog.errors.CatalogError: 'models/x' is not a folder
+an ordinary line: nothing
+"""
+ADDRESS = Address(host="127.0.0.1", port=8123)
+
+
+def status(word: str, running: int = 0, message: str = "") -> dict[str, object]:
+    return {"status": word, "message": message, "running": running, "deployments": {}}
+
+
+def told(news: list[News]) -> list[tuple[str, str, int]]:
+    return [(each.application.name, each.application.state.value, each.application.num_running) for each in news]
+
+
+def test_each_change_is_told_once_with_the_seconds_since_the_start() -> None:
+    startup = Startup({"router": 1, "demo": 2}, started_at=100.0)
+    assert told(startup.update({"demo": status("DEPLOYING")}, 101.0)) == [("demo", "loading", 0)]
+    assert startup.update({"demo": status("DEPLOYING")}, 102.0) == []
+    first = startup.update({"demo": status("DEPLOYING", 1), "router": status("RUNNING", 1)}, 103.0)
+    assert told(first) == [("demo", "loading", 1), ("router", "ready", 1)]
+    assert {each.seconds for each in first} == {3.0}
+    assert told(startup.update({"demo": status("RUNNING", 2)}, 104.0)) == [("demo", "ready", 2)]
+    assert startup.failed == []
+
+
+def test_what_cannot_be_deployed_has_failed_with_what_serve_says_of_it() -> None:
+    startup = Startup({"demo": 1}, started_at=0.0)
+    startup.update({"demo": status("DEPLOY_FAILED", message="RuntimeError: no")}, 1.0)
+    (failed,) = startup.failed
+    assert (failed.state, failed.messages) == (State.FAILED, ("RuntimeError: no",))
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        ({"applications": [{"name": "demo", "deployments": [{"name": "Model", "num_replicas": 3}]}]}, {"demo": 3}),
+        ({"applications": [{"name": "demo", "deployments": [{"name": "Model", "num_replicas": "auto"}]}]}, {"demo": 1}),
+        ({"applications": [{"name": "demo"}, {}]}, {"demo": 1, "default": 1}),
+        ({}, {}),
+    ],
+)
+def test_as_many_replicas_are_awaited_as_the_file_says(content: dict[str, object], wanted: dict[str, int]) -> None:
+    assert replicas_wanted(content) == wanted
+
+
+def test_events_come_whole_however_they_are_cut() -> None:
+    ours, theirs = os.pipe()
+    events = Events(ours)
+    text = json.dumps({"demo": status("RUNNING")}).encode() + b"\n"
+    assert events.new() == []
+    os.write(theirs, text[:9])
+    assert events.new() == []
+    os.write(theirs, text[9:] + text)
+    assert len(events.new()) == 2
+    os.close(theirs)
+    assert events.new() == []
+    events.close()
+
+
+def test_the_lines_that_tell_why_are_found_once_and_without_ornaments() -> None:
+    assert telling(LOG) == ["serve_app.catalog.errors.CatalogError: 'models/x' is not a folder"]
+    assert telling("x\nException: The current node timed out") == ["Exception: The current node timed out"]
+    assert telling("OSError: [Errno 98] Address already in use") != []
+    assert telling("ready: everything\nINFO: all is well") == []
+
+
+def test_a_log_that_names_no_error_is_told_by_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "up.log"
+    log.write_text("\n".join(f"line {number}" for number in range(100)))
+    assert told_by(log)[-1] == "line 99"
+    assert told_by(log, ["ValueError: of Serve's own message"]) == ["ValueError: of Serve's own message"]
+    assert told_by(None) == []
+
+
+def test_a_log_is_this_users_and_the_one_before_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    path = log_path(ADDRESS)
+    assert path == tmp_path / "serve_app" / "up-8123.log"
+    assert path.parent.stat().st_mode & 0o077 == 0
+    path.write_text("before")
+    assert log_path(ADDRESS) == path
+    assert (path.parent / "up-8123.log.1").read_text() == "before"
+    assert log_path(ADDRESS, "-") is None
+    assert log_path(ADDRESS, str(tmp_path / "new" / "own.log")) == tmp_path / "new" / "own.log"
+
+
+def test_lines_and_json_tell_the_same_start(capsys: pytest.CaptureFixture[str]) -> None:
+    for teller in (LineTelling(), JsonTelling()):
+        startup = Startup({"demo": 2}, started_at=0.0)
+        teller.begin(list(startup.applications.values()), "up.log")
+        teller.update(startup.update({"demo": status("DEPLOYING", 1)}, 1.5))
+        teller.ready("http://127.0.0.1:1", 2.0, "Ready on http://127.0.0.1:1")
+        teller.end()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "Loading demo; what Ray says is in up.log",
+        "… demo: loading, 1 of 2 replicas (1.5 s)",
+        "Ready on http://127.0.0.1:1",
+    ]
+    events = [json.loads(line) for line in lines[3:]]
+    assert [each["event"] for each in events] == ["starting", "application", "ready"]
+    assert (events[1]["state"], events[1]["seconds"]) == ("loading", 1.5)
+
+
+def test_bars_end_full_and_before_what_is_ready_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    startup, teller = Startup({"demo": 2, "router": 1}, started_at=0.0), BarTelling()
+    teller.begin(list(startup.applications.values()), "up.log")
+    teller.update(startup.update({"demo": status("DEPLOYING", 1), "another": status("RUNNING", 1)}, 1.0))
+    teller.update(startup.update({"demo": status("RUNNING", 2), "router": status("RUNNING", 1)}, 2.0))
+    teller.ready("http://127.0.0.1:1", 2.0, "Ready on http://127.0.0.1:1")
+    teller.end()
+    said = capsys.readouterr().out
+    assert said.startswith("What Ray says is in up.log")
+    assert [line.split()[:2] for line in said.splitlines() if "✓" in line] == [["✓", "demo"], ["✓", "router"]]
+    assert said.endswith("Ready on http://127.0.0.1:1\n")

@@ -1,0 +1,82 @@
+"""Tenants and keys by the command line, over a real store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from serve_app.cli.exits import Exit
+from tests.cli.served import CommandLine
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """In a folder with a cluster file that names a store."""
+    (tmp_path / "cluster.yaml").write_text(
+        "applications:\n- name: router\n  import_path: serve_app.deployments.apps:router\n"
+        "  args: {store: 'sqlite:///kept.db', pepper: pepper}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return CommandLine("http://127.0.0.1:1", monkeypatch, capsys)
+
+
+def test_what_is_said_of_a_tenant_is_what_is_kept(run: CommandLine) -> None:
+    added = run("tenants", "add", "acme", "--models", "demo", "demo:*", "--max-tokens", "64", "--weight", "2", "--json")
+    assert added.code == Exit.DONE
+    assert (added.json["models"], added.json["max_tokens"], added.json["weight"]) == (["demo", "demo:*"], 64, 2.0)
+    changed = run(
+        "tenants", "set", "acme", "--models", "--max-tokens", "none", "--budget-per-day", "2.5", "--json"
+    ).json
+    assert (changed["models"], changed["max_tokens"], changed["weight"]) == ([], None, 2.0)
+    assert changed["limits"]["budget_per_day"] == 2.5
+    assert run("tenants", "set", "acme", "--weight", "3", "--json").json["models"] == []
+    assert run("tenants", "list").out.startswith("acme  (no model)")
+
+
+def test_a_list_ends_where_the_next_option_begins(run: CommandLine) -> None:
+    kept = run("tenants", "add", "acme", "--cors-origins", "https://a.example", "--models", "demo", "--json").json
+    assert (kept["cors_origins"], kept["models"]) == (["https://a.example"], ["demo"])
+
+
+def test_a_key_is_made_exchanged_and_revoked(run: CommandLine) -> None:
+    run("tenants", "add", "acme")
+    made = run("keys", "create", "acme", "--scopes", "infer", "metrics", "--days", "2", "--json").json
+    assert made["scopes"] == ["infer", "metrics"]
+    assert made["key"].startswith("sa-")
+    other = run("keys", "rotate", made["id"], "--overlap-hours", "0", "--json").json
+    assert run("keys", "revoke", other["id"]).code == Exit.DONE
+    assert len(json.loads(run("keys", "list", "--tenant", "acme", "--json").out)["data"]) == 2
+    assert run("keys", "create", "--admin").code == Exit.DONE
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["keys", "create"], Exit.MISUSED, "name one of them"),
+        (["keys", "create", "acme", "--admin"], Exit.MISUSED, "name one of them"),
+        (["keys", "create", "--admin", "--scopes", "infer"], Exit.MISUSED, "leave --scopes out"),
+        (["keys", "create", "nobody"], Exit.FAILED, "nobody"),
+        (
+            ["tenants", "add", "acme", "--max-n", "many"],
+            Exit.MISUSED,
+            "--max-n must be a integer, or none; found 'many'",
+        ),
+        (["tenants", "remove", "nobody"], Exit.FAILED, "nobody"),
+        (["tenants", "apply", "missing.yaml"], Exit.FAILED, "missing.yaml cannot be read"),
+        (["usage", "--file", "none.yaml"], Exit.FAILED, "names no store: set `store:"),
+    ],
+)
+def test_what_cannot_be_done_is_told_with_what_would_do(
+    run: CommandLine, words: list[str], code: Exit, told: str
+) -> None:
+    ran = run(*words)
+    assert (ran.code, ran.out) == (code, "")
+    assert told in ran.err
+
+
+def test_usage_is_told_to_persons_programs_and_spreadsheets(run: CommandLine) -> None:
+    assert run("usage").code == Exit.DONE
+    assert run("usage", "--json").json["data"] == []
+    assert run("usage", "--csv").out.strip() == "", "nobody has used anything"

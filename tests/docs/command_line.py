@@ -1,0 +1,50 @@
+"""The tables of docs/cli.md: the tree of commands with their options, and what each exit code means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from serve_app.cli.exits import MEANINGS
+from serve_app.cli.tree import command
+from tests.docs.markdown import code, table
+
+EVERYWHERE = frozenset({"--json", "--help", "-h", "--help-all", "--install-completion", "--show-completion"})
+"""Told once, above the table."""
+
+
+def command_tree() -> str:
+    """Every command by the words that lead to it, with its own options."""
+    return table(
+        ["command", "what it does", "options"],
+        [[code(f"serve_app {path}"), each.help, _options(each)] for path, each in _leaves(command())],
+    )
+
+
+def exit_codes() -> str:
+    """Every code that a command ends with."""
+    return table(["code", "when"], [[str(int(exit)), meaning] for exit, meaning in MEANINGS.items()])
+
+
+def _leaves(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, each in group.commands.items():
+        if not hasattr(each, "commands"):
+            yield f"{path}{name}{_arguments(each)}", each
+            continue
+        if each.invoke_without_command:
+            yield f"{path}{name}", each
+        yield from _leaves(each, f"{path}{name} ")
+
+
+def _arguments(each: Any) -> str:
+    names = [
+        (option.metavar or option.name.upper()).strip("[]")
+        for option in each.params
+        if option.param_type_name == "argument"
+    ]
+    return "".join(f" {name}" for name in names)
+
+
+def _options(each: Any) -> str:
+    options = [option for option in each.params if option.param_type_name == "option"]
+    return ", ".join(code(option.opts[0]) for option in options if not EVERYWHERE & set(option.opts)) or "–"

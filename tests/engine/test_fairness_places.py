@@ -1,0 +1,169 @@
+"""A newcomer does not wait for a place that others hold for long: who gives one, when, and what that costs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from serve_app.core.shares import Share
+from serve_app.engine.fairness import places as places_module
+from serve_app.engine.fairness.counters import Counters
+from serve_app.engine.fairness.places import Places
+from serve_app.engine.fairness.turns import Rules
+from serve_app.engine.sequence import Sequence
+from tests.engine.simulated import Simulation
+
+LONG, SHORT = Share(flow="long"), Share(flow="short")
+PLACES = 16
+
+
+def steps_until_first_token(simulation: Simulation, asked: Sequence) -> int:
+    before, story = simulation.num_steps, simulation.stories[asked.request.request_id]
+    while story.first_at is None:
+        simulation.step()
+        simulation.scheduler.check_integrity()
+    return simulation.num_steps - before
+
+
+@pytest.mark.parametrize("num_long", [PLACES, 3 * PLACES])
+def test_a_short_question_beside_a_long_job_waits_a_quantum_and_not_for_the_job(num_long: int) -> None:
+    waits = {}
+    for is_cached in (True, False):
+        simulation = Simulation(num_places=PLACES, prefix_cache=is_cached)
+        for _ in range(num_long):
+            simulation.ask(LONG, 50, 400)
+        simulation.run(30)
+        asked = simulation.ask(SHORT, 20, 10)
+        waits[is_cached] = steps_until_first_token(simulation, asked)
+        simulation.drain()
+        assert all(story.ended_at is not None for story in simulation.stories.values())
+    quantum_in_steps = Rules().quantum / (Rules().decode_weight * PLACES)
+    assert waits[True] <= quantum_in_steps + 3
+    assert waits[False] > 300, "where nothing is cached nobody is sent away, as all would be computed again"
+
+
+def test_who_gave_its_place_goes_on_where_it_was() -> None:
+    simulation = Simulation(num_places=2, prefix_cache=True)
+    job = [simulation.ask(LONG, 40, 300) for _ in range(2)]
+    simulation.run(100)
+    num_before = simulation.num_tokens
+    steps_until_first_token(simulation, simulation.ask(SHORT, 20, 4))
+    assert sum(each.holding is None for each in job) == simulation.scheduler.num_preemptions == 1
+    simulation.drain()
+    assert [each.num_generated for each in job] == [300, 300]
+    computed_twice = simulation.num_tokens - num_before - (2 * 300 - 2 * 98) - 20 - 4
+    assert computed_twice <= simulation.store.block_size
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_flow_gives_a_place_for_each_quantum_of_its_own_at_most_and_little_is_computed_twice(seed: int) -> None:
+    """Flows of all classes and weights, short and long, who come and go: no more is given than was had."""
+    drawn = random.Random(seed)
+    simulation = Simulation(num_places=8, num_blocks=4000, prefix_cache=True, rules=Rules(age_s=1.0, max_wait_s=5.0))
+    given = dict[str, int]()
+    note_given = simulation.scheduler._admission.places.note_given
+
+    def noted(flow: str) -> None:
+        given[flow] = given.get(flow, 0) + 1
+        note_given(flow)
+
+    simulation.scheduler._admission.places.note_given = noted  # type: ignore[method-assign]
+    shares = [
+        Share(flow=f"f{each}", weight=1 + each % 3, priority=("interactive", "standard", "batch")[each % 3])
+        for each in range(7)
+    ]
+    asked, needed = [], 0
+    for _ in range(3000):
+        if drawn.random() < 0.15 and len(simulation.waiting) < 40:
+            length, max_tokens = drawn.choice([(20, 8), (60, 200), (200, 30)])
+            asked.append(simulation.ask(drawn.choice(shares), length, max_tokens))
+            needed += length + max_tokens - 1
+        simulation.step()
+        for flow, number in given.items():
+            assert number * simulation.rules.quantum <= simulation.counters.accounts.service_of(flow)
+    simulation.drain()
+    assert all(each.is_finished for each in asked)
+    assert sum(given.values()) >= 10
+    assert simulation.scheduler.num_preemptions == sum(given.values()), "no place was lost for want of blocks"
+    assert simulation.num_tokens - needed <= sum(given.values()) * simulation.store.block_size
+
+
+def test_places_that_are_given_cost_no_more_steps_than_first_come_first_served() -> None:
+    """The same requests in five flows and in one."""
+
+    def drained(*, flows: int) -> Simulation:
+        drawn = random.Random(5)
+        simulation = Simulation(num_places=12, num_blocks=3000, prefix_cache=True)
+        for number in range(400):
+            shape = drawn.choice([(20, 8), (30, 250), (300, 40)])
+            simulation.ask(Share(flow=f"f{number * number % flows}"), *shape)
+            simulation.run(drawn.randrange(3))
+        simulation.drain()
+        return simulation
+
+    fair, reference = drained(flows=5), drained(flows=1)
+    assert (fair.scheduler.num_preemptions > 0, reference.scheduler.num_preemptions) == (True, 0)
+    assert fair.num_steps <= reference.num_steps / 0.97
+    assert fair.now <= reference.now / 0.97
+
+
+def test_two_long_jobs_on_one_place_take_turns_and_those_last() -> None:
+    simulation = Simulation(num_places=1, prefix_cache=True)
+    jobs = [simulation.ask(Share(flow=flow), 20, 600) for flow in "ab"]
+    simulation.drain()
+    assert all(each.is_finished for each in jobs)
+    num_turns = 1 + simulation.scheduler.num_preemptions
+    assert 4 <= num_turns <= 2 * 600 * simulation.rules.decode_weight / simulation.rules.quantum
+
+
+@pytest.fixture
+def places() -> Places:
+    counters = Counters(Rules(quantum=100.0))
+    counters.charge(LONG, 500.0)
+    counters.charge(SHORT, 350.0)
+    return Places(counters)
+
+
+def giver(places: Places, running: list[Share], claimant: Share, *, debt: float = 0.0) -> int | None:
+    return places.giver(running, claimant, debt=debt, resumes=lambda place: place != 3)
+
+
+def test_the_youngest_that_can_go_on_gives_its_place(places: Places) -> None:
+    assert giver(places, [LONG, LONG, LONG, LONG], SHORT) == 2
+
+
+@pytest.mark.parametrize("debt", [51.0, 500.0])
+def test_who_is_not_a_quantum_above_gives_nothing_debts_counted(places: Places, debt: float) -> None:
+    assert giver(places, [LONG] * 4, SHORT, debt=debt) is None
+
+
+def test_nobody_gives_who_would_have_fewer_places_for_its_weight(places: Places) -> None:
+    assert giver(places, [LONG, SHORT], SHORT) is None
+    assert giver(places, [LONG, LONG, SHORT], SHORT) == 1
+    assert giver(places, [LONG, SHORT, SHORT], Share(flow="short", weight=3.0)) == 0
+
+
+def test_a_flow_gives_nothing_to_itself_and_next_to_nothing_twice(places: Places) -> None:
+    assert giver(places, [LONG, LONG], LONG) is None
+    places.note_given("long")
+    assert giver(places, [LONG, LONG], SHORT) is None
+    places._counters.charge(LONG, 100.0)
+    assert giver(places, [LONG, LONG], SHORT) == 1
+
+
+def test_a_lower_class_gives_before_a_greedier_flow_and_a_higher_one_never(places: Places) -> None:
+    batch, now = Share(flow="batch", priority="batch"), Share(flow="now", priority="interactive")
+    places._counters.charge(batch, 120.0)
+    places._counters.charge(now, 9000.0)
+    assert giver(places, [batch, LONG, now], SHORT) == 0
+    assert giver(places, [now, now], SHORT) is None
+
+
+def test_what_is_known_of_flows_that_gave_is_bounded(places: Places) -> None:
+    for number in range(3 * places_module.MAX_KNOWN):
+        share = Share(flow=f"f{number}")
+        places._counters.charge(share, 500.0)
+        places.note_given(share.flow)
+        places._counters.charge(share, 500.0)
+    assert len(places._service_at) <= places_module.MAX_KNOWN
