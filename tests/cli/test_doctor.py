@@ -84,6 +84,7 @@ SOUND_FACTS = Facts(
         "large body": Answer(status=401),
         "strange page": Answer(status=200),
         "page": Answer(status=200, headers=PAGE_HEADERS, body="<html></html>"),
+        "console": Answer(status=200, headers=PAGE_HEADERS, body='<a href="https://example.org">'),
     },
     anonymous=dict.fromkeys(routes(), 401),
     ray_answers={JOBS: 401},
@@ -154,6 +155,7 @@ FOUND: list[tuple[Facts, str, Severity, str]] = [
         "tells of this machine",
     ),
     (answering(page=Answer(status=200)), "pages", WARNING, "content-security-policy"),
+    (answering(console=Answer(status=200)), "pages", WARNING, "the page /console lacks"),
     (
         answering(page=Answer(status=200, headers=PAGE_HEADERS, body='<script src="https://cdn.example/x.js">')),
         "pages",

@@ -51,7 +51,7 @@ def test_no_file_of_a_cluster_has_a_canary_and_a_repeat_is_one_request_at_any_ro
     headers = {"authorization": f"Bearer {key}", "user-agent": f"{CANARY}-agent", "cookie": f"{CANARY}-cookie"}
     for body in WRONG:
         answer = httpx.post(f"{house.run.url}/v1/completions", json=body, headers=headers, timeout=60)
-        assert answer.status_code in (400, 404), answer.text
+        assert answer.status_code < 500, answer.text  # an unknown parameter is told and ignored
     httpx.post(f"{house.run.url}/v1/completions", json=BODY, headers={"x-api-key": f"sa-{CANARY}"}, timeout=60)
     kill_among(house, headers)
     logs = [file for folder in sessions for file in folder.rglob("*") if file.is_file()]

@@ -50,7 +50,7 @@ def test_what_up_starts_with_keys_has_nothing_to_mend(tmp_path: Path, monkeypatc
         code, found, told = findings(tmp_path, run)
         assert found == {("pepper", "note"), ("ray-ports", "note")}, told
         assert code == 0
-        for line in ("no route but /health without a key", "nobody submits jobs", "headers are bounded"):
+        for line in ("nobody without a key is answered", "nobody submits jobs", "headers are bounded"):
             assert line in command(tmp_path, "doctor").stdout
     finally:
         run.end()

@@ -2,7 +2,8 @@
 
 python -m tests.house.lock
 
-torch is left out: its builds for CPUs and for each CUDA come from indexes of their own, and have a digest each.
+Only what is new is asked for; remove the file first to have it made for another platform. torch is left out: its
+builds for CPUs and for each CUDA come from indexes of their own, and have a digest each.
 """
 
 from __future__ import annotations
@@ -35,17 +36,36 @@ def pins(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def main() -> None:
     constraints = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    wanted = [f"{name}=={version}" for name, version in pins(constraints) if name not in LEFT_OUT]
+    wanted = {f"{name}=={version}" for name, version in pins(constraints) if name not in LEFT_OUT}
+    known = [line for line in _known_lines() if _canonical(line.split()[0]) in set(map(_canonical, wanted))]
+    missing = [pin for pin in sorted(wanted) if _canonical(pin) not in {_canonical(line.split()[0]) for line in known}]
+    lines = sorted({*known, *_found(missing)}, key=str.lower)
+    python = ".".join(platform.python_version_tuple()[:2])
+    head = HEAD.format(platform=f"{platform.system()} {platform.machine()}, Python {python}")
+    LOCK.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _known_lines() -> list[str]:
+    """Of a lock that is there: a version's digests do not change."""
+    lines = LOCK.read_text(encoding="utf-8").splitlines() if LOCK.exists() else []
+    return [line for line in lines if "--hash=" in line]
+
+
+def _found(wanted: list[str]) -> list[str]:
+    """Lines of what pip finds."""
+    if not wanted:
+        return []
     with tempfile.TemporaryDirectory() as folder:
         requirements, report = Path(folder, "requirements.txt"), Path(folder, "report.json")
         requirements.write_text("\n".join(wanted), encoding="utf-8")
         words = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--disable-pip-version-check"]
         command = [sys.executable, "-m", "pip", *words, "--report", str(report), "-r", str(requirements)]
         subprocess.run(command, check=True)
-        found = json.loads(report.read_text(encoding="utf-8"))["install"]
-    python = ".".join(platform.python_version_tuple()[:2])
-    head = HEAD.format(platform=f"{platform.system()} {platform.machine()}, Python {python}")
-    LOCK.write_text(head + "\n".join(sorted(map(_locked, found), key=str.lower)) + "\n", encoding="utf-8")
+        return [_locked(each) for each in json.loads(report.read_text(encoding="utf-8"))["install"]]
+
+
+def _canonical(pin: str) -> str:
+    return pin.lower().replace("_", "-").replace(".", "-")
 
 
 def _locked(package: dict[str, Any]) -> str:

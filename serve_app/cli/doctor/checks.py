@@ -23,7 +23,7 @@ class Check:
 CHECKS = (
     Check(name="file", sound="the cluster file can be served", find=kept.check_file),
     Check(name="bind", sound="nobody is let in unasked from outside", find=doors.check_bind, needs_service=True),
-    Check(name="routes", sound="no route but /health without a key", find=doors.check_routes, needs_service=True),
+    Check(name="routes", sound="nobody without a key is answered", find=doors.check_routes, needs_service=True),
     Check(name="tls", sound="no key crosses a network in the clear", find=doors.check_tls, needs_service=True),
     Check(name="headers", sound="headers are bounded and steer nothing", find=doors.check_headers, needs_service=True),
     Check(name="bodies", sound="bodies are bounded before they are read", find=doors.check_bodies, needs_service=True),

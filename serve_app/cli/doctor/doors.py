@@ -15,6 +15,8 @@ CLOSED = frozenset({UNAUTHENTICATED, 503})
 """A proxy that is full refuses before anybody is asked for a key."""
 HAPROXY_PORTS = "8404, 9101"
 LEAKS = re.compile(r"Traceback|site-packages|/serve_app/\w+|\bFile \"")
+PAGES = {"page": "/docs", "console": "/console"}
+LOADED = re.compile(r"(?:src=|<link[^>]*href=)[\"'](https?://[^\"']+)")
 PAGE_HEADERS = ("content-security-policy", "referrer-policy", "x-content-type-options", "x-frame-options")
 RAYS_DASHBOARD = ("dashboard", "Dashboard")
 
@@ -49,7 +51,7 @@ def check_tls(facts: Facts) -> Iterator[Verdict]:
 
 
 def check_routes(facts: Facts) -> Iterator[Verdict]:
-    """With keys, every route but /health is closed to whoever has none."""
+    """With keys, every route but /health and the console's own files is closed to whoever has none."""
     if facts.store is None and not _says_keys(facts):
         return
     answered = {route: status for route, status in facts.anonymous.items() if status not in CLOSED}
@@ -179,20 +181,22 @@ def check_errors(facts: Facts) -> Iterator[Verdict]:
 
 
 def check_pages(facts: Facts) -> Iterator[Verdict]:
-    """The page of the description may load nothing of others, and stands in nobody's frame."""
-    answer = facts.answers.get("page")
-    if answer is None or answer.status != 200:
-        return
-    missing = [name for name in PAGE_HEADERS if name not in answer.headers]
-    others = re.findall(r"(?:src|href)=[\"'](https?://[^\"']+)", answer.body)
-    if missing or others:
-        found = f"the page /docs lacks {', '.join(missing)}" if missing else f"the page /docs loads {others[0]}"
+    """Pages may load nothing of others, and stand in nobody's frame."""
+    for name, path in PAGES.items():
+        answer = facts.answers.get(name)
+        if answer is None or answer.status != 200:
+            continue
+        missing = [header for header in PAGE_HEADERS if header not in answer.headers]
+        others = LOADED.findall(answer.body)
+        if not missing and not others:
+            continue
+        found = f"the page {path} lacks {', '.join(missing)}" if missing else f"the page {path} loads {others[0]}"
         yield Verdict(
             check="pages",
             severity=Severity.WARNING,
             found=found,
             mend="Let what stands in front of the service pass its headers and pages on as they are.",
-            commands=(f"curl -si {facts.url}/docs",),
+            commands=(f"curl -si {facts.url}{path}",),
         )
 
 

@@ -28,6 +28,7 @@ PROBES: Mapping[str, tuple[str, str, Mapping[str, str]]] = MappingProxyType(
         "large body": ("POST", "/tokenize", {"content-length": str(1 << 40), "content-type": "application/json"}),
         "strange page": ("GET", "/health", {"origin": STRANGE_ORIGIN}),
         "page": ("GET", "/docs", {}),
+        "console": ("GET", "/console", {}),
     }
 )
 """Method, path and headers of each; of a body nothing is sent."""
