@@ -145,7 +145,7 @@ def _follow(matcher: LLMatcher, mask: bytes, ending: Sequence[int], num_tokens: 
 
     What leads nowhere is no reason: a model may know better.
     """
-    draw = Random(0)
+    draw = Random(0)  # nosec B311
     for _ in range(num_tokens):
         token_id = _some_token(mask, ending, draw)
         if token_id is None or not matcher.consume_token(token_id) or matcher.is_stopped():
