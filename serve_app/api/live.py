@@ -110,5 +110,5 @@ def _replica(card: ReplicaCard, load: Load) -> dict[str, object]:
         "prefix_hit_tokens": load.num_prefix_hit_tokens,
         "preemptions": load.num_preemptions,
         "failures": load.num_failures,
-        "completion_tokens": sum(spent.completion_tokens for spent in load.spent),
+        "completion_tokens": load.num_generated,
     }

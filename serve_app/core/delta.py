@@ -137,6 +137,7 @@ class Load:
     num_drafted_tokens, num_accepted_tokens: guesses that were computed since then, and those of them that were drawn
     step_s: seconds spent in steps since then
     num_failures: failed steps, commands and deliveries since then; the engine went on after each
+    num_generated: tokens since then
     spent: since then, by each flow for which something was spent since the last frame
     """
 
@@ -153,6 +154,7 @@ class Load:
     num_accepted_tokens: int = 0
     step_s: float = 0.0
     num_failures: int = 0
+    num_generated: int = 0
     spent: tuple[Spent, ...] = ()
 
 

@@ -108,6 +108,13 @@ class Admission:
         )
         return None if place is None or not self._lacks_only_a_place(claimant, running) else running[place]
 
+    def note_found(self, sequence: Sequence, *, is_new: bool) -> None:
+        """It has a place and what was cached of it; what it had computed and lost is told to those who give places."""
+        if is_new:
+            sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_length)
+        elif sequence.num_missing > self._store.block_size + 1:
+            self.places.note_lost(sequence.request.share.flow, sequence.num_missing)
+
     def _lacks_only_a_place(self, sequence: Sequence, running: Items[Sequence]) -> bool:
         """An adapter that is not there is sent for, and the place is asked for again when it has come."""
         in_work = PromptsInWork(running, self._will_be_found, block_size=self._store.block_size)

@@ -120,6 +120,7 @@ class Engine:
             num_drafted_tokens=self._verifier.num_drafted,
             num_accepted_tokens=self._verifier.num_accepted,
             step_s=self.step_s,
+            num_generated=self._accounts.num_generated,
             spent=self._accounts.spent_since(self._changes_before),
         )
 

@@ -259,8 +259,7 @@ class Scheduler:
                 sequence.num_computed = self._store.match_prefix(holding, sequence.names, salt=sequence.salt)
                 num_looked_up += sequence.num_tokens
                 self.num_prefix_hit_tokens += sequence.num_computed
-                if is_new:
-                    sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_length)
+                self._admission.note_found(sequence, is_new=is_new)
             if not self._store.reserve(holding, sequence.num_tokens):
                 self._give_up(sequence)  # copies of what others hold took more than was thought
                 self.waiting.push_front(sequence)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.api.paths import OPEN
-from serve_app.core.errors import Forbidden
+from serve_app.api.shown import shown
+from serve_app.core.errors import Forbidden, NotFound
 from serve_app.core.tenants import LOCAL, NOBODY, Identity, Tenant
 from serve_app.http.routes import path_of
 
@@ -65,16 +66,17 @@ class Guard:
         await self._of(identity.tenant)(scope, receive, send)
 
     def _admit(self, scope: Scope) -> Identity:
-        """Raises Unauthenticated, and Forbidden for a key that is for something else."""
-        if self._door.is_open:
-            return LOCAL
+        """Raises Unauthenticated, Forbidden for a key that is for something else, and NotFound for what is no path of
+        ours: whatever the routes would make of it, no scope is known for it.
+        """
         path = path_of(scope["path"])
         if path in OPEN:
-            return NOBODY
-        identity = self._door.identify(presented_key(scope["headers"]))
-        wanted = None if path is None else path.scope
-        if wanted is not None and wanted not in identity.scopes:
-            raise Forbidden(f'This key is not for "{wanted}"; it is for {", ".join(sorted(identity.scopes))}.')
+            return LOCAL if self._door.is_open else NOBODY
+        identity = LOCAL if self._door.is_open else self._door.identify(presented_key(scope["headers"]))
+        if path is None:
+            raise NotFound(f"There is no route {shown(scope['path'])}.")
+        if path.scope is not None and path.scope not in identity.scopes:
+            raise Forbidden(f'This key is not for "{path.scope}"; it is for {", ".join(sorted(identity.scopes))}.')
         return identity
 
     def _of(self, tenant: Tenant) -> ASGIApp:

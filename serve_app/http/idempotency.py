@@ -73,13 +73,11 @@ class Idempotent:
 
     async def _answer(self, scope: Scope, body: bytes, recording: Recording, claim: Claim) -> None:
         """Have the request answered, whoever is still there: by the answer of another router, or by computing it."""
-        is_kept, failure = False, None
+        is_kept, failure, found = False, None, None
         try:
             found = await self._claimed(claim)
             if found is None:
                 is_kept = await self._compute(scope, body, recording)
-                if self._book is not None:
-                    self._begin(_deliver(self._book, claim, recording.so_far if is_kept else None))
             else:
                 is_kept = recording.is_repeat = True
                 for message in found:
@@ -87,6 +85,8 @@ class Idempotent:
         except ServeError as error:
             failure = error
         finally:
+            if self._book is not None and found is None:  # also where it is not known whether it was claimed
+                self._begin(_deliver(self._book, claim, recording.so_far if is_kept else None))
             self._replays.end(claim.tenant, claim.key, recording, is_kept=is_kept, error=failure)
 
     async def _claimed(self, claim: Claim) -> tuple[Message, ...] | None:

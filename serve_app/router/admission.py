@@ -263,8 +263,10 @@ class Admission:
     def _refused(self, excess: Excess, share: Share) -> Overloaded:
         """Count it, and make an appointment."""
         self.refusals[excess.reason] += 1
-        pace_per_s = excess.gate.pace.per_s * self._active.part_of(share.flow)
-        retry_after_s = self._book(excess.gate, share.flow).make(pace_per_s=pace_per_s, excess_s=excess.seconds)
+        gate = excess.gate
+        held = gate.inside[share.flow] / gate.num_inside if gate.num_inside else 0.0
+        pace_per_s = gate.pace.per_s * max(self._active.part_of(share.flow), held)
+        retry_after_s = self._book(gate, share.flow).make(pace_per_s=pace_per_s, excess_s=excess.seconds)
         return Overloaded(
             f"{self._why(excess.reason)}; retry in {retry_after_s} s.", None, {"retry_after_s": retry_after_s}
         )

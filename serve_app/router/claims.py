@@ -110,6 +110,8 @@ class Claims:
         found = self._valid(claim)
         if found is not None and (found.holder != holder or found.answer is not None):
             return
+        if found is not None and found.claim.fingerprint != claim.fingerprint:
+            return
         if answer is None:
             self._entries.pop(place, None)
             return

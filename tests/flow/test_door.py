@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
-from serve_app.api.paths import OPEN, Path
+from serve_app.api.paths import OPEN, AdminPath, Path
 from serve_app.core.shares import Share
 from serve_app.core.tenants import Identity, Rights, Scope, Tenant
 from serve_app.http.app import build_app
@@ -117,6 +118,51 @@ async def test_a_key_is_good_for_its_scopes_and_no_other(client: httpx.AsyncClie
         response = await client.request(path.method, path.replace("{id}", "tiny"), headers=key(f"only {scope}"))
         is_allowed = path.scope in (None, scope)
         assert (response.status_code == 403) is not is_allowed, (path, scope, response.text)
+
+
+@pytest.mark.parametrize("path", [each for each in (*Path, *AdminPath) if each is not Path.MODEL])
+@pytest.mark.parametrize("behind", ["%0A", "%0A/", "%00", "%85"])
+async def test_what_is_only_nearly_a_path_of_ours_is_none(
+    backend: FakeBackend, path: Path | AdminPath, behind: str
+) -> None:
+    """Routes are found by patterns whose end may stand before a newline: no scope is known for such a path."""
+    known, fleet = directory(), Fleet("router-0")
+    fleet.put(backend.card, backend)
+    administered: list[str] = []
+
+    async def administer(service: str, arguments: object, key_id: str) -> dict[str, object]:
+        administered.append(service)
+        return {}
+
+    door = Door(identify=lambda key: known.identify(key, 1.0), administer=administer)
+    transport = httpx.ASGITransport(app=build_app(Router(fleet, RouterConfig()), door=door))
+    named = re.sub(r"\{file\}", "main.js", path).replace("{id}", "a").replace("{name}", "a") + behind
+    async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
+        for scope in Scope:
+            for method in ("GET", "POST", "PATCH", "PUT", "DELETE"):
+                response = await client.request(method, named, headers=key(f"only {scope}"))
+                is_its_own = "{" in path and scope is path.scope  # whatever stands for a name is a name
+                assert response.status_code in (403, 404) or is_its_own, (method, scope, response.text)
+        assert (await client.get(named)).status_code == 401
+    assert not administered or "{" in path
+    await fleet.close()
+
+
+@pytest.mark.parametrize("path", [each for each in Path if each not in OPEN])
+async def test_scopes_hold_where_the_service_is_mounted_below_a_prefix(backend: FakeBackend, path: Path) -> None:
+    known, fleet = directory(), Fleet("router-0")
+    fleet.put(backend.card, backend)
+    app = build_app(Router(fleet, RouterConfig()), door=Door(identify=lambda key: known.identify(key, 1.0)))
+    transport = httpx.ASGITransport(app=app, root_path="/llm")
+    async with httpx.AsyncClient(transport=transport, base_url="http://door/llm") as client:
+        assert (await client.get("/health")).status_code in (200, 503)
+        assert (await client.get("/console/main.js")).status_code == 200
+        for scope in Scope:
+            response = await client.request(path.method, path.replace("{id}", "tiny"), headers=key(f"only {scope}"))
+            is_allowed = path.scope in (None, scope)
+            assert (response.status_code == 403) is not is_allowed, (path, scope, response.text)
+            assert response.status_code != 404 or path is Path.MODEL, response.text
+    await fleet.close()
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,11 @@ class Accounts:
         """So far: the number of the last one."""
         return self._num_changes
 
+    @property
+    def num_generated(self) -> int:
+        """Tokens so far, of all flows."""
+        return self._all.completion_tokens
+
     def note_step(self, parts: Mapping[str, Account], *, until_ns: int) -> None:
         """A step that ended then, as divided among flows."""
         with self._lock:

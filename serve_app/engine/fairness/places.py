@@ -11,6 +11,8 @@ from serve_app.engine.fairness.turns import RANKS
 
 MAX_KNOWN = 1024
 """Flows of which it is known what they had when they gave a place; those beyond have had their quantum since."""
+PAID = 4
+"""What was lost with a place is computed again; so many times as much is computed before its flow gives another."""
 
 
 class Places:
@@ -53,9 +55,19 @@ class Places:
     def note_given(self, flow: str) -> None:
         """A place of this flow was given."""
         self.num_given += 1
+        self._keeps_from(flow, self._counters.accounts.service_of(flow))
+
+    def note_lost(self, flow: str, num_tokens: int) -> None:
+        """So many tokens of this flow are computed again: what it gave a place for was not kept."""
+        service = self._counters.accounts.service_of(flow)
+        lost = PAID * self._counters.rules.prefill_weight * num_tokens
+        self._keeps_from(flow, max(self._service_at.get(flow, 0.0), service) + lost)
+
+    def _keeps_from(self, flow: str, service: float) -> None:
+        """The flow gives nothing until it has had a quantum more than that."""
         if len(self._service_at) >= MAX_KNOWN:
             self._service_at = {each: at for each, at in self._service_at.items() if not self._had_quantum(each)}
-        self._service_at[flow] = self._counters.accounts.service_of(flow)
+        self._service_at[flow] = service
 
     def _may_give(self, share: Share, claimant: Share, least: float) -> bool:
         """Whether the flow is far enough above, and has had its quantum since it gave a place last."""
