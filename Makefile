@@ -34,7 +34,7 @@ test-rooms: $(VENV)/.installed-dev ## Every test that starts no Ray cluster
 	$(PYTEST) -m 'not cluster'
 
 test-cluster: $(VENV)/.installed-dev ## The tests that start one, each alone
-	$(BIN)/pytest -m cluster tests/cluster
+	$(BIN)/pytest -m cluster --durations=12 tests/cluster
 
 lint: $(VENV)/.installed-dev ## Lint, types, and what bandit knows to be dangerous
 	$(BIN)/ruff check .
