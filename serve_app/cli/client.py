@@ -96,10 +96,7 @@ class Service:
         return str(listed[0]["id"])
 
     def _open(self, path: str, body: Mapping[str, object] | None) -> http.client.HTTPResponse:
-        if not self.url.startswith(SCHEMES):
-            raise ServiceFailed(
-                f"{self.url!r} is no address of a service: it begins with http:// or https://.", Exit.MISUSED
-            )
+        check_url(self.url)
         data = None if body is None else json.dumps(body).encode()
         try:
             request = urllib.request.Request(self.url.rstrip("/") + path, data, self._headers())
@@ -119,6 +116,12 @@ class Service:
         if self.key:
             headers["authorization"] = f"Bearer {self.key}"
         return headers if self.dialect is None else {**headers, DIALECT_HEADER: self.dialect}
+
+
+def check_url(url: str) -> None:
+    """Raises ServiceFailed for what no service can be asked at."""
+    if not url.startswith(SCHEMES):
+        raise ServiceFailed(f"{url!r} is no address of a service: it begins with http:// or https://.", Exit.MISUSED)
 
 
 def opener_of(url: str) -> urllib.request.OpenerDirector:

@@ -135,6 +135,7 @@ FOUND: list[tuple[Facts, str, Severity, str]] = [
     (replace(SOUND_FACTS, complaints=("cluster.yaml:1: error: x",)), "file", ERROR, "error: x"),
     (unasked(outside(SOUND_FACTS)), "bind", ERROR, "0.0.0.0:8000"),
     (outside(SOUND_FACTS), "tls", WARNING, "without TLS"),
+    (replace(SOUND_FACTS, doubt="self-signed certificate"), "tls", WARNING, "is not trusted here: self-signed"),
     (
         replace(SOUND_FACTS, anonymous={("GET", "/metrics"): 200, ("GET", "/v1/models"): 401}),
         "routes",
