@@ -65,6 +65,13 @@ def test_several_choices_are_one_below_the_other_and_their_numbers_no_part_of_th
         (["complete", "x", "-m", "nobody"], Exit.REFUSED, "`serve_app models` lists what is served"),
         (["complete", "x", "--top-k", "many"], Exit.MISUSED, "--top-k: 'many' is no integer"),
         (["complete", "x", "--set", "top_k"], Exit.MISUSED, "write --set name=value"),
+        (["complete", "x", "--set", "model=demo"], Exit.MISUSED, "--set model=demo: the command says 'model' itself"),
+        (["complete", "x", "--set", "stream=true"], Exit.MISUSED, "the command says 'stream' itself; see --help."),
+        (["explain", "x", "--set", "prompt=y"], Exit.MISUSED, "the command says 'prompt' itself"),
+        (["chat", "x", "--set", "messages=[]"], Exit.MISUSED, "the command says 'messages' itself"),
+        (["bench", "--set", "prompt=y"], Exit.MISUSED, "the command says 'prompt' itself"),
+        (["bench", "-m", "nobody"], Exit.REFUSED, "`serve_app models` lists what is served"),
+        (["bench", DEAD, "-m", "demo"], Exit.UNREACHABLE, "No service answers"),
         (["complete", "x", "--url", DEAD], Exit.UNREACHABLE, "Start one with `serve_app up`"),
         (["complete", "x", "--dialect", "latin"], Exit.REFUSED, "latin"),
         (["compare", "x", "--models", "demo"], Exit.FAILED, "two models or more"),
@@ -150,9 +157,9 @@ def test_a_bench_reports_what_it_was_worth(run: CommandLine, served: Served) -> 
     assert "to the first token" in run("bench", served.url, "-n", "2", "--max-tokens", "2").out
 
 
-def test_a_bench_of_which_something_failed_ends_otherwise(run: CommandLine) -> None:
+def test_a_bench_whose_first_request_is_refused_ends_as_that_would(run: CommandLine) -> None:
     ran = run("bench", "-n", "2", "--set", "n=2", "--set", "best_of=1", "--max-tokens", "2")
-    assert ran.code == Exit.SERVICE_FAILED
+    assert ran.code == Exit.REFUSED
     assert "best_of" in ran.err
 
 
