@@ -18,7 +18,7 @@ from serve_app.cli.address import Address, address_of, read_cluster_file
 from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
 from serve_app.cli.exits import CommandFailed, Exit
 from serve_app.cli.guard import start_guard
-from serve_app.cli.log_file import log_path, told_by
+from serve_app.cli.log_file import log_path, opened, told_by
 from serve_app.cli.names import KEY_VARIABLE
 from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs
 from serve_app.cli.startup import Application, Events, Startup, replicas_wanted
@@ -107,7 +107,7 @@ def _start(file: str, run: str, address: Address, log: Path | None, *, is_fast: 
     ours, theirs = os.pipe()
     command = [sys.executable, "-m", "serve_app.cli.cluster", file, str(theirs), str(os.getpid())]
     variables = environment(os.environ, is_fast=is_fast) | {RUN_VARIABLE: run}
-    output = None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    output = None if log is None else opened(log)
     try:
         process = subprocess.Popen(
             command, env=variables, start_new_session=True, pass_fds=[theirs], stdout=output, stderr=output

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 from serve_app.cli import screen
+from serve_app.cli.commands.catalogs import Dtype
 from serve_app.cli.exits import Exit
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import LOCAL, Identity
+from serve_app.deployments.arguments import ModelArgs
 from serve_app.http.guard import Door
 from tests.cli.served import CommandLine, Served, serving
 
@@ -182,6 +185,9 @@ def test_an_explanation_runs_nothing(run: CommandLine, served: Served) -> None:
 
 def test_folders_are_judged_without_a_service(run: CommandLine, tmp_path: Path) -> None:
     assert run("adapters", "check", "adapters/demo").code == Exit.DONE
+    unknown = run("models", "check", "builtin:demo", "--dtype", "bogus")
+    assert (unknown.code, "'bogus' is not one of 'auto', 'float32'" in unknown.err) == (Exit.MISUSED, True)
+    assert get_args(Dtype) == get_args(get_type_hints(ModelArgs)["dtype"])
     empty = run("adapters", "check", str(tmp_path))
     assert (empty.code, "holds no adapter" in empty.err) == (Exit.FAILED, True)
     (tmp_path / "mine").mkdir()
