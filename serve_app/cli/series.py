@@ -27,8 +27,8 @@ class Look:
     def gained(self, before: Look, name: str, **labels: str) -> float:
         """By counters of that name that have these labels, since an earlier look.
 
-        A series that one of the looks lacks has gained nothing that can be known: two looks may have reached two routers, of
-        which each tells of itself alone. One that began anew has gained nothing.
+        A series that one of the looks lacks has gained nothing that can be known: two looks may have reached two
+        routers, of which each tells of itself alone. One that began anew has gained nothing.
         """
         wanted = set(labels.items())
         return sum(

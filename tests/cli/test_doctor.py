@@ -237,7 +237,10 @@ def test_what_could_not_be_seen_is_neither_sound_nor_ill() -> None:
     told = list(lines_of(Facts(), []))
     assert "nothing answers there" in told[0]
     assert not any("nobody submits jobs" in line for line in told)
-    checks = {each["name"]: each["was_looked_at"] for each in json.loads(json.dumps(object_of(Facts(), [], NOT_SEEN)))["checks"]}
+    checks = {
+        each["name"]: each["was_looked_at"]
+        for each in json.loads(json.dumps(object_of(Facts(), [], NOT_SEEN)))["checks"]
+    }
     assert (checks["store"], checks["bind"]) == (True, False)
 
 

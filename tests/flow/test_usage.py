@@ -73,4 +73,4 @@ async def test_without_its_library_parquet_is_refused_with_what_to_install(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     refused = await client.get("/v1/usage?format=parquet", headers=house.key("acme"))
     assert refused.status_code == 400
-    assert "pip install 'serve_app[parquet]'" in refused.json()["error"]["message"]
+    assert ".venv/bin/pip install -c constraints.txt -e '.[parquet]'" in refused.json()["error"]["message"]

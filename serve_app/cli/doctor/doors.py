@@ -58,8 +58,8 @@ def _check_certificate(facts: Facts) -> Iterator[Verdict]:
             check="tls",
             severity=Severity.WARNING,
             found=f"the certificate at {facts.url} is not trusted here: {facts.doubt}; no key was sent",
-            mend="Have it signed by an authority that clients trust, for the name that they use, or name the authority's"
-            f" own certificate in SSL_CERT_FILE; {PROXY_TLS}.",
+            mend="Have it signed by an authority that clients trust, for the name that they use, or name the"
+            f" authority's own certificate in SSL_CERT_FILE; {PROXY_TLS}.",
             commands=(f"curl -sI {facts.url}/health",),
         )
 
