@@ -58,7 +58,7 @@ def bench_service(service: Service, model: str | None, load: Load, *, as_json: b
     bodies = load.bodies(name)
     first = ask(service, {**next(load.bodies(name)), "max_tokens": 1})
     if first.error is not None:
-        raise CommandFailed(first.error, Exit.SERVICE_FAILED)
+        raise CommandFailed(first.error, first.code)
     with _progress(load.num_requests) as told:
         started = time.perf_counter()
         answers = drive(service, bodies, num_clients=load.num_clients, told=told)

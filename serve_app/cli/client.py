@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import ipaddress
 import json
 import urllib.error
 import urllib.parse
@@ -95,14 +96,11 @@ class Service:
         return str(listed[0]["id"])
 
     def _open(self, path: str, body: Mapping[str, object] | None) -> http.client.HTTPResponse:
-        if not self.url.startswith(SCHEMES):
-            raise ServiceFailed(
-                f"{self.url!r} is no address of a service: it begins with http:// or https://.", Exit.MISUSED
-            )
+        check_url(self.url)
         data = None if body is None else json.dumps(body).encode()
         try:
             request = urllib.request.Request(self.url.rstrip("/") + path, data, self._headers())
-            opened = urllib.request.urlopen(request, timeout=self.timeout_s)  # nosec B310 # the scheme was looked at
+            opened = opener_of(self.url).open(request, timeout=self.timeout_s)
         except urllib.error.HTTPError as error:
             with error:
                 raise _failed(error.code, error.read(), error.headers.get("Retry-After")) from error
@@ -118,6 +116,26 @@ class Service:
         if self.key:
             headers["authorization"] = f"Bearer {self.key}"
         return headers if self.dialect is None else {**headers, DIALECT_HEADER: self.dialect}
+
+
+def check_url(url: str) -> None:
+    """Raises ServiceFailed for what no service can be asked at."""
+    if not url.startswith(SCHEMES):
+        raise ServiceFailed(f"{url!r} is no address of a service: it begins with http:// or https://.", Exit.MISUSED)
+
+
+def opener_of(url: str) -> urllib.request.OpenerDirector:
+    """What opens it: a proxy of the environment is for other machines, and never for this one."""
+    is_here = _is_loopback(urllib.parse.urlsplit(url).hostname or "")
+    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_here else []))
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether the name is one of this machine alone; nothing is looked up."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def query(path: str, **members: str | None) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from serve_app.cli.client import Service, ServiceFailed
+from serve_app.cli.exits import Exit
 
 PATH = "/v1/completions"
 WORDS = (
@@ -39,7 +40,10 @@ class Load:
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """What became of one request. Times are seconds on one clock. seen_at: when each event with text came"""
+    """What became of one request. Times are seconds on one clock. seen_at: when each event with text came
+
+    error: None where there was none; otherwise a command would end with `code`
+    """
 
     sent_at: float
     ended_at: float = 0.0
@@ -48,6 +52,7 @@ class Answer:
     cached_tokens: int = 0
     output_tokens: int = 0
     error: str | None = None
+    code: Exit = Exit.SERVICE_FAILED
 
     @property
     def gaps(self) -> list[float]:
@@ -92,7 +97,7 @@ def ask(service: Service, body: Mapping[str, object]) -> Answer:
                 answer.prompt_tokens, answer.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
                 answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     except ServiceFailed as failure:
-        answer.error = str(failure)
+        answer.error, answer.code = str(failure), failure.code
     answer.ended_at = time.perf_counter()
     return answer
 

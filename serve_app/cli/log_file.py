@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from serve_app.cli.address import Address
+from serve_app.cli.exits import CommandFailed
 
 HERE = "-"
 STATE_VARIABLE = "XDG_STATE_HOME"
@@ -30,15 +31,31 @@ FAILURE = re.compile(
 def log_path(address: Address, wanted: str | None = None) -> Path | None:
     """The file that was asked for, or this port's own, made ready; None where lines are to be shown here.
 
-    An earlier run's file is kept beside it, with `.1` behind its name.
+    An earlier run's file is kept beside it, with `.1` behind its name. Raises CommandFailed where it can be no file.
     """
     if wanted == HERE:
         return None
     path = _folder() / f"up-{address.port}.log" if wanted is None else Path(wanted).expanduser()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_file() and path.stat().st_size:
-        path.replace(path.with_name(path.name + ".1"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file() and path.stat().st_size:
+            path.replace(path.with_name(path.name + ".1"))
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    os.close(opened(path))
     return path
+
+
+def opened(path: Path) -> int:
+    """A descriptor of the file, empty and its owner's alone. Raises CommandFailed."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> CommandFailed:
+    return CommandFailed(f"{path} cannot take the log: {error.strerror}. Name another file with --log; - is here.")
 
 
 def told_by(path: Path | None, messages: Iterable[str] = ()) -> list[str]:

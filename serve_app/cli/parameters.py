@@ -50,7 +50,7 @@ def chat_offers() -> Sequence[Offer]:
 def parameters_of(said: Mapping[str, Any], assignments: Sequence[str], *, kind: str) -> dict[str, object]:
     """Values of options, and of `name=json` under any name that the service knows, as a request has them.
 
-    Raises CommandFailed for a name that is nobody's, and for what no value of a parameter can be.
+    Raises CommandFailed for a name that is nobody's or the command's own, and for what no value of a parameter can be.
     """
     if not said and not assignments:
         return {}
@@ -60,6 +60,8 @@ def parameters_of(said: Mapping[str, Any], assignments: Sequence[str], *, kind: 
         name, sign, text = each.partition("=")
         if not sign:
             raise CommandFailed(f"--set {each}: write --set name=value, as in --set top_k=40.", Exit.MISUSED)
+        if name in OWN:
+            raise CommandFailed(f"--set {each}: the command says {name!r} itself; see --help.", Exit.MISUSED)
         if name not in schemas:
             raise CommandFailed(f"--set {each}: {_unknown(name, tuple(schemas))}", Exit.MISUSED)
         found[name] = _value(name, text, schemas[name])

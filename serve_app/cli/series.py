@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -24,6 +23,19 @@ class Look:
         """The sum of all series of that name that have these labels."""
         wanted = set(labels.items())
         return sum(value for (each, own), value in self.series.items() if each == PREFIX + name and wanted <= set(own))
+
+    def gained(self, before: Look, name: str, **labels: str) -> float:
+        """By counters of that name that have these labels, since an earlier look.
+
+        A series that one of the looks lacks has gained nothing that can be known: two looks may have reached two
+        routers, of which each tells of itself alone. One that began anew has gained nothing.
+        """
+        wanted = set(labels.items())
+        return sum(
+            max(0.0, value - before.series[each, own])
+            for (each, own), value in self.series.items()
+            if each == PREFIX + name and wanted <= set(own) and (each, own) in before.series
+        )
 
     def labels(self, name: str, label: str) -> list[str]:
         """Every value that a label has in the series of that name."""
@@ -83,16 +95,11 @@ def read_look(text: str, at_s: float) -> Look:
 def board(before: Look, now: Look) -> Board:
     """Rates are of the time between the two."""
     seconds = max(now.at_s - before.at_s, 1e-9)
-
-    def gained(name: str, **labels: str) -> float:
-        """Of a counter; one that began anew has gained nothing."""
-        return max(0.0, now.value(name, **labels) - before.value(name, **labels))
-
     prompts = now.value("prompt_tokens_total")
     return Board(
         open_requests=int(now.value("admission_requests_open")),
-        generated_per_s=gained("replica_flow_generated_tokens_total") / seconds,
-        prompt_per_s=gained("prompt_tokens_total") / seconds,
+        generated_per_s=now.gained(before, "replica_flow_generated_tokens_total") / seconds,
+        prompt_per_s=now.gained(before, "prompt_tokens_total") / seconds,
         cached_share=now.value("cached_tokens_total") / prompts if prompts else 0.0,
         refused=int(now.value("admission_refusals_total") + now.value("proxy_refusals_total")),
         waits_s={
@@ -105,9 +112,6 @@ def board(before: Look, now: Look) -> Board:
 
 
 def _replica(before: Look, now: Look, replica: str, seconds: float) -> ReplicaRow:
-    def gained(name: str) -> float:
-        return max(0.0, now.value(name, replica=replica) - before.value(name, replica=replica))
-
     blocks, free = (now.value(f"replica_{name}", replica=replica) for name in ("blocks", "blocks_free"))
     model = next(dict(own)["model"] for _, own in now.series if dict(own).get("replica") == replica)
     return ReplicaRow(
@@ -116,26 +120,21 @@ def _replica(before: Look, now: Look, replica: str, seconds: float) -> ReplicaRo
         running=int(now.value("replica_sequences_running", replica=replica)),
         waiting=int(now.value("replica_sequences_waiting", replica=replica)),
         blocks_used=1 - free / blocks if blocks else 0.0,
-        steps_per_s=gained("replica_steps_total") / seconds,
-        busy=min(1.0, gained("replica_step_seconds_total") / seconds),
+        steps_per_s=now.gained(before, "replica_steps_total", replica=replica) / seconds,
+        busy=min(1.0, now.gained(before, "replica_step_seconds_total", replica=replica) / seconds),
     )
 
 
 def _tenants(before: Look, now: Look, seconds: float) -> tuple[TenantRow, ...]:
-    spent: dict[str, float] = defaultdict(float)
-    for flow in now.labels("replica_flow_seconds_total", "flow"):
-        name = "replica_flow_seconds_total"
-        spent[flow] = max(0.0, now.value(name, flow=flow) - before.value(name, flow=flow))
+    name = "replica_flow_seconds_total"
+    spent = {flow: now.gained(before, name, flow=flow) for flow in now.labels(name, "flow")}
     whole = sum(spent.values())
-
-    def per_s(name: str, flow: str) -> float:
-        return max(0.0, now.value(name, flow=flow) - before.value(name, flow=flow)) / seconds
 
     rows = [
         TenantRow(
             tenant="all others" if flow == EVERYBODY_ELSE else flow,
-            generated_per_s=per_s("replica_flow_generated_tokens_total", flow),
-            computed_per_s=per_s("replica_flow_rows_total", flow),
+            generated_per_s=now.gained(before, "replica_flow_generated_tokens_total", flow=flow) / seconds,
+            computed_per_s=now.gained(before, "replica_flow_rows_total", flow=flow) / seconds,
             share=spent[flow] / whole if whole else 0.0,
         )
         for flow in spent

@@ -52,6 +52,7 @@ LISTS: Mapping[str, str] = MappingProxyType(
         "cors_origins": "Web pages that may call with its keys.",
     }
 )
+WANTED = {"int": "an integer", "float": "a number", "str": "a text"}
 METAVARS = {"int": "INTEGER", "float": "NUMBER", "str": "TEXT"}
 
 
@@ -95,5 +96,5 @@ def _read(name: str, text: str, read: Reader) -> object:
     try:
         return read(text)
     except ValueError:
-        wanted = f"a {METAVARS[read.__name__].lower()}, or {NOTHING}"
+        wanted = f"{WANTED[read.__name__]}{'' if isinstance(read, type) else f', or {NOTHING}'}"
         raise CommandFailed(f"--{name.replace('_', '-')} must be {wanted}; found {text!r}.", Exit.MISUSED) from None

@@ -18,7 +18,7 @@ from serve_app.cli.address import Address, address_of, read_cluster_file
 from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
 from serve_app.cli.exits import CommandFailed, Exit
 from serve_app.cli.guard import start_guard
-from serve_app.cli.log_file import log_path, told_by
+from serve_app.cli.log_file import log_path, opened, told_by
 from serve_app.cli.names import KEY_VARIABLE
 from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs
 from serve_app.cli.startup import Application, Events, Startup, replicas_wanted
@@ -107,7 +107,7 @@ def _start(file: str, run: str, address: Address, log: Path | None, *, is_fast: 
     ours, theirs = os.pipe()
     command = [sys.executable, "-m", "serve_app.cli.cluster", file, str(theirs), str(os.getpid())]
     variables = environment(os.environ, is_fast=is_fast) | {RUN_VARIABLE: run}
-    output = None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    output = None if log is None else opened(log)
     try:
         process = subprocess.Popen(
             command, env=variables, start_new_session=True, pass_fds=[theirs], stdout=output, stderr=output
@@ -146,7 +146,7 @@ def _watch(cluster: Cluster, file: Path, told: Telling) -> Loss | None:
             told.update(startup.update(event, time.monotonic()))
         if heard is None and (failed := startup.failed):
             return _undeployed(failed)
-        if heard is None and _is_healthy(cluster.address):
+        if heard is None and is_healthy(cluster.address):
             told.ready(str(cluster.address), startup.seconds(time.monotonic()), _welcome(cluster.address, file))
             heard = time.monotonic()
         if heard is not None and cluster.address.is_taken():
@@ -173,9 +173,11 @@ def _core_of(cluster: Cluster) -> dict[str, Process]:
     return {each.program: each for each in processes_of_runs(cluster.run) if each.program in CORE_PROGRAMS}
 
 
-def _is_healthy(address: Address) -> bool:
+def is_healthy(address: Address) -> bool:
+    """Whether the service answers there and every model of it has a replica; asked past any proxy."""
     try:
-        with urllib.request.urlopen(f"{address}/health", timeout=2) as response:  # nosec B310 # our own address
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(f"{address}/health", timeout=2) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False

@@ -20,7 +20,8 @@ def as_parquet(report: Sequence[Mapping[str, object]]) -> bytes:
             "format",
             must="be json or csv here",
             found='"parquet"',
-            remedy="Parquet needs pyarrow: pip install 'serve_app[parquet]' where the router runs.",
+            remedy="Parquet needs pyarrow: .venv/bin/pip install -c constraints.txt -e '.[parquet]'"
+            " where the router runs.",
         ) from None
     written = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(each) for each in report]), written)

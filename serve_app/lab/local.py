@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ipaddress
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -97,10 +99,20 @@ def cluster_file() -> Path:
 def is_ready(url: str) -> bool:
     """Whether a service answers there and every model of it has a replica."""
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=5) as response:  # nosec B310
+        with _opener_of(url).open(f"{url.rstrip('/')}/health", timeout=5) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError, ValueError):
         return False
+
+
+def _opener_of(url: str) -> urllib.request.OpenerDirector:
+    """A proxy of the environment is for other machines, and never for this one."""
+    host = urllib.parse.urlsplit(url).hostname or ""
+    try:
+        is_here = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_here = False
+    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_here else []))
 
 
 def _launch(content: Mapping[str, Any], folder: Path) -> Local:

@@ -12,7 +12,7 @@ from serve_app.router.story import Story
 
 logger = logging.getLogger(__name__)
 
-WANTED = "`tracing` needs a package that is not there: pip install 'serve_app[tracing]'"
+WANTED = "`tracing` needs a package that is not there: .venv/bin/pip install -c constraints.txt -e '.[tracing]'"
 
 
 class Trace(Protocol):

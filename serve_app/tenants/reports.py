@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date
 
 from serve_app.core.csv_lines import as_csv
 from serve_app.core.ledger import DIMENSIONS, UsageLine, UsageQuestion
@@ -22,7 +23,7 @@ def question_of(arguments: Mapping[str, object]) -> UsageQuestion:
         raise TenancyError(f"by must be some of {', '.join(DIMENSIONS)}, each once; found {','.join(by)[:96]!r}.")
     days = {name: str(arguments.get(name) or "") for name in ("since", "until")}
     for name, day in days.items():
-        if day and not DAY.fullmatch(day):
+        if day and not _is_day(day):
             raise TenancyError(f"{name} must be a day like 2026-11-22; found {day[:96]!r}.")
     tenant = arguments.get("tenant")
     return UsageQuestion(by=by, tenant=None if tenant is None else str(tenant), **days)
@@ -39,6 +40,14 @@ def report_of(lines: Sequence[UsageLine]) -> list[dict[str, object]]:
         }
         for line in lines
     ]
+
+
+def _is_day(text: str) -> bool:
+    """Whether the calendar has it, written the one way in which days are compared."""
+    try:
+        return DAY.fullmatch(text) is not None and bool(date.fromisoformat(text))
+    except ValueError:
+        return False
 
 
 def csv_of(answer: Mapping[str, object]) -> str:

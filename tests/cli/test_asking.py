@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 from serve_app.cli import screen
+from serve_app.cli.commands.catalogs import Dtype
 from serve_app.cli.exits import Exit
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import LOCAL, Identity
+from serve_app.deployments.arguments import ModelArgs
 from serve_app.http.guard import Door
 from tests.cli.served import CommandLine, Served, serving
 
@@ -65,6 +68,13 @@ def test_several_choices_are_one_below_the_other_and_their_numbers_no_part_of_th
         (["complete", "x", "-m", "nobody"], Exit.REFUSED, "`serve_app models` lists what is served"),
         (["complete", "x", "--top-k", "many"], Exit.MISUSED, "--top-k: 'many' is no integer"),
         (["complete", "x", "--set", "top_k"], Exit.MISUSED, "write --set name=value"),
+        (["complete", "x", "--set", "model=demo"], Exit.MISUSED, "--set model=demo: the command says 'model' itself"),
+        (["complete", "x", "--set", "stream=true"], Exit.MISUSED, "the command says 'stream' itself; see --help."),
+        (["explain", "x", "--set", "prompt=y"], Exit.MISUSED, "the command says 'prompt' itself"),
+        (["chat", "x", "--set", "messages=[]"], Exit.MISUSED, "the command says 'messages' itself"),
+        (["bench", "--set", "prompt=y"], Exit.MISUSED, "the command says 'prompt' itself"),
+        (["bench", "-m", "nobody"], Exit.REFUSED, "`serve_app models` lists what is served"),
+        (["bench", DEAD, "-m", "demo"], Exit.UNREACHABLE, "No service answers"),
         (["complete", "x", "--url", DEAD], Exit.UNREACHABLE, "Start one with `serve_app up`"),
         (["complete", "x", "--dialect", "latin"], Exit.REFUSED, "latin"),
         (["compare", "x", "--models", "demo"], Exit.FAILED, "two models or more"),
@@ -150,9 +160,9 @@ def test_a_bench_reports_what_it_was_worth(run: CommandLine, served: Served) -> 
     assert "to the first token" in run("bench", served.url, "-n", "2", "--max-tokens", "2").out
 
 
-def test_a_bench_of_which_something_failed_ends_otherwise(run: CommandLine) -> None:
+def test_a_bench_whose_first_request_is_refused_ends_as_that_would(run: CommandLine) -> None:
     ran = run("bench", "-n", "2", "--set", "n=2", "--set", "best_of=1", "--max-tokens", "2")
-    assert ran.code == Exit.SERVICE_FAILED
+    assert ran.code == Exit.REFUSED
     assert "best_of" in ran.err
 
 
@@ -175,6 +185,9 @@ def test_an_explanation_runs_nothing(run: CommandLine, served: Served) -> None:
 
 def test_folders_are_judged_without_a_service(run: CommandLine, tmp_path: Path) -> None:
     assert run("adapters", "check", "adapters/demo").code == Exit.DONE
+    unknown = run("models", "check", "builtin:demo", "--dtype", "bogus")
+    assert (unknown.code, "'bogus' is not one of 'auto', 'float32'" in unknown.err) == (Exit.MISUSED, True)
+    assert get_args(Dtype) == get_args(get_type_hints(ModelArgs)["dtype"])
     empty = run("adapters", "check", str(tmp_path))
     assert (empty.code, "holds no adapter" in empty.err) == (Exit.FAILED, True)
     (tmp_path / "mine").mkdir()

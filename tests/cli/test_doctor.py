@@ -23,7 +23,7 @@ from serve_app.cli.doctor.checks import CHECKS, examine
 from serve_app.cli.doctor.facts import Answer, Facts, Limit, Listener, SecretFile
 from serve_app.cli.doctor.gathering import gather
 from serve_app.cli.doctor.probes import routes
-from serve_app.cli.doctor.report import json_of, lines_of
+from serve_app.cli.doctor.report import lines_of, object_of
 from serve_app.cli.doctor.verdicts import ILL, NOT_SEEN, SOUND, SUSPECT, exit_code_of
 from serve_app.cli.processes import Process
 from serve_app.core.tenants import Limits, Scope, Tenant
@@ -135,6 +135,7 @@ FOUND: list[tuple[Facts, str, Severity, str]] = [
     (replace(SOUND_FACTS, complaints=("cluster.yaml:1: error: x",)), "file", ERROR, "error: x"),
     (unasked(outside(SOUND_FACTS)), "bind", ERROR, "0.0.0.0:8000"),
     (outside(SOUND_FACTS), "tls", WARNING, "without TLS"),
+    (replace(SOUND_FACTS, doubt="self-signed certificate"), "tls", WARNING, "is not trusted here: self-signed"),
     (
         replace(SOUND_FACTS, anonymous={("GET", "/metrics"): 200, ("GET", "/v1/models"): 401}),
         "routes",
@@ -236,7 +237,10 @@ def test_what_could_not_be_seen_is_neither_sound_nor_ill() -> None:
     told = list(lines_of(Facts(), []))
     assert "nothing answers there" in told[0]
     assert not any("nobody submits jobs" in line for line in told)
-    checks = {each["name"]: each["was_looked_at"] for each in json.loads(json_of(Facts(), [], NOT_SEEN))["checks"]}
+    checks = {
+        each["name"]: each["was_looked_at"]
+        for each in json.loads(json.dumps(object_of(Facts(), [], NOT_SEEN)))["checks"]
+    }
     assert (checks["store"], checks["bind"]) == (True, False)
 
 
@@ -280,7 +284,9 @@ def test_the_doctor_makes_nothing_and_changes_nothing(house: Path, capsys: pytes
     before = {each.name: each.read_bytes() for each in house.iterdir()}
     assert main(["doctor", "--json"]) == NOT_SEEN
     assert {each.name: each.read_bytes() for each in house.iterdir()} == before
-    told = json.loads(capsys.readouterr().out)
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1, "on one line for a program"
+    told = json.loads(out)
     found = {(check["name"], each["severity"]) for check in told["checks"] for each in check["findings"]}
     assert found == {("pepper", "note"), ("keys", "note")}
 

@@ -44,6 +44,17 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
     assert (seen.cached_share, seen.waits_s) == (0.25, {"demo": 2.5})
 
 
+def test_two_looks_at_two_routers_have_no_gain_between_them() -> None:
+    other = AFTER.replace('router="r"', 'router="s"')
+    seen = board(read_look(BEFORE, 0.0), read_look(other, 1.0))
+    assert (seen.generated_per_s, seen.prompt_per_s) == (0.0, 0.0)
+    assert (seen.replicas[0].steps_per_s, seen.replicas[0].busy) == (0.0, 0.0)
+    assert {each.generated_per_s for each in seen.tenants} == {0.0}
+    back = board(read_look(BEFORE, 0.0), read_look(AFTER + other, 2.0))
+    assert back.generated_per_s == 25.0, "what both looks have is told as it is"
+    assert (back.replicas[0].steps_per_s, back.tenants[0].share) == (10.0, 0.75)
+
+
 def test_a_counter_that_began_anew_has_gained_nothing() -> None:
     seen = board(read_look(AFTER, 0.0), read_look(BEFORE, 1.0))
     assert seen.replicas[0].steps_per_s == 0.0

@@ -61,8 +61,14 @@ def test_a_key_is_made_exchanged_and_revoked(run: CommandLine) -> None:
         (
             ["tenants", "add", "acme", "--max-n", "many"],
             Exit.MISUSED,
-            "--max-n must be a integer, or none; found 'many'",
+            "--max-n must be an integer, or none; found 'many'",
         ),
+        (
+            ["tenants", "add", "acme", "--weight", "none"],
+            Exit.MISUSED,
+            "--weight must be a number; found 'none'",
+        ),
+        (["usage", "--since", "2026-13-99"], Exit.FAILED, "since must be a day like 2026-11-22; found '2026-13-99'"),
         (["tenants", "remove", "nobody"], Exit.FAILED, "nobody"),
         (["tenants", "apply", "missing.yaml"], Exit.FAILED, "missing.yaml cannot be read"),
         (["usage", "--file", "none.yaml"], Exit.FAILED, "names no store: set `store:"),

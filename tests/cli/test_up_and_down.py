@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from serve_app.cli import main
 from serve_app.cli.address import Address, address_of
+from serve_app.cli.exits import Exit
 from serve_app.cli.processes import processes_of_runs
 from tests.cli.runs import end, needs_proc, new_run, start
 
@@ -62,6 +64,23 @@ def test_an_address_is_taken_while_something_listens(family: socket.AddressFamil
         address = Address(host=host, port=int(listener.getsockname()[1]))
         assert address.is_taken()
     assert not address.is_taken()
+
+
+def test_up_tells_where_its_log_cannot_be(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for log in (tmp_path, Path(file) / "up.log", Path("/proc/none/up.log")):
+        assert main(["up", file, "--log", str(log)]) == Exit.FAILED
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"serve_app: {log} cannot take the log: ")
+        assert line.endswith("Name another file with --log; - is here.")
+
+
+def test_up_answers_a_program_with_what_check_would(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--json", "missing.yaml"]) == Exit.FAILED
+    told = json.loads(capsys.readouterr().out)
+    assert main(["check", "--json", "missing.yaml"]) == Exit.FAILED
+    assert json.loads(capsys.readouterr().out) == told
+    assert (told["file"], told["is_sound"]) == ("missing.yaml", False)
+    assert told["lines"]
 
 
 @needs_proc

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from serve_app.cli.options import URL, AsJson, Key, Url, service
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+"""As in the args of an application."""
 Folder = Annotated[str, typer.Argument(metavar="PATH", help="A folder on this machine.")]
 
 
@@ -22,7 +24,7 @@ def models(context: typer.Context, url: Url = URL, key: Key = None, as_json: AsJ
 
 def check_model(
     path: Folder,
-    dtype: Annotated[str, typer.Option("--dtype", help="That its weights would be loaded in.")] = "auto",
+    dtype: Annotated[Dtype, typer.Option("--dtype", help="That its weights would be loaded in.")] = "auto",
     as_json: AsJson = False,
 ) -> int:
     """Say whether a model's folder can be served, and what it takes of memory; loads nothing."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from serve_app.cli.exits import Exit
 from serve_app.cli.options import CLUSTER_FILE, AsJson, ClusterFile, Fast
 from serve_app.cli.screen import say, say_json
+
+if TYPE_CHECKING:
+    from serve_app.check.cluster_file import Report
 
 ENVIRONMENT = "A cluster that you start yourself wants the environment that `serve_app env` prints; `up` sets it."
 Log = Annotated[
@@ -23,8 +26,10 @@ def up(file: ClusterFile = CLUSTER_FILE, fast: Fast = False, log: Log = None, as
     from serve_app.cli.up import serve_until_interrupted
 
     report = check_file(file, is_fast=fast)
-    if not report.is_sound or not as_json:
+    if not as_json:
         say("\n".join(report.lines))
+    elif not report.is_sound:
+        _say_report(file, report)
     return serve_until_interrupted(file, is_fast=fast, log=log, as_json=as_json) if report.is_sound else Exit.FAILED
 
 
@@ -41,7 +46,7 @@ def check(file: ClusterFile = CLUSTER_FILE, fast: Fast = False, as_json: AsJson 
 
     report = check_file(file, is_fast=fast)
     if as_json:
-        say_json({"file": file, "is_sound": report.is_sound, "lines": list(report.lines)})
+        _say_report(file, report)
     else:
         say("\n".join([*report.lines, ENVIRONMENT]))
     return Exit.DONE if report.is_sound else Exit.FAILED
@@ -58,9 +63,7 @@ def doctor(
     """Look at what a running service lets in, and say how to mend it."""
     from serve_app.cli.doctor.report import run  # imports Ray, which takes its time
 
-    text, code = run(file, url=url, as_json=as_json, is_fast=fast)
-    say(text)
-    return code
+    return run(file, url=url, as_json=as_json, is_fast=fast)
 
 
 def env(fast: Fast = False, as_json: AsJson = False) -> int:
@@ -72,3 +75,7 @@ def env(fast: Fast = False, as_json: AsJson = False) -> int:
     else:
         say("\n".join(shell_lines(is_fast=fast)))
     return Exit.DONE
+
+
+def _say_report(file: str, report: Report) -> None:
+    say_json({"file": file, "is_sound": report.is_sound, "lines": list(report.lines)})

@@ -36,7 +36,8 @@ def check_bind(facts: Facts) -> Iterator[Verdict]:
 
 
 def check_tls(facts: Facts) -> Iterator[Verdict]:
-    """Keys cross the network as they are where nothing encrypts it."""
+    """Keys cross the network as they are where nothing encrypts it, and go to anybody where no certificate is sound."""
+    yield from _check_certificate(facts)
     is_encrypted = facts.url is not None and facts.url.startswith("https:")
     outside = [each for each in facts.doors if each.is_outside]
     if outside and not facts.asks_nobody:
@@ -47,6 +48,19 @@ def check_tls(facts: Facts) -> Iterator[Verdict]:
             found=f"the service listens without TLS on {outside[0]}: keys and prompts cross the network as they are",
             mend=f"Bind loopback and put a proxy with TLS in front; {PROXY_TLS}{told}.",
             commands=(f"serve_app check {facts.file}",),
+        )
+
+
+def _check_certificate(facts: Facts) -> Iterator[Verdict]:
+    """Whoever can stand between a client and a service that nobody proved to be it reads its keys."""
+    if facts.doubt is not None:
+        yield Verdict(
+            check="tls",
+            severity=Severity.WARNING,
+            found=f"the certificate at {facts.url} is not trusted here: {facts.doubt}; no key was sent",
+            mend="Have it signed by an authority that clients trust, for the name that they use, or name the"
+            f" authority's own certificate in SSL_CERT_FILE; {PROXY_TLS}.",
+            commands=(f"curl -sI {facts.url}/health",),
         )
 
 

@@ -66,6 +66,7 @@ class Facts:
     port:        that the file says
     processes:   of the cluster;  environment: that it was started with
     listeners:   of those processes
+    doubt:       why nobody need believe the certificate there; None where it is trusted, or there is none
     answers:     of the service, by the name of the probe (`serve_app.cli.doctor.probes`)
     anonymous:   status by method and path, without a key
     ray_answers: of Ray's dashboard without its token, by URL
@@ -84,6 +85,7 @@ class Facts:
     processes: tuple[Process, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     listeners: tuple[Listener, ...] = ()
+    doubt: str | None = None
     answers: Mapping[str, Answer] = field(default_factory=dict)
     anonymous: Mapping[tuple[str, str], int] = field(default_factory=dict)
     ray_answers: Mapping[str, int] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from typing import Any
 
 from serve_app.check.cluster_file import check_file
 from serve_app.cli.address import address_of, read_cluster_file
+from serve_app.cli.client import check_url
 from serve_app.cli.doctor import probes
 from serve_app.cli.doctor.advisories import PACKAGES
 from serve_app.cli.doctor.facts import Facts, Limit, Listener, SecretFile
@@ -37,7 +38,9 @@ MAX_PICKLES = 8
 
 
 def gather(file: str, *, url: str | None = None, is_fast: bool = False) -> Facts:
-    """url: where clients reach the service; None is as the cluster file says"""
+    """url: where clients reach the service; None is as the cluster file says. Raises CommandFailed where it is none"""
+    if url is not None:
+        check_url(url)
     content, address = read_cluster_file(Path(file)), address_of(file)
     processes = processes_of_cluster(address.port)
     environment = _environment(processes)
@@ -55,6 +58,7 @@ def gather(file: str, *, url: str | None = None, is_fast: bool = False) -> Facts
         processes=processes,
         environment=environment,
         listeners=listeners,
+        doubt=probes.doubt_of(asked) if answers else None,
         answers=answers,
         anonymous=probes.anonymous_statuses(asked) if answers else {},
         ray_answers=dict(_ray_answers(listeners)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import ssl
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
@@ -32,13 +33,15 @@ PROBES: Mapping[str, tuple[str, str, Mapping[str, str]]] = MappingProxyType(
     }
 )
 """Method, path and headers of each; of a body nothing is sent."""
+KEY_HEADER = "authorization"
 RAY_PATHS = ("/api/jobs/", "/api/serve/applications/")
 
 
 def ask(url: str, method: str, path: str, headers: Mapping[str, str]) -> Answer | None:
-    """None where nothing that is HTTP comes back in time. Certificates are not looked at: nothing secret is sent."""
-    connection = _connection(url)
+    """None where nothing that is HTTP comes back in time, and where a key would go to whom no certificate names."""
+    connection: http.client.HTTPConnection | None = None
     try:
+        connection = _connection(url, is_verified=KEY_HEADER in headers)
         connection.putrequest(method, path, skip_accept_encoding=True)
         for name, value in headers.items():
             connection.putheader(name, value)
@@ -47,17 +50,35 @@ def ask(url: str, method: str, path: str, headers: Mapping[str, str]) -> Answer 
         body = response.read(MAX_BODY_BYTES).decode(errors="replace")
         named = {name.lower(): value for name, value in response.getheaders()}
         return Answer(status=response.status, headers=named, body=body)
-    except (OSError, http.client.HTTPException):
+    except (OSError, ValueError, http.client.HTTPException):
         return None
     finally:
-        connection.close()
+        if connection is not None:
+            connection.close()
+
+
+def doubt_of(url: str) -> str | None:
+    """Why the certificate there names nobody that this machine trusts; None where it does, or there is none."""
+    if not url.startswith("https:"):
+        return None
+    try:
+        with closing(_connection(url, is_verified=True)) as connection:
+            connection.connect()
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    return None
 
 
 def answers_of(url: str, key: str | None) -> dict[str, Answer]:
-    """What came back of each probe. key: for the page, which is nobody's without one"""
+    """What came back of each probe. key: for the page, which is nobody's without one
+
+    No certificate is looked at where nothing secret is sent: what stands behind it is asked in any case.
+    """
     asked = {name: ask(url, method, path, headers) for name, (method, path, headers) in PROBES.items()}
     if key is not None:
-        asked["page"] = ask(url, "GET", "/docs", {"authorization": f"Bearer {key}"})
+        asked["page"] = ask(url, "GET", "/docs", {KEY_HEADER: f"Bearer {key}"})
     return {name: answer for name, answer in asked.items() if answer is not None}
 
 
@@ -76,10 +97,11 @@ def routes() -> Iterator[tuple[str, str]]:
         yield "GET", admin.replace("{name}", "doctor").replace("{id}", "doctor")
 
 
-def _connection(url: str) -> http.client.HTTPConnection:
+def _connection(url: str, *, is_verified: bool) -> http.client.HTTPConnection:
     parts = urlsplit(url)
     if parts.scheme == "https":
         context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if not is_verified:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return http.client.HTTPSConnection(parts.netloc, timeout=TIMEOUT_S, context=context)
     return http.client.HTTPConnection(parts.netloc, timeout=TIMEOUT_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
@@ -11,20 +10,24 @@ from serve_app.cli.doctor.checks import CHECKS, examine
 from serve_app.cli.doctor.facts import Facts
 from serve_app.cli.doctor.gathering import gather
 from serve_app.cli.doctor.verdicts import Verdict, exit_code_of
+from serve_app.cli.screen import say, say_json
 
 NOT_SEEN = "nothing answers there: only the file, the store and versions were looked at"
 
 
-def run(file: str, *, url: str | None = None, as_json: bool = False, is_fast: bool = False) -> tuple[str, int]:
-    """Look, and say what was seen; the text and the exit code."""
+def run(file: str, *, url: str | None = None, as_json: bool = False, is_fast: bool = False) -> int:
+    """Look, and say what was seen; the exit code."""
     facts = gather(file, url=url, is_fast=is_fast)
     verdicts = examine(facts)
     code = exit_code_of(verdicts, was_seen=facts.was_seen)
-    text = json_of(facts, verdicts, code) if as_json else "\n".join(lines_of(facts, verdicts))
-    return text, code
+    if as_json:
+        say_json(object_of(facts, verdicts, code))
+    else:
+        say("\n".join(lines_of(facts, verdicts)))
+    return code
 
 
-def json_of(facts: Facts, verdicts: Sequence[Verdict], code: int) -> str:
+def object_of(facts: Facts, verdicts: Sequence[Verdict], code: int) -> dict[str, object]:
     """One object: `exit_code`, `url`, and under `checks` each with its findings."""
     checks = [
         {
@@ -35,7 +38,7 @@ def json_of(facts: Facts, verdicts: Sequence[Verdict], code: int) -> str:
         }
         for check in CHECKS
     ]
-    return json.dumps({"exit_code": code, "url": facts.url, "checks": checks}, indent=2)
+    return {"exit_code": code, "url": facts.url, "checks": checks}
 
 
 def lines_of(facts: Facts, verdicts: Sequence[Verdict]) -> Iterator[str]:
