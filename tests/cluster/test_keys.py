@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tests.cluster.started import REPOSITORY, Started
+from tests.cluster.test_doctor import command, findings
 
 pytestmark = [
     pytest.mark.cluster,
@@ -64,11 +65,25 @@ class House:
         return self.ask("POST", "/v1/completions", key, {"model": model, "prompt": "Once", "max_tokens": 2})
 
 
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path)
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    made = House(tmp_path_factory.mktemp("house"), environment={"RAY_AUTH_MODE": "token"})
     yield made
     made.run.end()
+
+
+def test_the_doctor_finds_nothing_to_mend_in_what_up_starts_with_keys(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reached Ray's dashboard had it run code: CVE-2023-48022, CVE-2023-48023, CVE-2025-62593, CVE-2026-32981."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    house.command("keys", "create", "--admin", "--days", "90")
+    house.run.until_ready()
+    code, found, told = findings(house.folder, house.run)
+    assert found == {("pepper", "note"), ("ray-ports", "note")}, told
+    assert code == 0
+    for line in ("nobody without a key is answered", "nobody submits jobs", "headers are bounded"):
+        assert line in command(house.folder, "doctor").stdout
 
 
 def test_a_key_opens_the_door_until_it_is_revoked_and_accounts_may_die(house: House) -> None:
