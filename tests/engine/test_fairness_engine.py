@@ -176,7 +176,7 @@ def test_a_question_does_not_wait_for_a_job_that_has_every_place_and_changes_non
 def test_what_is_told_of_completion_tokens_only_grows_whoever_has_them(roomy: Engine) -> None:
     told = [0]
     for number, length in enumerate((12, 3, 6)):
-        asked = replace(request(f"r{number}", max_tokens=length, ignore_eos=True), share=Share(flow="ab"[number % 2]))
+        asked = replace(request(f"r{number}", max_tokens=length), share=Share(flow="ab"[number % 2]))
         roomy.add(sequences(roomy, asked, [30, *prompt_of(roomy, "Tell me")]))
         while roomy.has_work:
             roomy.step()

@@ -135,7 +135,7 @@ def test_contexts_that_do_not_fit_the_cache_together_are_not_computed_again_and_
     reference, _ = asked(flows=1)
     reference.drain()
     simulation, jobs = asked(flows=num_flows)
-    for _ in range(int(1.1 * reference.num_steps)):
+    for _ in range(int(1.25 * reference.num_steps)):
         simulation.step()
     assert all(each.is_finished for each in jobs)
     assert simulation.num_tokens <= 2 * reference.num_tokens
