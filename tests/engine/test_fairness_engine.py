@@ -190,6 +190,6 @@ def _told_of(engine: Engine) -> int:
         router="r", at=0.0, num_open=0, max_open=1, refused={}, queues=(), loading=(),
         replicas=[(replica_card("r0"), engine.load)],
     )  # fmt: skip
-    (replica,) = moment.body()["replicas"]  # type: ignore[misc]
-    found: int = replica["completion_tokens"]
-    return found
+    replicas = moment.body()["replicas"]
+    assert isinstance(replicas, list)
+    return int(replicas[0]["completion_tokens"])
