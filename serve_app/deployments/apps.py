@@ -27,6 +27,9 @@ ACCOUNTS_DEPLOYMENT = "Accounts"
 # second until the proxy's queue is empty. The router refuses by itself long before that; this is for where it cannot.
 PATIENT = RequestRouterConfig(initial_backoff_s=0.005, backoff_multiplier=1, max_backoff_s=0.01)
 
+# To the accounts at once: with Serve's default of five, slow writes of the ledger would keep leases and claims waiting.
+MAX_CALLS = 1024
+
 
 def model(args: ModelArgs) -> serve.Application:
     """One base model with its adapters. Placement and limits belong in the cluster file."""
@@ -48,7 +51,9 @@ def router(args: RouterArgs) -> serve.Application:
     )
     if args.store is None:
         return deployment.bind()
-    accounts = serve.deployment(Accounts, name=ACCOUNTS_DEPLOYMENT, ray_actor_options={"num_cpus": 0})
+    accounts = serve.deployment(
+        Accounts, name=ACCOUNTS_DEPLOYMENT, ray_actor_options={"num_cpus": 0}, max_ongoing_requests=MAX_CALLS
+    )
     return deployment.bind(accounts.bind(args.store, args.pepper, args.ledger_days))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextvars import Context
+from uuid import uuid4
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -55,7 +56,9 @@ class Idempotent:
         length = headers.get("content-length")
         body = await read_body(receive, content_length=length, max_bytes=self._max_body_bytes)
         fingerprint = fingerprint_of(scope["path"], headers.get(HEADER, ""), body)
-        claim = Claim(tenant=identity.tenant.name, key=key, fingerprint=fingerprint, seconds=seconds)
+        claim = Claim(
+            tenant=identity.tenant.name, key=key, fingerprint=fingerprint, attempt=uuid4().hex, seconds=seconds
+        )
         recording = self._replays.find(claim.tenant, key, fingerprint)
         if recording is not None:
             await _follow(recording, receive, send, is_first=False)

@@ -162,7 +162,7 @@ class Admission:
         self._check_not_stopped()
         self._active.note(share)
         num_own = self._door.inside[share.flow] + 1
-        if self.num_open >= self._num_left(self.settings.max_open_requests, share.flow, num_own):
+        if self.num_open >= self._num_left(self.settings.max_open_requests, share.flow, num_own, num_slots=0):
             raise self._refused(Excess(reason=Reason.OPEN, gate=self._door, seconds=0.0), share)
         found = [self._excess(model, room, share, 1, self._unknown) for model, room in self._rooms().items()]
         excesses = [excess for excess in found if excess is not None]
@@ -228,18 +228,23 @@ class Admission:
         gate, num_unknown = self._gate(model, room), sum(unknown.values())
         num_taken = gate.num_inside + num_unknown + room.num_foreign
         num_own = gate.inside[share.flow] + unknown.get(share.flow, 0)
-        num_missing = num_taken + size - self._num_left(room.num_places, share.flow, num_own + size)
+        num_left = self._num_left(room.num_places, share.flow, num_own + size, num_slots=room.num_slots)
+        num_missing = num_taken + size - num_left
         if num_missing > 0:
             return Excess(reason=Reason.PLACES, gate=gate, seconds=num_missing / gate.pace.per_s)
         wait_s = min(self._wait_s(gate, room, num_unknown), self._own_wait_s(gate, room, share.flow, num_own))
         too_long_s = wait_s - self.settings.max_wait_s
         return Excess(reason=Reason.WAIT, gate=gate, seconds=too_long_s) if too_long_s > 0 else None
 
-    def _num_left(self, num_places: int, flow: str, num_own: int) -> int:
-        """So many of all places may be taken where the flow has so many of them."""
+    def _num_left(self, num_places: int, flow: str, num_own: int, *, num_slots: int) -> int:
+        """So many of all places may be taken where the flow has so many of them.
+
+        num_slots: of the places, which are never kept, as they would stay empty
+        """
         part = self._active.part_of(flow)
         is_within = part == 1.0 or num_own <= num_places * part
-        return num_places if is_within else num_places - num_places // KEPT_PART
+        num_kept = min(num_places // KEPT_PART, max(0, num_places - num_slots))
+        return num_places if is_within else num_places - num_kept
 
     def _own_wait_s(self, gate: Gate, room: Room, flow: str, num_own: int) -> float:
         """As `_wait_s`, behind the flow's own sequences at its share of everything."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -26,14 +26,21 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One request under its key. seconds: for which its answer is good"""
+    """One request under its key.
+
+    attempt: which one, of those that come again under the key
+    seconds: for which its answer is good
+    """
 
     tenant: str
     key: str
     fingerprint: bytes
+    attempt: str
     seconds: float
 
 
+Place = tuple[str, str]
+"""A tenant and its key."""
 Claimed = Standing | tuple[Message, ...]
 """A standing, or the answer that was given."""
 
@@ -51,16 +58,43 @@ class ClaimBook(Protocol):
 
 
 @dataclass(slots=True)
-class _Entry:
+class _Running:
     claim: Claim
     holder: str
     expires_at: float
-    answer: tuple[Message, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    claim: Claim
+    expires_at: float
+    messages: tuple[Message, ...]
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """Places of answers, the oldest first, and what those take."""
+
+    answers: OrderedDict[Place, _Answer] = field(default_factory=OrderedDict)
     num_bytes: int = 0
+
+    @property
+    def oldest(self) -> _Answer:
+        return next(iter(self.answers.values()))
+
+    def put(self, place: Place, answer: _Answer) -> None:
+        self.answers[place] = answer
+        self.num_bytes += answer.num_bytes
+
+    def take(self, place: Place) -> None:
+        self.num_bytes -= self.answers.pop(place).num_bytes
 
 
 class Claims:
     """One writer. Answers are in memory alone: they hold what models wrote, which is kept nowhere.
+
+    What a call costs does not grow with what is kept.
 
     clock: seconds, monotonic
     """
@@ -75,81 +109,83 @@ class Claims:
         self._clock = clock
         self._settings = settings or ReplaySettings()
         self._max_total_bytes = max_total_bytes
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._running: dict[Place, _Running] = {}
+        self._everybodys = _Shelf()
+        self._shelves: dict[str, _Shelf] = {}
         self._heard_at: dict[str, float] = {}
 
     @property
     def num_bytes(self) -> int:
-        return sum(each.num_bytes for each in self._entries.values())
+        return self._everybodys.num_bytes
 
     def heard(self, holder: str) -> None:
-        """The router lives."""
+        """The router lives. What was left by those that do not is anybody's."""
         now = self._clock()
-        self._heard_at = {each: at for each, at in self._heard_at.items() if now - at < LOST_S} | {holder: now}
+        alive = {each: at for each, at in self._heard_at.items() if now - at < LOST_S}
+        if len(alive) < len(self._heard_at):
+            self._running = {place: each for place, each in self._running.items() if each.holder in alive}
+        self._heard_at = alive | {holder: now}
 
     def claim(self, claim: Claim, holder: str) -> Claimed:
         """Raises KeyReused where another request came with the key."""
         self.heard(holder)
-        found = self._valid(claim)
+        place = claim.tenant, claim.key
+        found = self._answer(place) or self._running.get(place)
         if found is None:
-            self._entries[claim.tenant, claim.key] = _Entry(claim, holder, self._clock() + claim.seconds)
-            self._make_room(claim.tenant)
+            self._running[place] = _Running(claim, holder, self._clock() + claim.seconds)
             return Standing.YOURS
         if found.claim.fingerprint != claim.fingerprint:
             raise KeyReused.refusing(
                 "Idempotency-Key", must="be sent with the same request again", found="another body or route"
             )
-        if found.answer is not None:
-            return found.answer
-        return Standing.YOURS if found.holder == holder else Standing.RUNNING
+        if isinstance(found, _Answer):
+            return found.messages
+        if found.holder != holder:
+            return Standing.RUNNING
+        found.claim = claim
+        return Standing.YOURS
 
     def deliver(self, claim: Claim, holder: str, answer: Sequence[Message] | None) -> None:
-        """What nobody knows of any more, as after a restart, is taken in too."""
+        """What nobody knows of any more, as after a restart, is taken in too; what another attempt answers is not."""
         self.heard(holder)
         place = claim.tenant, claim.key
-        found = self._valid(claim)
-        if found is not None and (found.holder != holder or found.answer is not None):
+        running = self._running.get(place)
+        if self._answer(place) is not None or (running is not None and not _is_of(running, claim, holder)):
             return
-        if found is not None and found.claim.fingerprint != claim.fingerprint:
-            return
+        self._running.pop(place, None)
         if answer is None:
-            self._entries.pop(place, None)
             return
-        expires_at = self._clock() + claim.seconds if found is None else found.expires_at
-        num_bytes = sum(map(size_of, answer))
-        self._entries[place] = _Entry(claim, holder, expires_at, tuple(answer), num_bytes)
+        expires_at = self._clock() + claim.seconds if running is None else running.expires_at
+        kept = _Answer(claim, expires_at, tuple(answer), sum(map(size_of, answer)))
+        for shelf in (self._everybodys, self._shelves.setdefault(claim.tenant, _Shelf())):
+            shelf.put(place, kept)
         self._make_room(claim.tenant)
 
-    def _valid(self, claim: Claim) -> _Entry | None:
+    def _answer(self, place: Place) -> _Answer | None:
         """What is there under the key and still good."""
-        found = self._entries.get((claim.tenant, claim.key))
-        if found is None:
-            return None
-        is_lost = found.answer is None and found.holder not in self._alive()
-        if is_lost or (found.answer is not None and found.expires_at <= self._clock()):
-            del self._entries[claim.tenant, claim.key]
-            return None
-        return found
-
-    def _alive(self) -> set[str]:
-        return {each for each, at in self._heard_at.items() if self._clock() - at < LOST_S}
+        found = self._everybodys.answers.get(place)
+        if found is None or found.expires_at > self._clock():
+            return found
+        self._drop(found)
+        return None
 
     def _make_room(self, tenant: str) -> None:
         """The oldest answers give way: those that are old, then the tenant's own, then anybody's."""
-        now, settings = self._clock(), self._settings
-        for place, each in list(self._entries.items()):
-            if each.answer is not None and each.expires_at <= now:
-                del self._entries[place]
-        mine = [each for each in self._entries.values() if each.claim.tenant == tenant]
-        self._drop(mine, max_answers=settings.max_answers, max_bytes=settings.max_bytes)
-        everybodys = list(self._entries.values())
-        self._drop(everybodys, max_answers=len(everybodys), max_bytes=self._max_total_bytes)
+        now, all_, mine = self._clock(), self._everybodys, self._shelves[tenant]
+        while all_.answers and all_.oldest.expires_at <= now:
+            self._drop(all_.oldest)
+        while len(mine.answers) > self._settings.max_answers or mine.num_bytes > self._settings.max_bytes:
+            self._drop(mine.oldest)
+        while all_.num_bytes > self._max_total_bytes:
+            self._drop(all_.oldest)
 
-    def _drop(self, entries: Sequence[_Entry], *, max_answers: int, max_bytes: int) -> None:
-        left, num_bytes = len(entries), sum(each.num_bytes for each in entries)
-        for each in entries:
-            if left <= max_answers and num_bytes <= max_bytes:
-                return
-            if each.answer is not None:
-                left, num_bytes = left - 1, num_bytes - each.num_bytes
-                del self._entries[each.claim.tenant, each.claim.key]
+    def _drop(self, answer: _Answer) -> None:
+        tenant, place = answer.claim.tenant, (answer.claim.tenant, answer.claim.key)
+        self._everybodys.take(place)
+        self._shelves[tenant].take(place)
+        if not self._shelves[tenant].answers:
+            del self._shelves[tenant]
+
+
+def _is_of(running: _Running, claim: Claim, holder: str) -> bool:
+    return (running.holder, running.claim.attempt) == (holder, claim.attempt)

@@ -27,7 +27,17 @@ class Explainer:
         }
 
     async def explain(self, request: CompletionRequest) -> list[ExplainedPart]:
-        """Each prompt for each model, in the order of their choices. Raises whatever the request itself would."""
+        """Each prompt for each model, in the order of their choices. Raises whatever the request itself would.
+
+        It is one of the requests that are open, as its cutting into tokens is work of a replica.
+        """
+        ticket = self._router.enter()
+        try:
+            return await self._parts(request)
+        finally:
+            ticket.give_back()
+
+    async def _parts(self, request: CompletionRequest) -> list[ExplainedPart]:
         settled = self._router.settled(request)
         known: dict[tuple[str, int], int | None] = {}
         parts = []

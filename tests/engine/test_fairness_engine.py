@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from serve_app.api.live import Moment
 from serve_app.core.request import Prompt
 from serve_app.core.shares import Share
 from serve_app.engine.engine import Engine
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import Outcome, collect, complete, config, make_engine, request, sequences
+from tests.fakes import replica_card
 
 pytestmark = pytest.mark.slow
 
@@ -169,3 +171,25 @@ def test_a_question_does_not_wait_for_a_job_that_has_every_place_and_changes_non
     for one, prompt_ids in (*job, question):
         alone = complete(engine, [(replace(one, share=Share()), prompt_ids)])[one.request_id, 0]
         assert outcomes[one.request_id, 0].token_ids == alone.token_ids
+
+
+def test_what_is_told_of_completion_tokens_only_grows_whoever_has_them(roomy: Engine) -> None:
+    told = [0]
+    for number, length in enumerate((12, 3, 6)):
+        asked = replace(request(f"r{number}", max_tokens=length), share=Share(flow="ab"[number % 2]))
+        roomy.add(sequences(roomy, asked, [30, *prompt_of(roomy, "Tell me")]))
+        while roomy.has_work:
+            roomy.step()
+            told.append(_told_of(roomy))
+    assert told == sorted(told)
+    assert told[-1] == 12 + 3 + 6
+
+
+def _told_of(engine: Engine) -> int:
+    moment = Moment(
+        router="r", at=0.0, num_open=0, max_open=1, refused={}, queues=(), loading=(),
+        replicas=[(replica_card("r0"), engine.load)],
+    )  # fmt: skip
+    replicas = moment.body()["replicas"]
+    assert isinstance(replicas, list)
+    return int(replicas[0]["completion_tokens"])

@@ -117,6 +117,30 @@ def test_two_long_jobs_on_one_place_take_turns_and_those_last() -> None:
     assert 4 <= num_turns <= 2 * 600 * simulation.rules.decode_weight / simulation.rules.quantum
 
 
+@pytest.mark.parametrize(("num_flows", "num_places", "num_jobs"), [(3, 1, 3), (8, 4, 16)])
+@pytest.mark.parametrize("num_kept", [1.5, 1.75, 2.0])
+def test_contexts_that_do_not_fit_the_cache_together_are_not_computed_again_and_again(
+    num_flows: int, num_places: int, num_jobs: int, num_kept: float
+) -> None:
+    """num_kept: contexts that the cache has room for, for each place"""
+    prompt, completion = 1000, 300
+
+    def asked(*, flows: int) -> tuple[Simulation, list[Sequence]]:
+        num_blocks = int(num_kept * num_places * (prompt + completion)) // 16
+        simulation = Simulation(num_places=num_places, num_blocks=num_blocks, prefix_cache=True)
+        return simulation, [
+            simulation.ask(Share(flow=f"f{number % flows}"), prompt, completion) for number in range(num_jobs)
+        ]
+
+    reference, _ = asked(flows=1)
+    reference.drain()
+    simulation, jobs = asked(flows=num_flows)
+    for _ in range(int(1.25 * reference.num_steps)):
+        simulation.step()
+    assert all(each.is_finished for each in jobs)
+    assert simulation.num_tokens <= 2 * reference.num_tokens
+
+
 @pytest.fixture
 def places() -> Places:
     counters = Counters(Rules(quantum=100.0))

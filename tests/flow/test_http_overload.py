@@ -19,7 +19,7 @@ from serve_app.core.tenants import Identity, Tenant
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
 from serve_app.http.settings import HttpSettings
-from serve_app.router.admission import Admission
+from serve_app.router.admission import Admission, AdmissionSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import RunSettings
@@ -221,3 +221,22 @@ async def test_a_greedy_tenant_leaves_the_others_room_and_every_refusal_says_whe
     assert len(refused["greedy"]) > 100
     assert all(len(refused[name]) <= 1 for name in names), "who came when nobody knew of it, and was let in then"
     await crowded.close()
+
+
+async def test_what_is_explained_is_one_of_the_requests_that_are_open(fleet, backend):
+    admission = Admission(lambda: fleet.rooms, AdmissionSettings(max_open_requests=1))
+    transport = httpx.ASGITransport(build_app(Router(fleet, admission=admission)))
+    backend.submit_gate.clear()
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        asked = BODY | {"stream": False}
+        first = asyncio.create_task(client.post("/v1/explain", json=asked))
+        await settle()
+        num_open = admission.num_open
+        second = asyncio.create_task(client.post("/v1/explain", json=asked))
+        await settle()
+        backend.submit_gate.set()
+        refused = await second
+        assert (num_open, refused.status_code, refused.json()["error"]["error_code"]) == (1, 503, "overloaded")
+        assert (await first).status_code == 200
+        assert (await client.post("/v1/explain", json=asked | {"model": "nobody"})).status_code == 404
+    assert admission.num_open == 0

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from serve_app.core.errors import EngineFailed, Unavailable
 from serve_app.core.tenants import Identity, Tenant
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
+from serve_app.http.idempotency import Idempotent
 from serve_app.router.claims import LOST_S, Claim, Claimed, Claims
 from serve_app.router.fleet import Fleet
 from serve_app.router.replays import Message, Recording, Replays, ReplaySettings
@@ -25,15 +27,24 @@ STREAM = BODY | {"stream": True}
 
 @dataclass(slots=True)
 class LocalBook:
-    """The one book, as a router of that name reaches it. fails: so many calls are not answered"""
+    """The one book, as a router of that name reaches it.
+
+    fails: so many calls do not come to it;  loses: so many claims come to it, and what it says is lost
+    """
 
     claims: Claims
     name: str
     fails: int = 0
+    loses: int = 0
 
     async def claim(self, claim: Claim) -> Claimed:
         self._fail()
-        return self.claims.claim(claim, self.name)
+        found = self.claims.claim(claim, self.name)
+        if self.loses:
+            self.loses -= 1
+            self.fails = 1
+            self._fail()
+        return found
 
     async def deliver(self, claim: Claim, answer: Sequence[Message] | None) -> None:
         self._fail()
@@ -249,3 +260,35 @@ async def test_where_the_book_cannot_be_reached_nothing_is_computed_under_a_key(
     refused = await asking.post(BODY)
     assert (refused.status_code, refused.headers["retry-after"], asking.num_computed) == (503, "2", 0)
     assert (await asking.post(BODY)).status_code == 200
+
+
+@by_itself
+async def test_a_claim_whose_answer_was_lost_is_given_back(asking: Asking) -> None:
+    asking.book.loses = 1
+    assert ((await asking.post(BODY)).status_code, asking.num_computed) == (503, 0)
+    assert (await asyncio.wait_for(asking.post(BODY, router=1), 5)).status_code == 200
+
+
+async def test_a_claim_whose_computation_raised_is_given_back() -> None:
+    claims = Claims(clock=lambda: 0.0)
+
+    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("no")
+
+    app = Idempotent(fail, Replays(), max_body_bytes=100, book=LocalBook(claims, "router-0"))
+    identity = Identity(tenant=Tenant(name="a"), key_id="key")
+    scope = {"type": "http", "path": "/v1/x", "headers": [(b"idempotency-key", b"k")], "state": {"identity": identity}}
+    bodies = [{"type": "http.request", "body": b"{}", "more_body": False}]
+
+    async def receive() -> dict[str, object]:
+        if not bodies:
+            await asyncio.Event().wait()
+        return bodies.pop()
+
+    async def send(message: object) -> None:
+        raise AssertionError
+
+    with pytest.raises(RuntimeError):
+        await app(scope, receive, send)
+    await asyncio.sleep(0)
+    assert not claims._running

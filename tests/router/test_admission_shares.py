@@ -179,3 +179,33 @@ def test_parts_are_those_of_weights_among_those_who_asked_lately() -> None:
     now = LATELY_S + 1
     active.note(Share(flow="c"))
     assert (len(active), active.part_of("c")) == (1, 1.0)
+
+
+@pytest.mark.parametrize("num_idle", [1, 20])
+def test_who_takes_what_idle_tenants_leave_comes_again_as_if_it_were_alone(num_idle: int) -> None:
+    def last_told(num_idle: int) -> float:
+        town = Town()
+        town.admission = Admission(
+            lambda: {"m": Room(num_slots=16, num_places=80)}, clock=lambda: town.now, jitter=lambda: 0.0
+        )
+        for number in range(num_idle):
+            ticket = town.admission.enter(Share(flow=f"idle {number}"))
+            ticket.grow({"m": 1})
+            ticket.give_back({"m": 1})
+        town.now = LATELY_S / 2
+        for _ in range(200):
+            town._come("greedy", is_again=False)
+        return town.retry_after[-1]
+
+    assert last_told(num_idle) <= 1.25 * last_told(0)
+
+
+def test_no_slot_is_kept_empty_where_nothing_may_wait() -> None:
+    admission = Admission(lambda: {"m": Room(num_slots=32, num_places=32)}, clock=lambda: 0.0)
+    ticket = admission.enter(Share(flow="idle"))
+    ticket.grow({"m": 1})
+    ticket.give_back({"m": 1})
+    for _ in range(32):
+        admission.enter(Share(flow="busy")).grow({"m": 1})
+    with pytest.raises(Overloaded):
+        admission.enter(Share(flow="busy"))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
 import pytest
 
 from serve_app.core.errors import KeyReused
+from serve_app.router import claims as claims_module
 from serve_app.router.claims import LOST_S, Claim, Claims, Standing
 from serve_app.router.replays import MESSAGE_BYTES, Message, ReplaySettings
 
@@ -25,8 +29,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def claim(key: str = "k", tenant: str = "acme", fingerprint: bytes = b"f") -> Claim:
-    return Claim(tenant=tenant, key=key, fingerprint=fingerprint, seconds=60.0)
+def claim(key: str = "k", tenant: str = "acme", fingerprint: bytes = b"f", attempt: str = "1") -> Claim:
+    return Claim(tenant=tenant, key=key, fingerprint=fingerprint, attempt=attempt, seconds=60.0)
 
 
 def test_one_router_computes_and_all_have_its_answer(clock: Clock) -> None:
@@ -91,3 +95,80 @@ def test_what_is_still_computed_is_never_given_up_for_what_is_new(clock: Clock) 
         claims.claim(claim(str(number)), "a")
         claims.deliver(claim(str(number)), "a", ANSWER)
     assert claims.claim(claim("slow"), "b") is RUNNING
+
+
+def test_another_request_under_the_key_takes_no_claim_away(clock: Clock) -> None:
+    claims = Claims(clock=clock)
+    claims.claim(claim(), "a")
+    with pytest.raises(KeyReused):
+        claims.claim(claim(fingerprint=b"g", attempt="2"), "a")
+    for answer in (None, ANSWER):
+        claims.deliver(claim(fingerprint=b"g", attempt="2"), "a", answer)
+        assert claims.claim(claim(), "b") is RUNNING
+
+
+@pytest.mark.parametrize("answer", [None, ANSWER])
+def test_a_late_word_of_an_attempt_leaves_the_claim_of_the_repeat(
+    clock: Clock, answer: tuple[Message, ...] | None
+) -> None:
+    claims = Claims(clock=clock)
+    assert [claims.claim(claim(attempt=each), "a") for each in "12"] == [YOURS, YOURS]
+    claims.deliver(claim(attempt="1"), "a", answer)
+    assert claims.claim(claim(), "b") is RUNNING
+    claims.deliver(claim(attempt="2"), "a", ANSWER)
+    assert claims.claim(claim(), "b") == ANSWER
+
+
+def test_nothing_is_known_of_what_routers_left_that_are_gone(clock: Clock) -> None:
+    claims = Claims(clock=clock)
+    for number in range(10):
+        claims.claim(claim(str(number)), "gone")
+    clock.now = LOST_S
+    claims.heard("a")
+    assert not claims._running
+
+
+def lines_run(claims: Claims, key: str) -> int:
+    """Of the book, by a claim and the delivery of its answer."""
+    num_lines = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> object:
+        nonlocal num_lines
+        if frame.f_code.co_filename != claims_module.__file__:
+            return None
+        num_lines += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)  # type: ignore[arg-type]
+    try:
+        claims.claim(claim(key), "a")
+        claims.deliver(claim(key), "a", ANSWER)
+    finally:
+        sys.settrace(before)
+    return num_lines
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_what_a_call_costs_does_not_grow_with_what_is_kept(clock: Clock, is_full: bool) -> None:
+    costs = []
+    for num_tenants, num_keys in ((1, 10), (20, 100)):
+        bound = num_tenants * num_keys * SIZE if is_full else 1 << 30
+        claims = Claims(clock=clock, max_total_bytes=bound)
+        for number in range(num_tenants * num_keys):
+            each = claim(str(number // num_tenants), f"t{number % num_tenants}")
+            claims.claim(each, "a")
+            claims.deliver(each, "a", ANSWER)
+            claims.claim(claim(f"still computed {number}"), "a")
+        assert claims.num_bytes == num_tenants * num_keys * SIZE
+        costs.append(lines_run(claims, "new"))
+    assert costs[0] == costs[1] > 10
+
+
+def test_what_is_old_goes_of_whichever_tenant(clock: Clock) -> None:
+    claims = Claims(clock=clock)
+    for tenant in ("acme", "beta", "gamma"):
+        claims.deliver(claim(tenant=tenant), "a", ANSWER)
+    clock.now = 60.0
+    claims.deliver(claim("k2"), "a", ANSWER)
+    assert (claims.num_bytes, set(claims._shelves)) == (SIZE, {"acme"})
