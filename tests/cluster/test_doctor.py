@@ -31,8 +31,14 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def findings(folder: Path, run: Started) -> tuple[int, set[tuple[str, str]], list[str]]:
     """Exit code, check and severity of each finding, and what was found."""
-    run.until(lambda: run.process.poll() is not None or '"url": null' not in command(folder, "doctor", "--json").stdout)
-    done = command(folder, "doctor", "--json")
+    looks: list[subprocess.CompletedProcess[str]] = []
+
+    def sees_the_service() -> bool:
+        looks.append(command(folder, "doctor", "--json"))
+        return '"url": null' not in looks[-1].stdout.replace('"url":null', '"url": null')
+
+    run.until(lambda: run.process.poll() is not None or sees_the_service())
+    done = looks[-1]
     told = json.loads(done.stdout)
     assert all(check["was_looked_at"] for check in told["checks"])
     found = {(check["name"], each["severity"]) for check in told["checks"] for each in check["findings"]}
