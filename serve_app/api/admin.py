@@ -98,6 +98,7 @@ TENANT: Mapping[str, Schema] = MappingProxyType(
         "max_tokens": nullable(POSITIVE),
         "cors_origins": array(STRING),
         "cache_group": nullable(STRING),
+        "log_texts": {"type": "number", "minimum": 0, "maximum": 1},
     }
 )
 KEY: Mapping[str, Schema] = MappingProxyType(

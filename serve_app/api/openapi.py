@@ -94,6 +94,7 @@ def _open_document(terms: Terms) -> dict[str, Any]:
 def _operations() -> dict[Path, dict[str, Any]]:
     native = _completions("NativeRequest", "NativeCompletion", "NativeResult", has_end=False)
     return {
+        Path.FRONT: _front(),
         Path.COMPLETIONS: _completions("CompletionRequest", "Completion", "CompletionChunk", has_end=True),
         Path.CHAT: _completions("ChatRequest", "ChatCompletion", "ChatChunk", has_end=True, summary="Answer a chat"),
         Path.EMBEDDINGS: _embeddings(),
@@ -184,6 +185,12 @@ def _live() -> dict[str, Any]:
     operation = _operation("Replicas and queues now; once a second where events are accepted", "Live")
     event = {**record({"data": {"type": "string", "contentMediaType": "application/json"}}), "description": "A `Live`."}
     operation["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": event}
+    return operation
+
+
+def _front() -> dict[str, Any]:
+    operation = _operation("What this is, and where to go on; a browser is sent to the console", "Front")
+    operation["responses"]["302"] = {"description": "HTML is accepted.", "content": {"text/plain": {}}}
     return operation
 
 

@@ -258,6 +258,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "Text": record({"content": STRING, "prompt": STRING}),
     "RenderedPrompt": record({"prompt": STRING}),
     "Explanation": EXPLANATION,
+    "Front": record({"service": STRING, "about": STRING, "paths": {"type": "object", "additionalProperties": STRING}}),
     "Health": record({"status": {"enum": ["ok", "loading"]}}, optional={"models": array(STRING)}),
     "Props": record(
         {

@@ -10,6 +10,7 @@ from serve_app.core.tenants import Scope
 class Path(StrEnum):
     """One route; what is in braces is the client's."""
 
+    FRONT = "/"
     COMPLETIONS = "/v1/completions"
     CHAT = "/v1/chat/completions"
     EMBEDDINGS = "/v1/embeddings"
@@ -63,9 +64,9 @@ POSTED = frozenset(
 )
 WATCHING = frozenset({Path.METRICS, Path.LIVE})
 DESCRIBING = frozenset({Path.DESCRIPTION, Path.DOCS, Path.DIALECTS, Path.V1_HEALTH})
-OPEN = frozenset({Path.HEALTH, Path.CONSOLE, Path.CONSOLE_FILE})
-"""Answered to whoever asks, key or none. The console's files are the same for everybody and hold nothing of a service;
-the page that asks for a key has to be there before the key is."""
+OPEN = frozenset({Path.HEALTH, Path.FRONT, Path.CONSOLE, Path.CONSOLE_FILE})
+"""Answered to whoever asks, key or none. The front and the console's files are the same for everybody and hold nothing
+of a service; the page that asks for a key, and the way there, have to be there before the key is."""
 
 
 class AdminPath(StrEnum):

@@ -10,6 +10,7 @@ from typing import Any
 from ray.serve.schema import ServeDeploySchema
 
 from serve_app.check.blueprint import Blueprint, BuilderUnusable, read_blueprint
+from serve_app.check.devices import check_devices
 from serve_app.check.document import Document, UnreadableYaml, read_document
 from serve_app.check.door import check_door
 from serve_app.check.findings import Finding, Path, Severity, spelled
@@ -98,6 +99,7 @@ def _check_application(application: dict[str, Any], path: Path) -> Generator[Fin
     if not isinstance(blueprint.arguments, ModelArgs):
         return None
     yield from _check_model_application(application, blueprint.arguments, path)
+    yield from check_devices(application, blueprint.arguments, path)
     yield from check_model(blueprint.arguments, (*path, "args"))
     return blueprint.arguments
 

@@ -31,15 +31,19 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
 
 
 def weights_of(args: ModelArgs) -> int:
-    """The bytes that its weights take once loaded. To make it without them shows what else it lacks.
+    """The bytes that its weights take once loaded, in all of its shards. To make it without them shows what it lacks.
 
     Raises CatalogError, ModelNotSupported, OSError.
     """
     from serve_app.engine.judgement import judge  # imported here: it brings torch, which takes time
+    from serve_app.engine.shards.division import divide
     from serve_app.engine.weights import weight_bytes_on_cpu
 
     folder = read_model_folder(locate_model(args.path))
-    return weight_bytes_on_cpu(judge(folder.path, with_images=args.images), args.dtype, args.weights)
+    judged, count = judge(folder.path, with_images=args.images), args.tensor_parallel
+    if count > 1:
+        judged = divide(judged, count, weights=args.weights).narrowed(judged)
+    return count * weight_bytes_on_cpu(judged, args.dtype, args.weights)
 
 
 def _check_adapters(folder: FilePath, path: Path) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from serve_app.cli.client import Service
 from serve_app.cli.exits import CommandFailed, Exit
 from serve_app.cli.load import Answer, Load, ask, drive, quantile
-from serve_app.cli.screen import console, remark, remarks, say_json
+from serve_app.cli.screen import console, remark, remarks, say_json, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,18 +126,13 @@ def _show(found: Report) -> None:
 
 
 def _table(found: Report) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for head in ("milliseconds", "p50", "p95", "longest"):
-        table.add_column(head, justify="left" if head == "milliseconds" else "right")
-    for name, spread in (
+    spreads = (
         ("to the first token", found.first_token_s),
         ("between two pieces", found.gap_s),
         ("whole request", found.request_s),
-    ):
-        table.add_row(name, *(_milliseconds(value) for value in (spread.p50, spread.p95, spread.max)))
-    return table
+    )
+    rows = [(name, *map(_milliseconds, (each.p50, each.p95, each.max))) for name, each in spreads]
+    return table(("milliseconds", "p50", "p95", "longest"), rows, texts=1)
 
 
 def _milliseconds(seconds: float | None) -> str:

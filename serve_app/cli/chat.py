@@ -8,7 +8,7 @@ from collections.abc import Generator
 from serve_app.cli.client import Service, ServiceFailed
 from serve_app.cli.conversing import Chat, commanded
 from serve_app.cli.exits import Exit
-from serve_app.cli.screen import remark, say, say_json, write
+from serve_app.cli.screen import remark, say, say_json, whole_lines, write
 
 PATH = "/v1/chat/completions"
 PROMPT = ">>> "
@@ -18,11 +18,11 @@ def answer_once(service: Service, chat: Chat, text: str, *, streams: bool, as_js
     """Answer one message and end. Raises ServiceFailed."""
     asked = chat.asked(text)
     if streams:
-        for piece in _pieces(service, asked):
-            write(piece)
-        say()
+        with whole_lines():
+            for piece in _pieces(service, asked):
+                write(piece)
         return Exit.DONE
-    answer = service.json(PATH, asked.body())
+    answer = service.json(PATH, asked.body(), member="choices")
     if as_json:
         say_json(answer)
     else:

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from serve_app.cli.exits import CommandFailed, Exit
@@ -25,6 +26,9 @@ LIST_MODELS = "`serve_app models` lists what is served."
 BE_OLDER = "The service may be of another version than this command line."
 SCHEMES = ("http://", "https://")
 RETRIED = frozenset({429, 503})
+NO_REASON = "It gave no reason: a proxy in front of it may have said so, or another program that listens there."
+RETRY_AFTER, LOCATION = "Retry-After", "Location"
+NO_HEADERS: Mapping[str, str | None] = MappingProxyType({})
 
 
 class ServiceFailed(CommandFailed):
@@ -53,18 +57,25 @@ class Service:
     dialect: str | None = None
     timeout_s: float = TIMEOUT_S
 
-    def json(self, path: str, body: Mapping[str, object] | None = None) -> Any:
-        """What it answers; a body is posted. Raises ServiceFailed."""
-        with closing(self._open(path, body)) as response:
-            try:
-                return json.load(response)
-            except (ValueError, OSError, http.client.HTTPException) as error:
-                raise _broken(self.url) from error
+    def json(self, path: str, body: Mapping[str, object] | None = None, *, member: str | None) -> Any:
+        """What it answers; a body is posted. Raises ServiceFailed.
 
-    def text(self, path: str) -> str:
-        """What it answers that is no JSON. Raises ServiceFailed."""
-        with closing(self._open(path, None)) as response:
-            return str(response.read().decode("utf-8", "replace"))
+        member: that the answer has, whatever else is in it; None where it is a list
+        """
+        try:
+            answer = json.loads(self._whole(path, body))
+        except ValueError as error:
+            raise _stranger(self.url) from error
+        if not (isinstance(answer, list) if member is None else isinstance(answer, dict) and member in answer):
+            raise _stranger(self.url)
+        return answer
+
+    def text(self, path: str, *, word: str) -> str:
+        """What it answers that is no JSON, and has this word in it. Raises ServiceFailed."""
+        content = self._whole(path, None).decode("utf-8", "replace")
+        if word not in content:
+            raise _stranger(self.url)
+        return content
 
     def events(self, path: str, body: Mapping[str, object]) -> Generator[dict[str, Any]]:
         """The events of a stream; closing the iteration frees the service. Raises ServiceFailed."""
@@ -74,7 +85,7 @@ class Service:
                 if data == END:
                     has_ended = True
                     continue
-                event = json.loads(data)
+                event = _event(data, self.url)
                 if "error" in event:
                     raise _failed(500, json.dumps(event).encode())
                 yield event
@@ -83,7 +94,10 @@ class Service:
 
     def models(self) -> list[dict[str, Any]]:
         """Every name that can be sent as `model`. Raises ServiceFailed."""
-        return list(self.json("/v1/models")["data"])
+        listed = self.json("/v1/models", member="data")["data"]
+        if not isinstance(listed, list):
+            raise _stranger(self.url)
+        return listed
 
     def default_model(self, model: str | None) -> str:
         """The model that was named, or the first that is served. Raises ServiceFailed."""
@@ -91,20 +105,35 @@ class Service:
             return model
         listed = self.models()
         if not listed:
-            message = "No model is served to this key. `serve_app models` lists what is."
-            raise ServiceFailed(message, Exit.SERVICE_FAILED)
+            raise ServiceFailed(self._why_no_model(), Exit.SERVICE_FAILED)
         return str(listed[0]["id"])
+
+    def _why_no_model(self) -> str:
+        try:
+            self.json("/health", member="status")
+        except ServiceFailed as failure:
+            if loading := failure.error.get("models"):
+                return f"No model is ready yet: {', '.join(map(str, loading))} is loading. Try again in a moment."
+        return "No model is served to this key. `serve_app models` lists what is."
+
+    def _whole(self, path: str, body: Mapping[str, object] | None) -> bytes:
+        with closing(self._open(path, body)) as response:
+            return _read(response, self.url)
 
     def _open(self, path: str, body: Mapping[str, object] | None) -> http.client.HTTPResponse:
         check_url(self.url)
+        check_key(self.key)
         data = None if body is None else json.dumps(body).encode()
         try:
             request = urllib.request.Request(self.url.rstrip("/") + path, data, self._headers())
             opened = opener_of(self.url).open(request, timeout=self.timeout_s)
         except urllib.error.HTTPError as error:
             with error:
-                raise _failed(error.code, error.read(), error.headers.get("Retry-After")) from error
+                told = {name: error.headers.get(name) for name in (RETRY_AFTER, LOCATION)}
+                raise _failed(error.code, _read(error, self.url), told) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
+            if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
+                raise _stranger(self.url) from error  # it speaks something else
             reason = getattr(error, "reason", None) or error
             message = f"No service answers at {self.url}: {reason}. {START_ONE}"
             raise ServiceFailed(message, Exit.UNREACHABLE) from error
@@ -118,16 +147,34 @@ class Service:
         return headers if self.dialect is None else {**headers, DIALECT_HEADER: self.dialect}
 
 
+class Staying(urllib.request.HTTPRedirectHandler):
+    """Follows nobody elsewhere: the key would go along, to any host and in the clear."""
+
+    def redirect_request(self, *sent: Any) -> None:
+        return None
+
+
 def check_url(url: str) -> None:
     """Raises ServiceFailed for what no service can be asked at."""
     if not url.startswith(SCHEMES):
         raise ServiceFailed(f"{url!r} is no address of a service: it begins with http:// or https://.", Exit.MISUSED)
+    try:
+        urllib.parse.urlsplit(url).port  # noqa: B018 - which is where it is looked at
+    except ValueError as error:
+        raise ServiceFailed(f"{url!r} is no address of a service: {error}.", Exit.MISUSED) from error
+
+
+def check_key(key: str | None) -> None:
+    """Raises ServiceFailed for what no header can hold; the key is not repeated."""
+    if key is not None and not (key.isascii() and key.isprintable()):
+        message = f"The key has characters that no key has, such as a line's end. {GIVE_A_KEY}"
+        raise ServiceFailed(message, Exit.MISUSED)
 
 
 def opener_of(url: str) -> urllib.request.OpenerDirector:
     """What opens it: a proxy of the environment is for other machines, and never for this one."""
     is_here = _is_loopback(urllib.parse.urlsplit(url).hostname or "")
-    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_here else []))
+    return urllib.request.build_opener(Staying, *([urllib.request.ProxyHandler({})] if is_here else []))
 
 
 def _is_loopback(host: str) -> bool:
@@ -150,14 +197,37 @@ def _data(response: http.client.HTTPResponse, url: str) -> Iterator[str]:
         for line in response:
             if line.startswith(b"data:"):
                 yield line[5:].decode().strip()
+    except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
+        raise _broken(url) from error
+
+
+def _event(data: str, url: str) -> dict[str, Any]:
+    """One event of a stream, which may have broken off within it."""
+    try:
+        event = json.loads(data)
+    except ValueError as error:
+        raise _broken(url) from error
+    if not isinstance(event, dict):
+        raise _broken(url)
+    if "error" not in event and "choices" not in event:
+        raise _stranger(url)
+    return event
+
+
+def _read(response: http.client.HTTPResponse | urllib.error.HTTPError, url: str) -> bytes:
+    try:
+        return response.read()
     except (OSError, http.client.HTTPException) as error:
         raise _broken(url) from error
 
 
-def _failed(status: int, body: bytes, retry_after: str | None = None) -> ServiceFailed:
+def _failed(status: int, body: bytes, headers: Mapping[str, str | None] = NO_HEADERS) -> ServiceFailed:
     """In the service's own words, and with the next step."""
-    error = _error_of(body)
-    message = str(error.get("message") or f"The service answered with status {status}.")
+    error, retry_after = _error_of(body), headers.get(RETRY_AFTER)
+    if 300 <= status < 400:
+        message = f"The service is elsewhere: {headers.get(LOCATION)}. Name that with --url or {URL_VARIABLE}."
+        return ServiceFailed(message, Exit.REFUSED, status=status)
+    message = str(error.get("message") or f"The service answered with status {status}. {NO_REASON}")
     if status in RETRIED and retry_after is not None and "retry" not in message:
         message = f"{message} Retry in {retry_after} s."
     code = Exit.SERVICE_FAILED if status >= 500 or status == 429 else Exit.REFUSED
@@ -181,6 +251,10 @@ def _error_of(body: bytes) -> dict[str, Any]:
         return {}
     inner = content.get("error", content) if isinstance(content, dict) else None
     return inner if isinstance(inner, dict) else {}
+
+
+def _stranger(url: str) -> ServiceFailed:
+    return ServiceFailed(f"What answers at {url} is no such service. {START_ONE}", Exit.UNREACHABLE)
 
 
 def _broken(url: str) -> ServiceFailed:

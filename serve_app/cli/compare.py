@@ -33,7 +33,7 @@ def compare_models(
     if len(names) < 2:
         found = f"there is {names[0]} alone" if names else "there is none"
         raise CommandFailed(f"A comparison takes two models or more, as in --models demo,demo:pirate; {found}.")
-    answer = service.json(PATH, {**parameters, "model": list(names), "prompt": prompt})
+    answer = service.json(PATH, {**parameters, "model": list(names), "prompt": prompt}, member="choices")
     if as_json:
         say_json(answer)
         return Exit.DONE

@@ -7,7 +7,7 @@ from typing import Any
 
 from serve_app.cli.client import Service
 from serve_app.cli.exits import Exit
-from serve_app.cli.screen import remark, say, say_json, write
+from serve_app.cli.screen import remark, say, say_json, whole_lines, write
 
 PATH = "/v1/completions"
 
@@ -24,11 +24,11 @@ def complete_prompt(
     """Show the text of one choice as it comes, or every choice when all are here. Raises ServiceFailed."""
     body = {**parameters, "model": service.default_model(model), "prompt": prompt}
     if streams and is_single(parameters):
-        for event in service.events(PATH, body):
-            write("".join(choice["text"] for choice in event["choices"]))
-        say()
+        with whole_lines():
+            for event in service.events(PATH, body):
+                write("".join(choice["text"] for choice in event["choices"]))
         return Exit.DONE
-    answer = service.json(PATH, body)
+    answer = service.json(PATH, body, member="choices")
     if as_json:
         say_json(answer)
     else:

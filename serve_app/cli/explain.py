@@ -7,7 +7,7 @@ from typing import Any
 
 from serve_app.cli.client import Service
 from serve_app.cli.exits import Exit
-from serve_app.cli.screen import console, say, say_json
+from serve_app.cli.screen import console, say, say_json, table
 
 PATH = "/v1/explain"
 UNKNOWN = "unknown until it is computed"
@@ -24,7 +24,8 @@ def explain_request(
 ) -> int:
     """What the service says of it; a request that it would refuse ends as the request would. Raises ServiceFailed."""
     asked: dict[str, object] = {"messages": [{"role": "user", "content": prompt}]} if is_chat else {"prompt": prompt}
-    told = service.json(PATH, {**parameters, "model": service.default_model(model), **asked})
+    body = {**parameters, "model": service.default_model(model), **asked}
+    told = service.json(PATH, body, member="parts")
     if as_json:
         say_json(told)
     else:
@@ -65,18 +66,14 @@ def _show_part(part: Mapping[str, Any]) -> None:
 
 def _show_parameters(parameters: Mapping[str, Any]) -> None:
     """What was sent and what the dialect fills in first; everybody's defaults in one line."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for head in ("parameter", "value", "from"):
-        table.add_column(head, overflow="fold")
-    for origin in ("body", "dialect"):
-        for name, each in parameters.items():
-            if each["from"] == origin:
-                table.add_row(name, Text(_written(each["value"])), origin)
-    if table.row_count:
-        console().print(table)
+    rows = [
+        (name, _written(each["value"]), origin)
+        for origin in ("body", "dialect")
+        for name, each in parameters.items()
+        if each["from"] == origin
+    ]
+    if rows:
+        console().print(table(("parameter", "value", "from"), rows))
     usual = sum(each["from"] == "default" for each in parameters.values())
     say(f"{usual} others have their usual values; --json lists them.")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from serve_app.cli.client import Service, query
 from serve_app.cli.exits import Exit
-from serve_app.cli.screen import console, is_watched, say, say_json
+from serve_app.cli.screen import console, is_watched, say, say_json, table
 
 
 def list_models(service: Service, *, as_json: bool) -> int:
@@ -17,14 +17,14 @@ def list_models(service: Service, *, as_json: bool) -> int:
     elif not is_watched():
         say("\n".join(str(each["id"]) for each in models))
     else:
-        _show(["model", "base", "context", "from"], [_row(each) for each in models])
+        console().print(table(["model", "base", "context", "from"], map(_row, models)))
     return Exit.DONE
 
 
 def list_adapters(service: Service, model: str | None, *, as_json: bool) -> int:
     """Those of one base, or of all, unusable ones with the reason. Raises ServiceFailed."""
     bases = [model] if model is not None else [str(each["id"]) for each in service.models() if not each.get("parent")]
-    found = {base: service.json(query("/lora-adapters", model=base)) for base in bases}
+    found = {base: service.json(query("/lora-adapters", model=base), member=None) for base in bases}
     if as_json:
         say_json(found)
         return Exit.DONE
@@ -32,7 +32,7 @@ def list_adapters(service: Service, model: str | None, *, as_json: bool) -> int:
     if not is_watched():
         say("\n".join(row[0] for row in rows))
     elif rows:
-        _show(["adapter", "number", "from"], rows)
+        console().print(table(["adapter", "number", "from"], rows))
     else:
         say("There is no adapter. `serve_app adapters check PATH` says whether a folder of one can be served.")
     return Exit.DONE
@@ -45,15 +45,3 @@ def _row(entry: dict[str, Any]) -> list[str]:
         str(entry.get("max_model_len") or ""),
         str(entry.get("root") or ""),
     ]
-
-
-def _show(heads: list[str], rows: list[list[str]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for head in heads:
-        table.add_column(head, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console().print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,10 @@ WORDS = (
     "the old owl looks at a small boat on its way over quiet water while morning light falls through tall trees",
     "and somebody far away sings of rain bread stars a red door two brave mice and winter",
 )
+
+
+ROUNDING = 1e-9
+"""By which a product of floats may be too large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,4 +110,4 @@ def ask(service: Service, body: Mapping[str, object]) -> Answer:
 def quantile(values: Sequence[float], share: float) -> float | None:
     """The least value that so many of all are not above (nearest rank); None of none."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+    return ordered[max(0, math.ceil(share * len(ordered) - ROUNDING) - 1)] if ordered else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
 
 from serve_app.cli.exits import CommandFailed, Exit
+from serve_app.cli.screen import remark
 
 DEBUG_VARIABLE = "SERVE_APP_DEBUG"
 """Set, it lets tracebacks through."""
@@ -16,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; `docs/cli.md` has the exit codes."""
     from serve_app.cli.tree import NAME, command  # imports typer, which who uses a part of this room need not have
 
+    _open_streams()
     try:
         found = command().main(args=arguments, prog_name=NAME, standalone_mode=False)
         return int(found or 0)
@@ -24,7 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except (BrokenPipeError, SystemExit):
-        return _left_by_reader()
+        return _left_by_reader(Exit.DONE)
+    except OSError as error:
+        print(f"serve_app: {error}", file=sys.stderr)
+        return _left_by_reader(Exit.FAILED)
     except Exception as error:
         return _failed_otherwise(error)
 
@@ -32,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _failed(failure: CommandFailed) -> int:
     if DEBUG_VARIABLE in os.environ:
         raise failure
-    print(f"serve_app: {failure}", file=sys.stderr)
+    remark(f"serve_app: {failure}")
     return failure.code
 
 
@@ -49,7 +55,7 @@ def _failed_otherwise(error: Exception) -> int:
     if DEBUG_VARIABLE in os.environ:
         raise error
     told = f"{type(error).__name__}: {error}".splitlines()[0]
-    print(f"serve_app: {told}. This should not happen; {DEBUG_VARIABLE}=1 shows where it did.", file=sys.stderr)
+    remark(f"serve_app: {told}. This should not happen; {DEBUG_VARIABLE}=1 shows where it did.")
     return Exit.FAULT
 
 
@@ -62,10 +68,20 @@ def _show_misuse(error: Exception) -> None:
         show()
 
 
-def _left_by_reader() -> int:
-    """Whoever read us has gone, as `head` does; what is still buffered is for nobody."""
+def _open_streams() -> None:
+    """Those that a shell closed (`>&-`) are nobody's, and a character that one cannot have is written out."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _left_by_reader(code: Exit) -> int:
+    """Whoever read us has gone, as `head` does, or the disk is full; what is still buffered is for nobody."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return Exit.DONE
+    return code
 
 
 if __name__ == "__main__":

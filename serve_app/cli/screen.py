@@ -1,14 +1,17 @@
-"""The terminal: consoles of rich, texts of models made harmless, and JSON for programs."""
+"""The terminal: consoles and tables of rich, texts of models made harmless, and JSON for programs."""
 
 from __future__ import annotations
 
 import json
 import sys
 import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 """Categories of characters that move, colour or hide others."""
@@ -45,14 +48,27 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+@contextmanager
+def whole_lines() -> Iterator[None]:
+    """What is written inside ends its line; where it breaks off, for a person alone, who is told why on the next."""
+    try:
+        yield
+    except BaseException as failure:
+        if is_watched() and not isinstance(failure, OSError):
+            say()
+        raise
+    say()
+
+
 def remark(text: str) -> None:
     """A line beside the answer."""
     print(visible(text), file=sys.stderr, flush=True)
 
 
 def say_json(value: object) -> None:
-    """One JSON value: on several lines for a person, on one for a program."""
-    print(json.dumps(value, ensure_ascii=False, indent=2 if is_watched() else None), flush=True)
+    """One JSON value: on several lines for a person, on one for a program; what a terminal obeys is escaped in it."""
+    text = json.dumps(value, ensure_ascii=False, indent=2 if is_watched() else None)
+    print(text if text.isascii() else "".join(map(_escaped, text)), flush=True)
 
 
 def shown(text: str) -> str:
@@ -65,7 +81,27 @@ def visible(text: str) -> str:
     return "".join(_written_out(each) for each in text)
 
 
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int | None = None) -> Table:
+    """The first columns are texts, the others numbers; texts: how many, None is all."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, pad_edge=False, header_style="dim")
+    for at, head in enumerate(heads):
+        made.add_column(head, justify="left" if texts is None or at < texts else "right", overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(visible(cell)) for cell in row))
+    return made
+
+
 def _written_out(character: str) -> str:
-    if character in PLAIN or unicodedata.category(character) not in HIDDEN:
-        return character
-    return character.encode("unicode_escape").decode()
+    return character.encode("unicode_escape").decode() if _is_hidden(character) else character
+
+
+def _escaped(character: str) -> str:
+    """As JSON has it."""
+    return json.dumps(character)[1:-1] if _is_hidden(character) else character
+
+
+def _is_hidden(character: str) -> bool:
+    return character not in PLAIN and unicodedata.category(character) in HIDDEN

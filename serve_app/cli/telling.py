@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from serve_app.api.paths import Path as Route
 from serve_app.cli.screen import console, is_watched
 from serve_app.cli.startup import Application, News, State
 
@@ -73,7 +74,7 @@ class JsonTelling:
             )
 
     def ready(self, url: str, seconds: float, welcome: str) -> None:
-        self._say(event="ready", url=url, seconds=round(seconds, 3))
+        self._say(event="ready", url=url, console=f"{url}{Route.CONSOLE}", seconds=round(seconds, 3))
 
     def end(self) -> None:
         """Lines stay as they are."""

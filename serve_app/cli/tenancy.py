@@ -29,7 +29,7 @@ MAX_ACTOR_CHARS = 96
 def carry_out(service: str, arguments: Mapping[str, object], *, file: str, as_json: bool, as_csv: bool = False) -> int:
     """One service of the office, on the store that the file names. Raises CommandFailed."""
     url, pepper = _store_of(Path(file))
-    by = Author(name=f"command line of {getpass.getuser()}"[:MAX_ACTOR_CHARS], at=time.time())
+    by = Author(name=f"command line of {_who()}"[:MAX_ACTOR_CHARS], at=time.time())
     try:
         store, secret = open_store(url, pepper_file=Path(pepper), environment=os.environ.get(VARIABLE))
         try:
@@ -70,6 +70,14 @@ def declared(file: str) -> object:
     return content["tenants"]
 
 
+def _who() -> str:
+    """The user's name, or number: in a container nobody need have a name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
+
+
 def _store_of(file: Path) -> tuple[str, str]:
     """URL and file of the pepper. Raises CommandFailed where the cluster file names no store."""
     applications = read_cluster_file(file).get("applications")
@@ -107,6 +115,8 @@ def _lines(service: str, answer: dict[str, Any]) -> list[str]:
 def _told_of_tenant(tenant: dict[str, Any]) -> str:
     limits = {name: value for name, value in tenant["limits"].items() if value is not None}
     bounds = {name: tenant[name] for name in ("max_n", "max_tokens", "cache_group") if tenant[name] is not None}
+    if tenant["log_texts"]:
+        bounds["log_texts"] = tenant["log_texts"]
     told = [f"{name}={value}" for name, value in (limits | bounds).items()]
     models = ",".join(tenant["models"]) or "(no model)"
     return "  ".join([tenant["name"], models, tenant["priority"], f"weight={tenant['weight']:g}", *told])

@@ -34,6 +34,7 @@ FIELDS: Mapping[str, tuple[Reader, str]] = MappingProxyType(
         "max_n": (or_nothing(int), "Completions of one prompt, or none."),
         "max_tokens": (or_nothing(int), "Of one completion, or none."),
         "cache_group": (or_nothing(str), "Whose members share cached prefixes, or none."),
+        "log_texts": (float, "Share of its requests whose texts are logged; 0 is none."),
     }
 )
 LIMITS: Mapping[str, tuple[Reader, str]] = MappingProxyType(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from serve_app.cli.client import Service
 from serve_app.cli.exits import Exit
-from serve_app.cli.screen import console, is_watched, say_json
-from serve_app.cli.series import Board, Look, board, read_look
+from serve_app.cli.screen import console, is_watched, say_json, table, visible
+from serve_app.cli.series import PREFIX, Board, Look, board, read_look
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -47,7 +47,7 @@ def drawn(seen: Board, url: str) -> Group:
         f"   {seen.refused} refused",
     )
     waits = "   ".join(f"{model} would wait {wait_s:.1f} s" for model, wait_s in seen.waits_s.items() if wait_s > 0)
-    return Group(line, *([Text(waits, "yellow")] if waits else []), "", _replicas(seen), "", _tenants(seen))
+    return Group(line, *([Text(visible(waits), "yellow")] if waits else []), "", _replicas(seen), "", _tenants(seen))
 
 
 def _watch(boards: Iterator[Board], url: str) -> None:
@@ -72,7 +72,7 @@ def _boards(service: Service, interval_s: float) -> Iterator[Board]:
 
 
 def _look(service: Service) -> Look:
-    return read_look(service.text(PATH), time.monotonic())
+    return read_look(service.text(PATH, word=PREFIX), time.monotonic())
 
 
 def _replicas(seen: Board) -> Table:
@@ -88,7 +88,7 @@ def _replicas(seen: Board) -> Table:
         )
         for each in seen.replicas
     ]
-    return _table(REPLICA_HEADS, rows, texts=2)
+    return table(REPLICA_HEADS, rows, texts=2)
 
 
 def _tenants(seen: Board) -> Table:
@@ -96,17 +96,4 @@ def _tenants(seen: Board) -> Table:
         (each.tenant, f"{each.generated_per_s:.1f}", f"{each.computed_per_s:.1f}", f"{each.share:.0%}")
         for each in seen.tenants
     ]
-    return _table(TENANT_HEADS, rows, texts=1)
-
-
-def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, texts: int) -> Table:
-    """The first columns are texts, the others numbers."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for at, head in enumerate(heads):
-        table.add_column(head, justify="left" if at < texts else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+    return table(TENANT_HEADS, rows, texts=1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
 
@@ -40,8 +41,18 @@ def command() -> Any:
     return typer.main.get_command(app)
 
 
-def _root() -> None:
+def _root(
+    shows_version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Text completion of many models and adapters on Ray Serve."""
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"{NAME} {version(NAME)}", flush=True)
+        raise typer.Exit
 
 
 def _add_serving(app: typer.Typer) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from serve_app.api.paths import Path as Route
 from serve_app.cli.address import Address, address_of, read_cluster_file
 from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
 from serve_app.cli.exits import CommandFailed, Exit
@@ -147,7 +148,7 @@ def _watch(cluster: Cluster, file: Path, told: Telling) -> Loss | None:
         if heard is None and (failed := startup.failed):
             return _undeployed(failed)
         if heard is None and is_healthy(cluster.address):
-            told.ready(str(cluster.address), startup.seconds(time.monotonic()), _welcome(cluster.address, file))
+            told.ready(str(cluster.address), startup.seconds(time.monotonic()), welcome(cluster.address, file))
             heard = time.monotonic()
         if heard is not None and cluster.address.is_taken():
             heard = time.monotonic()
@@ -183,14 +184,15 @@ def is_healthy(address: Address) -> bool:
         return False
 
 
-def _welcome(address: Address, file: Path) -> str:
+def welcome(address: Address, file: Path) -> str:
+    """What to try first, by hand and in a browser."""
     applications = read_cluster_file(file)["applications"]
     name = next((each["args"]["name"] for each in applications if "name" in (each.get("args") or {})), "demo")
     body = f'{{"model": "{name}", "prompt": "Once upon a time", "max_tokens": 48}}'
     asks = any((each.get("args") or {}).get("store") for each in applications)
     key = f' -H "authorization: Bearer ${KEY_VARIABLE}"' if asks else ""
     return (
-        f"\nReady on {address}. Try:\n\n"
+        f"\nReady on {address}. In a browser:\n\n  {address}{Route.CONSOLE}\n\nOr try:\n\n"
         f"  curl {address}/v1/completions{key} -H 'content-type: application/json' \\\n    -d '{body}'\n\n"
         f"  curl {address}/v1/models{key}\n\nCtrl-C ends everything.\n"
     )

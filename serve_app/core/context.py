@@ -28,3 +28,29 @@ class ContextParams:
     def takes_any_length(self) -> bool:
         """Whether a prompt of any length may come to fit."""
         return self.truncates_prompt or self.max_prompt_tokens is not None
+
+    def num_wanted(self, num_tokens: int, *, max_tokens: int | None, max_model_len: int) -> int:
+        """How many of a prompt's tokens are wanted, whether all fit or not."""
+        most = self.max_prompt_tokens
+        if most is None:
+            return num_tokens
+        return min(num_tokens, most or max(1, max_model_len - (1 if max_tokens is None else max_tokens)))
+
+    def num_kept(self, num_tokens: int, *, max_tokens: int | None, max_model_len: int) -> int:
+        """How many of a prompt's tokens stay: all, unless it leaves no room and may be cut.
+
+        As mistral.rs does, the last `context - min(max_tokens, context)` tokens stay; without a limit it counts as 1.
+        Where the completion may be shortened, at least half of the context stays the prompt's; otherwise at least one
+        token.
+        """
+        if not self.truncates_prompt or not leaves_no_room(num_tokens, max_tokens, max_model_len=max_model_len):
+            return num_tokens
+        least = max_model_len // 2 if self.shortens_completion else 1
+        limit = min(1 if max_tokens is None else max_tokens, max_model_len)
+        return min(num_tokens, max(1, least, max_model_len - limit))
+
+
+def leaves_no_room(num_tokens: int, max_tokens: int | None, *, max_model_len: int) -> bool:
+    """Whether a prompt of so many tokens leaves none for what is to be generated."""
+    room = max_model_len - num_tokens
+    return room < 0 or (room == 0 and max_tokens != 0)

@@ -20,13 +20,14 @@ class Price:
 
     def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
         """In billionths. The prompt's tokens are with those of them that were cached."""
+        if self is FREE:
+            return 0
         cached = self.prompt if self.cached is None else self.cached
-        each = (
-            (prompt_tokens - cached_tokens, self.prompt),
-            (cached_tokens, cached),
-            (completion_tokens, self.completion),
+        return (
+            (prompt_tokens - cached_tokens) * round(self.prompt * NANO_PER_TOKEN)
+            + cached_tokens * round(cached * NANO_PER_TOKEN)
+            + completion_tokens * round(self.completion * NANO_PER_TOKEN)
         )
-        return sum(num_tokens * round(price * NANO_PER_TOKEN) for num_tokens, price in each)
 
 
 FREE = Price()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -50,11 +50,10 @@ class Amount:
     tokens: int = 0
     cost: int = 0
 
-    def on(self, meter: Meter) -> int:
-        """How far it moves that meter."""
-        if meter in BUDGETS:
-            return self.cost
-        return self.tokens if meter in COUNTS_TOKENS else self.requests
+    def over(self, meters: Iterable[Meter]) -> Amounts:
+        """How far it moves each of them."""
+        tokens, cost, requests = self.tokens, self.cost, self.requests
+        return {meter: cost if meter in BUDGETS else tokens if meter in COUNTS_TOKENS else requests for meter in meters}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -247,9 +247,9 @@ class UnencodedParams:
 class GenerationRequest:
     """One prompt of a client's request with everything needed to complete it `n` times.
 
-    request_id, client_request_id: unique in the cluster; what client and logs call that which it is of
+    request_id:   unique in the cluster;  client_request_id: of the client's request, as the client and logs know it
     prompt_index: which of the client's prompts this is; part of the key of every random draw
-    echo, echo_last: the first delta carries the prompt's text, of so many last tokens of it only; 0 is all of it
+    echo:         the first delta carries the prompt's text;  echo_last: of so many last tokens only, 0 is all of it
     reports_prompt_ids: the first delta carries the prompt's token ids
     uses_cache:   prefixes computed before may be used
     cache_salt:   they are found by requests of the same salt alone

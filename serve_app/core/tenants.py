@@ -85,6 +85,7 @@ class Tenant:
     max_n:        `n` and `best_of` of one request; None is the service's own bound
     max_tokens:   of one completion; None is the model's context
     cors_origins: pages of these origins may call with its keys, besides those of the service; `*` is any
+    log_texts:    share of its requests of which prompts and completions are logged, from 0 to 1
     cache_group:  tenants of the same group find the prefixes that one of them had computed; None is the tenant's own
     """
 
@@ -97,6 +98,7 @@ class Tenant:
     max_tokens: int | None = None
     cors_origins: tuple[str, ...] = ()
     cache_group: str | None = None
+    log_texts: float = 0.0
 
     @property
     def share(self) -> Share:

@@ -34,7 +34,9 @@ MAX_CALLS = 1024
 def model(args: ModelArgs) -> serve.Application:
     """One base model with its adapters. Placement and limits belong in the cluster file."""
     pinned = RequestRouterConfig(request_router_class=PINNED_ROUTER)
-    deployment = serve.deployment(Model, name=MODEL_DEPLOYMENT, request_router_config=pinned)
+    deployment = serve.deployment(
+        Model, name=MODEL_DEPLOYMENT, request_router_config=pinned, ray_actor_options=_devices(args)
+    )
     application = deployment.bind(partial(load_service, args))
     if not _is_behind_haproxy():
         return application
@@ -55,6 +57,11 @@ def router(args: RouterArgs) -> serve.Application:
         Accounts, name=ACCOUNTS_DEPLOYMENT, ray_actor_options={"num_cpus": 0}, max_ongoing_requests=MAX_CALLS
     )
     return deployment.bind(accounts.bind(args.store, args.pepper, args.ledger_days))
+
+
+def _devices(args: ModelArgs) -> dict[str, int]:
+    """One replica owns the GPUs of all of its shards, and starts these as processes of its own on its node."""
+    return {"num_gpus": args.tensor_parallel} if args.device == "cuda" and args.tensor_parallel > 1 else {}
 
 
 def _is_behind_haproxy() -> bool:

@@ -59,6 +59,7 @@ class ModelArgs(BaseModel):
     max_adapters: Annotated[int, Field(ge=0)] = 16
     max_waiting: Annotated[int, Field(ge=0)] = 1024
     threads: PositiveInt | None = None
+    tensor_parallel: PositiveInt = 1
     max_step_stretch: Annotated[float, Field(gt=1)] = 1.75
     max_bypass_s: Annotated[float, Field(ge=0)] = 5.0
     prefill_weight: PositiveFloat = 1.0
@@ -168,7 +169,7 @@ class RouterSettings(BaseModel):
     max_stall_s:    a client that reads nothing for so long is given up, and its place is free
     cors_origins:   web pages of these origins may call, `https://app.example.org` or `*` for any; none by default
     accept_any_model: in the dialect llama.cpp the only model answers to any name, as there
-    auth:           `keys` asks every request but for /health and the console's files for a key; `none` asks nobody,
+    auth:           `keys` asks every request but for /health, / and the console's files for a key; `none` asks nobody,
                     on a loopback host only; null is `keys` where args has a store, else `none`
     auth_grace_s:   for so long a router goes by the tenants and keys that it has heard of last where it cannot ask;
                     then requests are refused with 503

@@ -22,13 +22,14 @@ MIB = 1 << 20
 def kv_budget(
     config: EngineConfig, shape: KeyValueShape, *, own_limit: int, dtype: torch.dtype, device: torch.device
 ) -> int:
-    """Bytes for keys and values; to be asked when the weights are loaded.
+    """Bytes for keys and values, of one shard where the model is divided; to be asked when the weights are loaded.
 
     own_limit: the model's own context, in tokens
 
     Raises ModelNotSupported where the bytes asked for are not free, or do not hold one block.
     """
-    free = free_bytes(device)
+    count = config.tensor_parallel
+    free = free_bytes(device) // (count if device.type == "cpu" else 1)  # shards share a host's memory
     block_bytes = shape.bytes_per_token(dtype) * config.block_size
     if config.kv_cache_bytes == AUTO:
         share = CUDA_SHARE if device.type == "cuda" else CPU_SHARE
@@ -36,7 +37,7 @@ def kv_budget(
         blocks = -(-usable // config.block_size)
         budget = min(int(free * share), blocks * block_bytes)
     else:
-        budget = int(config.kv_cache_bytes)
+        budget = int(config.kv_cache_bytes) // count
     if budget > free:
         raise ModelNotSupported(
             f"kv_cache_bytes={budget} ({budget // MIB} MiB) does not fit: {free // MIB} MiB of memory are free beside"

@@ -34,7 +34,7 @@ def model_card(
         dialect=dialect,
         max_num_sequences=config.max_num_sequences,
         max_waiting=config.max_waiting,
-        kv_cache_bytes=model.kv_cache_bytes,
+        kv_cache_bytes=model.kv_cache_bytes * config.tensor_parallel,
         chat_template=chat_template,
         records=record_card(config, model.module),
         tokenizer=tokenizer.card,

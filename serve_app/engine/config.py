@@ -22,15 +22,17 @@ class EngineConfig:
     max_num_sequences: sequences computed together
     max_batch_tokens:  tokens computed per step, decode and prompt chunks together
     max_logit_rows:    rows of prompt scoring per step, which bounds the memory that logits take
-    kv_cache_bytes:    budget for keys and values, live and cached together; "auto" is a quarter of the memory that is
-                       free once the weights are there (of a GPU's, 85 %), and no more than all sequences could fill
+    kv_cache_bytes:    budget for keys and values, live and cached together, of all shards; "auto" is a quarter of the
+                       memory that is free once the weights are there (of a GPU's, 85 %), and no more than all sequences
+                       could fill
     kv_storage:        "lanes" are contiguous, "pages" are shared; "auto" is pages on cuda, else lanes
     kernels:           who computes attention over pages and what adapters change; "torch" gathers pages first, "auto"
                        is triton on cuda where its kernels pass a check at start, else torch
     block_size:        positions per block; the unit of accounting and of prefix hits
     max_adapters:      adapters resident at once
     max_waiting:       sequences queued beyond those running; more are refused
-    threads:           torch threads; None is one per CPU of the process
+    threads:           torch threads; None is one per CPU of the process, divided among its shards
+    tensor_parallel:   devices of one node that the model is divided among, a process for each; 1 is whole
     max_step_stretch:  while some sequences decode, a step that computes prompts too should take at most so many times
                        one that does not; by up to eight times as much more where many short prompts wait beside few
                        sequences that decode, as everybody is served sooner then
@@ -81,6 +83,7 @@ class EngineConfig:
     max_adapters: int = 16
     max_waiting: int = 1024
     threads: int | None = None
+    tensor_parallel: int = 1
     max_step_stretch: float = 1.75
     max_bypass_s: float = 5.0
     prefill_weight: float = 1.0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Items
 
+from serve_app.core.concern import about
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import EngineFailed
 from serve_app.engine.open_requests import OpenRequests
@@ -64,8 +66,16 @@ class Delivery:
             try:
                 self._send(router_id, own, load)
             except Exception:
-                logger.exception("the deltas for router %s could not be sent; its stream ends", router_id)
-                self.detach(router_id)
+                self.give_up(router_id, "could not be sent its deltas; its stream ends")
+
+    def give_up(self, router_id: str, why: str) -> None:
+        """Detach a router, and name the requests that end by it. To be called where an exception is handled, or a
+        router is found to be gone.
+        """
+        extra, failure = about(self._open_requests.names_of(router_id)), sys.exception()
+        level = logging.WARNING if failure is None else logging.ERROR
+        logger.log(level, "router %s %s", router_id, why, exc_info=failure is not None, extra=extra)
+        self.detach(router_id)
 
     def detach(self, router_id: str) -> None:
         """Close a router's stream, and end what it has here."""
@@ -82,7 +92,8 @@ class Delivery:
         outbox = self._outboxes[router_id]
         outbox.put(deltas, load)
         if outbox.num_bytes > self._max_outbox_bytes:
-            logger.error("router %s left %d bytes unread; its requests are ended", router_id, outbox.num_bytes)
+            extra, facts = about(self._open_requests.names_of(router_id)), (router_id, outbox.num_bytes)
+            logger.error("router %s left %d bytes unread; its requests are ended", *facts, extra=extra)
             self._shed(router_id, outbox, load)
 
     def _shed(self, router_id: str, outbox: Outbox, load: Load) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from serve_app.core.concern import about
 from serve_app.core.delta import Delta, Load
 from serve_app.core.errors import EngineFailed
 from serve_app.engine.open_sequences import OpenSequences
@@ -54,6 +55,8 @@ class Steps(Protocol):
 
     def check_integrity(self) -> None: ...
 
+    def check(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Command:
@@ -66,9 +69,10 @@ class _Command:
 class Driver:
     """Steps an engine in a thread of its own for as long as there is work, and survives whatever fails there.
 
-    What fails is logged and counted, and every request that it concerns ends with EngineFailed: that of a command its
-    own requests, a failed delivery those it was about, a failed step or integrity check all there are, after which the
-    engine begins anew. After twenty failures without a good step between them `check` gives the engine up.
+    What fails is logged with the requests that it concerns and counted, and each of those ends with EngineFailed: that
+    of a command its own requests, a failed delivery those it was about, a failed step or integrity check all there are,
+    after which the engine begins anew. After twenty failures without a good step between them `check` gives the engine
+    up.
 
     deliver: called in that thread with everything a step gave and with how busy the engine is then; also after a
              step that gave nothing, where an abort changed that
@@ -128,7 +132,10 @@ class Driver:
         self._post(lambda: None, frozenset())
 
     def check(self) -> None:
-        """Raise EngineFailed where the thread is dead, in one step for too long, or does nothing but fail."""
+        """Raise EngineFailed where the thread is dead, in one step for too long, or does nothing but fail; or what the
+        engine itself says.
+        """
+        self._engine.check()
         if not self._thread.is_alive():
             raise EngineFailed("the engine's thread is not running")
         if self._num_failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
@@ -145,13 +152,13 @@ class Driver:
         self._thread.join()
 
     def _submit(self, sequences: Items[Sequence]) -> None:
-        request_id = sequences[0].request.request_id
+        request = sequences[0].request
 
         def add() -> None:
-            self._open.begin(request_id, len(sequences))
+            self._open.begin(request.request_id, len(sequences), client_request_id=request.client_request_id)
             self._engine.add(sequences)
 
-        self._post(add, frozenset((request_id,)))
+        self._post(add, frozenset((request.request_id,)))
 
     def _post(self, run: Callable[[], None], request_ids: frozenset[str]) -> None:
         with self._wake:
@@ -165,7 +172,8 @@ class Driver:
                     self._busy_since = self._clock()
                     self._turn()
             except Exception:
-                self._note_failure("the engine could not be brought back after a failure")
+                lost = _requests_of(self._outgoing)
+                self._note_failure("the engine could not be brought back after a failure", lost)
             self._busy_since = None
 
     def _turn(self) -> None:
@@ -182,7 +190,7 @@ class Driver:
             try:
                 command.run()
             except Exception:
-                self._note_failure("a command to the engine failed")
+                self._note_failure("a command to the engine failed", command.request_ids)
                 self._lose(command.request_ids, "the engine failed while it took this request")
 
     def _step(self) -> None:
@@ -190,7 +198,7 @@ class Driver:
         try:
             deltas = self._engine.step()
         except Exception:
-            self._note_failure("a step of the engine failed")
+            self._note_failure("a step of the engine failed", self._open.request_ids)
             self._begin_anew()
             return
         self._outgoing += self._open.take(deltas)
@@ -206,11 +214,11 @@ class Driver:
         try:
             self._engine.check_integrity()
         except Exception:
-            self._note_failure("the engine's books do not balance")
+            self._note_failure("the engine's books do not balance", self._open.request_ids)
             self._begin_anew()
         forgotten = self._open.active_request_ids
         if forgotten:
-            self._note_failure(f"the engine forgot {len(forgotten)} requests")
+            self._note_failure(f"the engine forgot {len(forgotten)} requests", forgotten)
             self._lose(forgotten, "the engine lost this request")
 
     def _send(self, *, is_news: bool) -> None:
@@ -221,15 +229,17 @@ class Driver:
         try:
             self._deliver(deltas, self.load)
         except Exception:
-            self._note_failure("a step's deltas could not be delivered")
+            self._note_failure("a step's deltas could not be delivered", _requests_of(deltas))
             self._lose_undelivered(deltas)
+        else:
+            self._open.note_told()
 
     def _lose_undelivered(self, deltas: list[Delta]) -> None:
         """End whatever has a gap now; this is told with the next delivery."""
         error = EngineFailed("the engine's results for this request were lost")
         ended = {(d.request_id, d.sample) for d in deltas if d.finish is not None or d.error is not None}
         self._outgoing += [Delta(request_id=id_, sample=sample, error=error) for id_, sample in sorted(ended)]
-        self._lose(frozenset(delta.request_id for delta in deltas), error.message)
+        self._lose(_requests_of(deltas), error.message)
 
     def _lose(self, request_ids: frozenset[str], reason: str) -> None:
         """End requests with an error each."""
@@ -237,7 +247,7 @@ class Driver:
         try:
             self._engine.abort(request_ids)
         except Exception:
-            self._note_failure("requests could not be ended")
+            self._note_failure("requests could not be ended", request_ids | self._open.request_ids)
             self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -247,11 +257,14 @@ class Driver:
         )
         self._engine.reset()
 
-    def _note_failure(self, what: str) -> None:
-        """To be called where an exception is handled, or where something is found to be wrong."""
+    def _note_failure(self, what: str, request_ids: frozenset[str]) -> None:
+        """To be called where an exception is handled, or where something is found to be wrong. The line names the
+        requests as their clients know them, the oldest of many."""
         self._num_failures += 1
         self._num_failures_in_a_row += 1
-        logger.error("%s (%d in a row)", what, self._num_failures_in_a_row, exc_info=sys.exception() is not None)
+        facts = (what, self._num_failures_in_a_row, len(request_ids))
+        extra, exc_info = about(self._open.names_of(request_ids)), sys.exception() is not None
+        logger.error("%s (%d in a row, of %d requests)", *facts, exc_info=exc_info, extra=extra)
 
     def _has_work(self) -> bool:
         """Paused sequences alone are no work, though the engine holds them."""
@@ -268,3 +281,7 @@ class Driver:
                 self._wake.wait_for(lambda: self._inbox or self._is_closing, timeout=STALLED_S)
             self._wake.wait_for(lambda: self._has_work() or self._is_closing)
             return not self._is_closing
+
+
+def _requests_of(deltas: Items[Delta]) -> frozenset[str]:
+    return frozenset(delta.request_id for delta in deltas)

@@ -20,7 +20,6 @@ from serve_app.engine.fairness.counters import Counters
 from serve_app.engine.kv.making import make_store
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.adapter import Adapter
-from serve_app.engine.lora.bank import AdapterBank
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.masks import MaskComputer
 from serve_app.engine.output import Output
@@ -31,6 +30,7 @@ from serve_app.engine.runner import Runner
 from serve_app.engine.sampling.sampler import Sampler
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.sequence import Sequence
+from serve_app.engine.shards.making import make_bank
 from serve_app.engine.speculation.speculator import Speculator
 from serve_app.engine.speculation.verification import Verifier
 from serve_app.engine.spending import note_given_up, note_tokens
@@ -66,7 +66,7 @@ class Engine:
         runner: type[Runner] = Runner,
     ) -> None:
         self.config, self.model, self._loader = config, model, loader
-        self._bank = AdapterBank(model.module, adapters, max_slots=config.max_adapters, uses_kernels=model.uses_triton)
+        self._bank = make_bank(config, model, adapters)
         self._store = make_store(config, model)
         self.on_staged: Callable[[], None] = lambda: None
         self._slots = Slots(
@@ -200,14 +200,21 @@ class Engine:
         """Assert that places, blocks and pins are conserved."""
         self._scheduler.check_integrity()
 
+    def check(self) -> None:
+        """Raise EngineFailed where a process is gone that steps need; may be asked by any thread."""
+        if self.model.crew is not None:
+            self.model.crew.check()
+
     def close(self) -> None:
-        """Give the model its own modules and attention back."""
+        """Give the model its own modules and attention back, and end the processes that computed it with this one."""
         self.model.narrowing.stop()
         self._runner.close()
         self._bank.unwrap()
         self._masks.close()
         if self._loader is not None:
             self._loader.shutdown(wait=False, cancel_futures=True)
+        if self.model.crew is not None:
+            self.model.crew.close()
 
     def _advance(self, deltas: list[Delta]) -> None:
         """Compute one batch; what it gives is added to `deltas` as it comes."""

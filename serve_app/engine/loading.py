@@ -28,6 +28,11 @@ from serve_app.engine.quantized.checkpoint import kept_in, open_checkpoint
 from serve_app.engine.quantized.receiving import receiving, settle_weights
 from serve_app.engine.quantized.rounding import Bits
 from serve_app.engine.rope import settle_longrope
+from serve_app.engine.shards.crew import Crew
+from serve_app.engine.shards.division import Division, divide
+from serve_app.engine.shards.shard import Mates, Shard
+from serve_app.engine.shards.slices import open_parts
+from serve_app.engine.shards.sums import Sums, sum_outputs
 from serve_app.engine.vision.eyes import Eyes, open_eyes
 from serve_app.engine.vision.judgement import Sight
 from serve_app.engine.weights import weight_bytes
@@ -39,13 +44,14 @@ logger = logging.getLogger(__name__)
 class LoadedModel:
     """A model with what the engine has to know of it.
 
-    kv_cache_bytes: what its keys and values may take
+    kv_cache_bytes: what its keys and values may take; of a shard, its own
     eos_token_ids:  tokens that end a text
     narrowing:      lays its weights out in 16 bits, once it serves
     scorings:       with which the loop computes it; None where transformers' modules do
     eyes:           of a model that sees; nothing of them is in `module`
     blindness:      why a model with eyes does not see here
     kernels:        who computes attention over pages, as it passed the probe
+    shard:          which part of a divided model it is, and with whom; None where it is whole
     """
 
     module: PreTrainedModel
@@ -61,32 +67,71 @@ class LoadedModel:
     eyes: Eyes | None = None
     blindness: str | None = None
     kernels: Literal["triton", "torch"] = "torch"
+    shard: Shard | None = None
 
     @property
     def uses_triton(self) -> bool:
         return self.kernels == "triton"
 
+    @property
+    def crew(self) -> Crew | None:
+        """The processes that follow this one's steps."""
+        return None if self.shard is None else self.shard.crew
 
-def load_model(config: EngineConfig) -> LoadedModel:
+    @property
+    def sums(self) -> Sums | None:
+        return None if self.shard is None else self.shard.sums
+
+
+def load_model(config: EngineConfig, *, mates: Mates | None = None) -> LoadedModel:
     """Read the weights and check by a probe that attention through our seam gives the model's own logits.
+
+    mates: who compute the other shards of a model that is divided; None starts them where the configuration wants it
 
     Raises ModelNotSupported.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if mates is not None or config.tensor_parallel == 1:
+        return _load(config, mates)
+    divide(judge(config.path, with_images=config.images), config.tensor_parallel, weights=config.weights)
+    device = choose_device(config.device, count=config.tensor_parallel)
+    crew = Crew(config.tensor_parallel, device, threads=config.threads)
+    try:
+        return load_with(crew, config)
+    except BaseException:
+        crew.close()
+        raise
+
+
+def load_with(crew: Crew, config: EngineConfig) -> LoadedModel:
+    """Load a divided model together with these followers, in the place of what they had. Raises ModelNotSupported."""
+    crew.load(config)
+    try:
+        return load_model(config, mates=crew)
+    except (RuntimeError, ModelNotSupported) as error:  # it may be of a sum that nobody came to
+        raise ModelNotSupported(crew.last_words() or str(error)) from error
+
+
+def _load(config: EngineConfig, mates: Mates | None) -> LoadedModel:
     judged = judge(config.path, with_images=config.images)
-    device = choose_device(config.device)
+    device = choose_device(config.device) if mates is None else mates.sums.device
     dtype = choose_dtype(config.dtype, judged.dtype, device)
     if judged.dtype is not None and config.dtype == "auto" and dtype != judged.dtype:
         logger.warning("%s: %s instead of %s, which this CPU computes slowly", config.name, dtype, judged.dtype)
-    check_weights_fit(weight_bytes(judged, dtype, bits_of(config, device)), device=device)
-    module = read_module(config, judged, dtype).to(device).eval().requires_grad_(False)
+    if mates is None:
+        module, shard = _read_whole(config, judged, dtype, device), None
+    else:
+        module, shard = _read_part(config, judged, dtype, mates)
     eyes = open_eyes(module, judged.sight, config) if isinstance(judged.sight, Sight) else None
     witness = hear(module)
-    shape, scorings = witness.shape, settle(module, witness)
+    sums = None if shard is None else shard.sums
+    shape, scorings = witness.shape, settle(module, witness, sums=sums)
     kernels = _settle_kernels(module, witness, config)
     give_back_freed_memory()
     own_limit = judged.max_model_len
     budget = kv_budget(config, shape, own_limit=own_limit, dtype=dtype, device=device)
+    if sums is not None:
+        budget = sums.least(budget)
     max_model_len = context_within(config, budget, own_limit=own_limit, bytes_per_token=shape.bytes_per_token(dtype))
     settle_longrope(module, max_model_len)
     if max_model_len < own_limit and config.max_model_len is None:
@@ -106,12 +151,38 @@ def load_model(config: EngineConfig) -> LoadedModel:
         eyes=eyes if isinstance(eyes, Eyes) else None,
         blindness=next((each for each in (judged.sight, eyes) if isinstance(each, str)), None),
         kernels=kernels,
+        shard=shard,
     )
 
 
-def read_module(config: EngineConfig, judged: Judged, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with its weights, all of them found: quantised ones as the numbers that they mean, or in few bits."""
-    weights = None if judged.formats is None else open_checkpoint(Path(config.path), judged.formats)
+def _read_whole(config: EngineConfig, judged: Judged, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    check_weights_fit(weight_bytes(judged, dtype, bits_of(config, device)), device=device)
+    return read_module(config, judged, dtype).to(device).eval().requires_grad_(False)
+
+
+def _read_part(config: EngineConfig, judged: Judged, dtype: torch.dtype, mates: Mates) -> tuple[PreTrainedModel, Shard]:
+    """This process's shard, when all of them are there: from then on what it computes is summed with theirs."""
+    device = mates.sums.device
+    division = divide(judged, mates.count, number=mates.number, weights=config.weights)
+    part = division.narrowed(judged)
+    num_in_memory = mates.count if device.type == "cpu" else 1
+    check_weights_fit(weight_bytes(part, dtype) * num_in_memory, device=device)
+    module = read_module(config, part, dtype, division).to(device).eval().requires_grad_(False)
+    mates.meet()
+    sum_outputs(module.get_decoder(), mates.sums)
+    return module, Shard(division=division, sums=mates.sums, crew=mates if isinstance(mates, Crew) else None)
+
+
+def read_module(
+    config: EngineConfig, judged: Judged, dtype: torch.dtype, division: Division | None = None
+) -> PreTrainedModel:
+    """The model with its weights, all of them found: quantised ones as the numbers that they mean, or in few bits.
+
+    division: of which the model is a part
+    """
+    weights: Any = None if judged.formats is None else open_checkpoint(Path(config.path), judged.formats)
+    if division is not None:
+        weights = open_parts(Path(config.path), division)
     kind = judged.kind
     if config.weights is not None:
         os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # else threads read ahead of what is rounded, up to all of it
@@ -164,11 +235,17 @@ def _settle_kernels(module: PreTrainedModel, witness: Witness, config: EngineCon
     return kernels
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, *, count: int = 1) -> torch.device:
+    """Of which kind; there are so many GPUs, if it is that. Raises ModelNotSupported."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise ModelNotSupported("device: cuda was asked for, but torch sees no CUDA device")
+    if name == "cuda" and torch.cuda.device_count() < count:
+        raise ModelNotSupported(
+            f"tensor_parallel: {count} wants {count} GPUs, this replica has {torch.cuda.device_count()}; give it"
+            f" `num_gpus: {count}` in ray_actor_options"
+        )
     return torch.device(name)
 
 

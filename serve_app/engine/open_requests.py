@@ -15,6 +15,7 @@ from serve_app.engine.departures import Departures
 @dataclass(slots=True, kw_only=True)
 class _OpenRequest:
     router_id: str
+    client_request_id: str
     samples: set[int]
     is_paused: bool = False
 
@@ -53,7 +54,9 @@ class OpenRequests:
 
     def add(self, router_id: str, requests: Items[GenerationRequest]) -> None:
         for request in requests:
-            self._requests[request.request_id] = _OpenRequest(router_id=router_id, samples=set(range(request.n)))
+            self._requests[request.request_id] = _OpenRequest(
+                router_id=router_id, client_request_id=request.client_request_id, samples=set(range(request.n))
+            )
 
     def drop(self, request_ids: Iterable[str]) -> None:
         """Forget requests whose end nobody waits for; those unknown are left alone."""
@@ -66,6 +69,10 @@ class OpenRequests:
     def owned_by(self, router_id: str) -> frozenset[str]:
         """All requests of a router."""
         return frozenset(id_ for id_, request in self._requests.items() if request.router_id == router_id)
+
+    def names_of(self, router_id: str) -> list[str]:
+        """What clients know all requests of a router by, the oldest first."""
+        return [each.client_request_id for each in self._requests.values() if each.router_id == router_id]
 
     def among(self, request_ids: Iterable[str], router_id: str) -> frozenset[str]:
         """Those of these requests that are here and belong to the router."""

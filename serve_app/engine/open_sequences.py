@@ -10,9 +10,14 @@ from serve_app.core.errors import EngineFailed
 
 
 class OpenSequences:
-    """The samples of each request that are still owed an ending, and which requests are paused."""
+    """The samples of each request that are still owed an ending, and which requests are paused.
+
+    What a client knows a request by is kept until its ending was told.
+    """
 
     def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._ended: list[str] = []
         self._samples: dict[str, set[int]] = {}
         self._paused: set[str] = set()
 
@@ -33,8 +38,19 @@ class OpenSequences:
     def active_request_ids(self) -> frozenset[str]:
         return frozenset(self._samples.keys() - self._paused)
 
-    def begin(self, request_id: str, num_samples: int) -> None:
+    def begin(self, request_id: str, num_samples: int, *, client_request_id: str = "") -> None:
+        self._names[request_id] = client_request_id
         self._samples[request_id] = set(range(num_samples))
+
+    def names_of(self, request_ids: AbstractSet[str]) -> list[str]:
+        """What clients know these requests by, the oldest first; of those whose ending was told nothing is known."""
+        return [name for request_id, name in self._names.items() if request_id in request_ids]
+
+    def note_told(self) -> None:
+        """Every ending until now has reached whoever waits for it."""
+        for request_id in self._ended:
+            self._names.pop(request_id, None)
+        self._ended.clear()
 
     def take(self, deltas: Iterable[Delta]) -> list[Delta]:
         """Give those of these deltas that belong to open sequences, and note the endings among them."""
@@ -53,6 +69,7 @@ class OpenSequences:
     def end(self, request_ids: Iterable[str]) -> None:
         """Forget requests whose end nobody waits for."""
         for request_id in request_ids:
+            self._ended.append(request_id)
             self._samples.pop(request_id, None)
             self._paused.discard(request_id)
 

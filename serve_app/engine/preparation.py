@@ -6,6 +6,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
 from serve_app.constraints.compiler import Compiled
+from serve_app.core.context import leaves_no_room
 from serve_app.core.errors import ContextOverflow, InvalidRequest
 from serve_app.core.infill import Infill
 from serve_app.core.request import GenerationRequest, Prompt, SamplingParams
@@ -147,9 +148,7 @@ class Preparation:
             raise InvalidRequest.refusing("suffix_mode", must='be "append" beside images', found='"fim"')
         whole = arrange(self._tokenizer, request.prompt, infill)
         num_tokens = len(whole.token_ids)
-        most = self._most(request)
-        num_kept = self._num_kept(request, num_tokens)
-        gap = whole.fitted(num_kept if most is None else min(num_kept, most))
+        gap = whole.fitted(min(self._num_kept(request, num_tokens), self._num_wanted(request, num_tokens)))
         token_ids, stop = gap.token_ids, request.stop
         if not stop.ignore_eos:
             stop = replace(stop, token_ids=(*stop.token_ids, *gap.markers.ends))
@@ -164,42 +163,28 @@ class Preparation:
         )
 
     def _num_kept(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
-        """How many tokens of the prompt stay: all, unless it leaves no room and may be cut.
+        wanted = request.stop.max_tokens
+        return request.context.num_kept(num_prompt_tokens, max_tokens=wanted, max_model_len=self._max_model_len)
 
-        As mistral.rs does, the last `context - min(max_tokens, context)` tokens stay; without a limit it counts as 1.
-        Where the completion may be shortened, at least half of the context stays the prompt's; otherwise at least one
-        token.
-        """
-        context, wanted = self._max_model_len, request.stop.max_tokens
-        if not request.context.truncates_prompt or not self._leaves_no_room(request, num_prompt_tokens):
-            return num_prompt_tokens
-        least = context // 2 if request.context.shortens_completion else 1
-        return min(num_prompt_tokens, max(1, least, context - min(1 if wanted is None else wanted, context)))
+    def _num_wanted(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
+        wanted = request.stop.max_tokens
+        return request.context.num_wanted(num_prompt_tokens, max_tokens=wanted, max_model_len=self._max_model_len)
 
     def _bounded(self, request: GenerationRequest, prompt_ids: list[int], *, has_images: bool) -> list[int]:
         """One end of the prompt, where only so many of its tokens are wanted."""
-        most = self._most(request)
-        if most is None or most >= len(prompt_ids):
+        most = self._num_wanted(request, len(prompt_ids))
+        if most == len(prompt_ids):
             return prompt_ids
         if has_images:
             must = f"be at least {len(prompt_ids)} beside images, which cannot be cut"
             raise InvalidRequest.refusing("truncate_prompt_tokens", must=must, found=str(most))
         return prompt_ids[:most] if request.context.keeps_beginning else prompt_ids[-most:]
 
-    def _most(self, request: GenerationRequest) -> int | None:
-        """Tokens of the prompt that are wanted; None is all."""
-        most, wanted = request.context.max_prompt_tokens, request.stop.max_tokens
-        return None if most is None else most or max(1, self._max_model_len - (1 if wanted is None else wanted))
-
-    def _leaves_no_room(self, request: GenerationRequest, num_prompt_tokens: int) -> bool:
-        room = self._max_model_len - num_prompt_tokens
-        return room < 0 or (room == 0 and request.stop.max_tokens != 0)
-
     def _max_tokens(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
         """How many tokens may be generated, the context's end considered."""
         context, wanted = self._max_model_len, request.stop.max_tokens
         facts = {"n_prompt_tokens": num_prompt_tokens, "n_ctx": context}
-        if self._leaves_no_room(request, num_prompt_tokens):
+        if leaves_no_room(num_prompt_tokens, wanted, max_model_len=context):
             found = f"has {num_prompt_tokens} tokens"
             raise context_overflow(request, found, model_name=self._model_name, max_model_len=context, facts=facts)
         room = context - num_prompt_tokens

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -10,10 +12,11 @@ from torch import Tensor
 from serve_app.engine.attention import PackedAttention
 from serve_app.engine.batch import Batch
 from serve_app.engine.decoder.building import build_loop
+from serve_app.engine.illustrated import lay_images
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.bank import AdapterBank
-from serve_app.engine.step import CurrentStep, Step, lay_out
+from serve_app.engine.step import CurrentStep, Layout, Step, pack
 
 
 class Runner:
@@ -26,7 +29,10 @@ class Runner:
         self._current = CurrentStep()
         self._attention = PackedAttention(self._current, model.shape)
         model.module.set_attn_implementation(self._attention.name)
-        self._loop = None if model.scorings is None else build_loop(model.module, model.shape, model.scorings)
+        self._crew = model.crew
+        self._loop = None
+        if model.scorings is not None:
+            self._loop = build_loop(model.module, model.shape, model.scorings, sums=model.sums)
 
     @property
     def has_loop(self) -> bool:
@@ -35,18 +41,37 @@ class Runner:
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
-        """Compute a batch.
+        """Compute a batch; where the model is divided, with the other shards.
 
         Returns the wanted logits, [rows, vocab] float32, rows in the order of the spans: first a span's scored
         positions, then its sampled one.
         """
-        step = lay_out(batch, self._storage, device=self._model.device)
+        layout, device = pack(batch, self._storage), self._model.device
+        images = lay_images(batch, layout.positions, device=device)
         is_recorded = any(span.sequence.record is not None for span in batch.spans)
+        by_modules = self._loop is None or is_recorded or images.rope_positions is not None
+        with self._crew.computing(layout, by_modules=by_modules) if self._crew else nullcontext():
+            step = layout.step(self._storage, device=device, images=images)
+            with self._adapted(step):
+                if self._loop is None or by_modules:
+                    return self._compute(step).float()
+                return self._loop(step).float()
+
+    @torch.inference_mode()
+    def follow(self, layout: Layout, *, by_modules: bool) -> None:
+        """Compute a step of which another shard has the logits: whatever is summed with its parts, and no more."""
+        step = layout.step(self._storage, device=self._model.device)
+        with self._adapted(step):
+            if self._loop is None or by_modules:
+                self._compute(step)
+            else:
+                self._loop.stream(step)
+
+    @contextmanager
+    def _adapted(self, step: Step) -> Iterator[None]:
         self._bank.begin_step(step.mixes)
         try:
-            if self._loop is None or is_recorded or step.rope_positions is not None:
-                return self._compute(step).float()
-            return self._loop(step).float()
+            yield
         finally:
             self._bank.end_step()
 

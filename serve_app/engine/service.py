@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from collections.abc import Sequence as Items
@@ -46,8 +45,6 @@ from serve_app.engine.tokenization import Tokenizations
 from serve_app.engine.tokenizer_lanes import TokenizerLanes
 from serve_app.engine.vision.looking import Looks, make_looking
 from serve_app.text.tokenizer import TextTokenizer
-
-logger = logging.getLogger(__name__)
 
 MAX_TOLD_FLOWS = 32
 """On a replica's card, by name; all others together."""
@@ -132,7 +129,7 @@ class ModelService:
             torch.set_num_threads(config.threads)
         model = load_model(config)
         tokenizer = TextTokenizer.load(Path(config.path), vocab_size=model.vocab_size)
-        bound, cards = bind_adapters(adapters, model.module)
+        bound, cards = bind_adapters(adapters, model.module, shard=model.shard)
         loader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
         engine = Engine(config, model, tokenizer, bound, loader=loader)
         card = model_card(
@@ -245,8 +242,7 @@ class ModelService:
         """Detach routers that were not heard of for the lease's time; done by itself, four times in that time."""
         for router_id in self._leases.expired():
             if router_id in self._delivery:
-                logger.warning("router %s was not heard of for %.0f s", router_id, self._leases.lease_s)
-                self._delivery.detach(router_id)
+                self._delivery.give_up(router_id, f"was not heard of for {self._leases.lease_s:.0f} s")
 
     async def _rendered(self, request: GenerationRequest) -> GenerationRequest:
         """The same with its conversation in the prompt's place. Raises InvalidRequest, ContextOverflow."""

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.batch import Batch
-from serve_app.engine.illustrated import lay_images
+from serve_app.engine.illustrated import Illustrated
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.plan import AttentionPlan
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.lora.plan import Mix
+
+NO_IMAGES = Illustrated()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +45,38 @@ class Step:
     rope_positions: Tensor | None = None
 
 
-def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
-    """Pack a batch: one pass over its spans, one tensor per field."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A step before any tensor of it is made: all that a process beside this one has to be told to compute it, too.
+
+    As in `Step`; readings: what is attended to, span by span
+    """
+
+    token_ids: list[int]
+    positions: list[int]
+    places: list[int]
+    logit_rows: list[int]
+    mixes: tuple[Mix, ...]
+    readings: tuple[Reading, ...]
+
+    def step(self, storage: Storage, *, device: torch.device, images: Illustrated = NO_IMAGES) -> Step:
+        """One tensor per field."""
+        written = torch.tensor(self.places, device=device)
+        return Step(
+            token_ids=torch.tensor(self.token_ids, device=device),
+            positions=torch.tensor(self.positions, device=device),
+            places=written,
+            logit_rows=torch.tensor(self.logit_rows, dtype=torch.int64, device=device),
+            mixes=self.mixes,
+            attention=storage.plan(self.readings, written),
+            embeddings=images.embeddings,
+            illustrated=images.illustrated,
+            rope_positions=images.rope_positions,
+        )
+
+
+def pack(batch: Batch, storage: Storage) -> Layout:
+    """Lay a batch out: one pass over its spans."""
     token_ids: list[int] = []
     positions: list[int] = []
     places: list[int] = []
@@ -70,21 +102,16 @@ def lay_out(batch: Batch, storage: Storage, *, device: torch.device) -> Step:
                 blocks=holding.blocks,
                 start=span.start,
                 length=length,
-                names=holding.names,
+                names=() if storage.shares_held else holding.names,  # of pages nobody has a copy to look for
             )
         )
-    images = lay_images(batch, positions, device=device)
-    written = torch.tensor(places, device=device)
-    return Step(
-        token_ids=torch.tensor(token_ids, device=device),
-        positions=torch.tensor(positions, device=device),
-        places=written,
-        logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
+    return Layout(
+        token_ids=token_ids,
+        positions=positions,
+        places=places,
+        logit_rows=logit_rows,
         mixes=tuple(mixes),
-        attention=storage.plan(readings, written),
-        embeddings=images.embeddings,
-        illustrated=images.illustrated,
-        rope_positions=images.rope_positions,
+        readings=tuple(readings),
     )
 
 

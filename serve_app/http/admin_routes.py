@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 
 from starlette.requests import Request
@@ -22,6 +23,8 @@ from serve_app.http.parquet import CONTENT_TYPE, as_parquet
 MAX_DEPTH = 8
 FORMATS = ("json", "csv", "parquet")
 """Of usage; everything else is JSON."""
+NUMBER = re.compile(r"[0-9]{1,18}")
+"""Of an event; the store holds no larger one."""
 HEADERS = {"cache-control": "no-store"}
 """An answer may hold a key."""
 
@@ -66,7 +69,7 @@ def _asked(request: Request, known: tuple[str, ...]) -> dict[str, object]:
         if name not in known:
             must = f"be one of {', '.join(known)}" if known else "not be sent here"
             raise InvalidRequest.refusing("query", must=must, found=shown(name))
-        asked[name] = int(value) if name == "after" and value.isascii() and value.isdigit() else value
+        asked[name] = int(value) if name == "after" and NUMBER.fullmatch(value) else value
     return asked
 
 

@@ -21,6 +21,7 @@ from serve_app.http.exchange import ClientGone
 from serve_app.http.explaining import explain_route
 from serve_app.http.failures import FailuresAsJson
 from serve_app.http.framing import WholeForHttp10
+from serve_app.http.front import front_route
 from serve_app.http.guard import OPEN_DOOR, Door, Guard
 from serve_app.http.headers import HeaderGate
 from serve_app.http.idempotency import Idempotent
@@ -93,7 +94,8 @@ def routes(
         found = Completions(router, settings, style)
         if replays is None:
             return found
-        return Idempotent(found, replays, max_body_bytes=settings.max_body_bytes, book=book)
+        bytes_, stall_s = settings.max_body_bytes, settings.max_stall_s
+        return Idempotent(found, replays, max_body_bytes=bytes_, max_stall_s=stall_s, book=book)
 
     native = completions(NativeStyle(inquiries))
     return [
@@ -110,6 +112,7 @@ def routes(
         *([] if door.administer is None else admin_routes(door.administer, max_body_bytes=settings.max_body_bytes)),
         route(Path.METRICS, metrics.answer),
         route(Path.LIVE, live),
+        front_route(),
         *console_routes(),
     ]
 

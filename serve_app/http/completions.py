@@ -51,6 +51,8 @@ class Completions:
             status = CLIENT_CLOSED if has_left else exchange.status
             story.end(status, self._router.books)
             logger.info(dump(story.facts(status) | self._traced(story, status, scope)))
+            if story.excerpts is not None:
+                logger.info(dump(story.texts()))
             scope["state"]["served"] = Served(status=status, run=story.run, is_whole=story.error is None)
 
     def _traced(self, story: Story, status: int, scope: Scope) -> dict[str, str]:
@@ -110,6 +112,7 @@ class Completions:
             opened = self._router.open(request, story.ticket, request_id=story.request_id)
             story.models = tuple(dict.fromkeys(each.model.name for each in opened.requests))
             story.permit = await self._router.reserve(opened)
+            story.excerpt(opened)
             async with opened as run:
                 story.run = run  # from here on it is written down
                 own_id = run.response_id if request.request_id is None else f"{request.id_prefix}-{request.request_id}"

@@ -12,8 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.dialects.tables import HEADER
 from serve_app.api.response_headers import IGNORED, SEED, SUFFIX_MODE, TRUNCATED, UNENFORCED
+from serve_app.http.idempotency import REPLAYED
+from serve_app.http.rate_headers import NAMES
 
-READABLE = (HEADER, IGNORED, SEED, SUFFIX_MODE, TRUNCATED, UNENFORCED, "x-request-id", "retry-after")
+TOLD = (HEADER, IGNORED, SEED, SUFFIX_MODE, TRUNCATED, UNENFORCED, "x-request-id", "retry-after", REPLAYED)
+READABLE = (*TOLD, *(name.decode() for names in NAMES.values() for name in names))
 PREFLIGHT_S = 600
 """How long a browser may remember the answer to a preflight."""
 ALLOWED: dict[str, Any] = {
@@ -52,11 +55,11 @@ class TenantCors:
         self._of_tenants = of_tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
-        origin = headers.get("origin")
-        if origin is None:
+        if scope["type"] != "http" or all(name != b"origin" for name, _ in scope["headers"]):
             await self._app(scope, receive, send)
             return
+        headers = Headers(scope=scope)
+        origin = headers["origin"]
 
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from serve_app.api.paths import OPEN
 from serve_app.api.shown import shown
@@ -50,7 +51,7 @@ OPEN_DOOR = Door()
 
 
 class Guard:
-    """The one way to the routes. What needs no key is answered as nobody would see it.
+    """The one way to the routes. What needs no key is answered as nobody would see it, and no websocket is opened.
 
     routes_for: the routes of a tenant; asked again when many others came since
     """
@@ -61,6 +62,9 @@ class Guard:
         self._routes: OrderedDict[Tenant, ASGIApp] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await WebSocketClose()(scope, receive, send)
+            return
         identity = self._admit(scope)
         scope["state"]["identity"] = identity
         await self._of(identity.tenant)(scope, receive, send)

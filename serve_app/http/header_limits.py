@@ -15,6 +15,9 @@ from serve_app.http.declined_upgrades import DecliningUpgrades
 
 HEADERS_TIMEOUT_S = 20.0
 MAX_HEADER_BYTES = 64 * 1024
+HEADER_OVERHEAD_BYTES = 32
+"""That each header counts for besides its text, as HTTP/2 has it (RFC 7541 §4.1): tens of thousands of empty ones would
+cost proxy and router a tenth of a second."""
 LINGER_S = 1.0
 """For what a refused client still sends: closed with unread bytes, a socket takes the answer back."""
 
@@ -37,7 +40,7 @@ class BoundedHeaders(DecliningUpgrades):
         super().__init__(*args, **kwargs)
         self._deadline: asyncio.TimerHandle | None = None  # while headers are awaited
         self._num_received = 0  # bytes since then, that of the chunk left out in which a later request begins
-        self._num_parsed = 0  # bytes of the URL, names and values that have ended
+        self._num_parsed = 0  # bytes of the URL and of headers that have ended
         self._has_begun = False
         self._is_refused = False
 
@@ -71,7 +74,7 @@ class BoundedHeaders(DecliningUpgrades):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
+        self._count(len(name) + len(value) + HEADER_OVERHEAD_BYTES)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from contextvars import Context
 from uuid import uuid4
@@ -12,15 +13,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
 from serve_app.api.dialects.tables import HEADER
-from serve_app.core.errors import ServeError, Unavailable
+from serve_app.core.errors import DeadlineExceeded, ServeError, Unavailable
 from serve_app.core.tenants import Identity
-from serve_app.http.exchange import ClientGone, read_body
+from serve_app.http.exchange import CLIENT_CLOSED, read_body
 from serve_app.http.metrics import Served
+from serve_app.http.refusals import as_serve_error
+from serve_app.http.streams import in_time
 from serve_app.router.claims import Claim, ClaimBook, Standing
 from serve_app.router.replays import Message, Recording, Replays, fingerprint_of
 
-NAME = "idempotency-key"
-FIRST = b"idempotency-replayed"
+NAME = b"idempotency-key"
+REPLAYED = "idempotency-replayed"
 POLL_S = 0.25
 DELIVERY_S = 1.0
 MAX_DELIVERIES = 60
@@ -36,22 +39,32 @@ class Idempotent:
     book: of all routers, where there are several: an answer of another one is given again, and waited for where it is
           still being computed; None asks nobody
     max_body_bytes: of the request
+    max_stall_s: a client that reads nothing for so long is given up
     """
 
-    def __init__(self, app: ASGIApp, replays: Replays, *, max_body_bytes: int, book: ClaimBook | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        replays: Replays,
+        *,
+        max_body_bytes: int,
+        max_stall_s: float = 60.0,
+        book: ClaimBook | None = None,
+    ) -> None:
         self._app = app
         self._replays = replays
         self._book = book
         self._max_body_bytes = max_body_bytes
+        self._max_stall_s = max_stall_s
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        key = headers.get(NAME)
         seconds = self._replays.settings.seconds
-        if key is None or not seconds:
+        if not seconds or all(name != NAME for name, _ in scope["headers"]):
             await self._app(scope, receive, send)
             return
+        headers = Headers(scope=scope)
+        key = headers[NAME.decode()]
         identity: Identity = scope["state"]["identity"]
         length = headers.get("content-length")
         body = await read_body(receive, content_length=length, max_bytes=self._max_body_bytes)
@@ -61,12 +74,13 @@ class Idempotent:
         )
         recording = self._replays.find(claim.tenant, key, fingerprint)
         if recording is not None:
-            await _follow(recording, receive, send, is_first=False)
+            if await self._has_left(recording, receive, send, is_first=False):
+                scope["state"]["served"] = Served(status=CLIENT_CLOSED, run=None)
             return
         recording = self._replays.begin(claim.tenant, key, fingerprint)
         task = self._begin(self._answer(scope, body, recording, claim))
-        await _follow(recording, receive, send, is_first=True)
-        await asyncio.shield(task)
+        await self._has_left(recording, receive, send, is_first=True)
+        await asyncio.shield(task)  # whoever has left meanwhile: it counts as what it comes to
 
     def _begin(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, context=Context())
@@ -76,7 +90,8 @@ class Idempotent:
 
     async def _answer(self, scope: Scope, body: bytes, recording: Recording, claim: Claim) -> None:
         """Have the request answered, whoever is still there: by the answer of another router, or by computing it."""
-        is_kept, failure, found = False, None, None
+        is_kept, found = False, None
+        failure: ServeError | None = None
         try:
             found = await self._claimed(claim)
             if found is None:
@@ -85,8 +100,8 @@ class Idempotent:
                 is_kept = recording.is_repeat = True
                 for message in found:
                     recording.add(message)
-        except ServeError as error:
-            failure = error
+        except Exception as error:
+            failure = as_serve_error(error, scope["state"]["request_id"])  # raised for all who follow
         finally:
             if self._book is not None and found is None:  # also where it is not known whether it was claimed
                 self._begin(_deliver(self._book, claim, recording.so_far if is_kept else None))
@@ -120,6 +135,28 @@ class Idempotent:
         served: Served | None = scope["state"].get("served")
         return served is not None and served.status == 200 and served.is_whole
 
+    async def _has_left(self, recording: Recording, receive: Receive, send: Send, *, is_first: bool) -> bool:
+        """Send what is there and what comes; True where the client left, or read nothing, before all of it was sent."""
+        following = asyncio.ensure_future(self._is_unread(recording, send, is_first=is_first))
+        leaving = asyncio.ensure_future(_left(receive))
+        try:
+            await asyncio.wait({following, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            return following.result() if following.done() else True
+        finally:
+            following.cancel()
+            leaving.cancel()
+
+    async def _is_unread(self, recording: Recording, send: Send, *, is_first: bool) -> bool:
+        async for message in recording.messages():
+            copy = dict(message)
+            if copy["type"] == "http.response.start" and (recording.is_repeat or not is_first):
+                copy["headers"] = [*message.get("headers", ()), (REPLAYED.encode(), b"true")]  # type: ignore[misc]
+            try:
+                await in_time(send(copy), self._max_stall_s)
+            except (DeadlineExceeded, OSError):  # ASGI 2.4: a server may say so when the client has gone
+                return True
+        return False
+
 
 async def _deliver(book: ClaimBook, claim: Claim, answer: tuple[Message, ...] | None) -> None:
     """Tell the other routers, again and again where they cannot be reached."""
@@ -132,29 +169,8 @@ async def _deliver(book: ClaimBook, claim: Claim, answer: tuple[Message, ...] | 
             return
 
 
-async def _follow(recording: Recording, receive: Receive, send: Send, *, is_first: bool) -> None:
-    """Send what is there and what comes, until the client leaves."""
-    following = asyncio.ensure_future(_send_all(recording, send, is_first=is_first))
-    leaving = asyncio.ensure_future(_left(receive))
-    try:
-        await asyncio.wait({following, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if following.done():
-            following.result()
-        else:
-            raise ClientGone
-    finally:
-        following.cancel()
-        leaving.cancel()
-
-
-async def _send_all(recording: Recording, send: Send, *, is_first: bool) -> None:
-    async for message in recording.messages():
-        copy = dict(message)
-        if copy["type"] == "http.response.start" and (recording.is_repeat or not is_first):
-            copy["headers"] = [*message.get("headers", ()), (FIRST, b"true")]  # type: ignore[misc]
-        await send(copy)
-
-
 async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    """A server may also fail to say more of a client that has left."""
+    with contextlib.suppress(Exception):
+        while (await receive())["type"] != "http.disconnect":
+            pass

@@ -56,8 +56,7 @@ class Live:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(send)
-        wants_events = EVENTS in Headers(scope=scope).get("accept", "") and scope["method"] == "GET"
-        if not wants_events:
+        if not _wants_events(scope):
             await exchange.respond(200, self.moment().body(), headers=NO_STORE)
         elif await self._listened(receive, exchange):
             scope["state"]["served"] = Served(status=CLIENT_CLOSED, run=None)
@@ -116,3 +115,9 @@ class Live:
             self._last_event, self._last_at = event(dump(self.moment().body())), now
             self.num_written += 1
         return self._last_event
+
+
+def _wants_events(scope: Scope) -> bool:
+    """A client of HTTP/1.0 would get all events in one piece, minutes later."""
+    has_time = scope["method"] == "GET" and scope.get("http_version") != "1.0"
+    return has_time and EVENTS in Headers(scope=scope).get("accept", "")

@@ -7,15 +7,22 @@ import math
 from serve_app.core.quotas import Meter
 from serve_app.router.quotas import Rates
 
-NAMES = {Meter.REQUESTS: "requests", Meter.TOKENS: "tokens"}
+NAMES = {
+    meter: tuple(f"x-ratelimit-{told}-{what}".encode() for told in ("limit", "remaining", "reset"))
+    for meter, what in ((Meter.REQUESTS, "requests"), (Meter.TOKENS, "tokens"))
+}
 
 
 def rate_headers(rates: Rates) -> list[tuple[bytes, bytes]]:
     """Of each limit that there is: how much it is, how much is left, and after how long all of it is there again."""
     headers = []
     for meter, rate in rates.items():
-        told = {"limit": str(rate.limit), "remaining": str(rate.remaining), "reset": duration(rate.reset_s)}
-        headers += [(f"x-ratelimit-{name}-{NAMES[meter]}".encode(), value.encode()) for name, value in told.items()]
+        limit, remaining, reset = NAMES[meter]
+        headers += [
+            (limit, b"%d" % rate.limit),
+            (remaining, b"%d" % rate.remaining),
+            (reset, duration(rate.reset_s).encode()),
+        ]
     return headers
 
 

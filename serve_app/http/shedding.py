@@ -23,10 +23,11 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from serve_app.api.dialects.tables import HEADER, UNION
 from serve_app.api.paths import POSTED
 from serve_app.http.failures import request_id_of
+from serve_app.http.flows import Headers as HeaderLines
 from serve_app.http.header_limits import LINGER_S, BoundedHeaders
 from serve_app.http.refusals import dialect_heard, error_response
-from serve_app.http.slots import SLOTS
-from serve_app.http.turnstile import Turnstile, Visit
+from serve_app.http.slots import SLOTS, TENANT
+from serve_app.http.turnstile import MAX_RETRY_S, Turnstile, Visit
 from serve_app.http.untold import tell
 from serve_app.http.written_refusals import WrittenRefusals
 
@@ -51,9 +52,10 @@ class Shedding(BoundedHeaders):
     what is left of it is read and dropped, and the connection goes on. A request that was sent behind another one,
     before the answer to that, waits for its turn and may be refused then.
 
-    Clients may come again before their Retry-After: a few times in a row they are told the same at once. Then their
-    connection is left unread for a while (`pause_s`, and never beyond the appointment), so that whoever asks in a loop
-    costs a few refusals per pause and not all of a processor. A client that keeps its appointments never notices.
+    Clients may come again before their Retry-After: a few times in a row they are told the same at once, once only
+    where very many come. Then their connection is left unread for a while (`pause_s`, and never beyond the
+    appointment), so that whoever asks in a loop costs a few refusals per pause and not all of a processor. A client
+    that keeps its appointments never notices. Whom the application sends away with a Retry-After is read as late.
     """
 
     drop_timeout_s = DROP_TIMEOUT_S
@@ -68,6 +70,9 @@ class Shedding(BoundedHeaders):
         self._drop_timer: asyncio.TimerHandle | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._num_in_a_row = 0
+        self._is_sent_away = False  # by the application
+        self._is_due = False  # as it was told to come now
+        self._was_answered = False  # and not refused, when it asked last
         self._appointment_at = 0.0
         self._visit: Visit | None = None
 
@@ -85,6 +90,13 @@ class Shedding(BoundedHeaders):
             timeout_s = min(LINGER_S, self.drop_timeout_s) if self._is_closing else self.drop_timeout_s
             self._drop_timer = self.loop.call_later(timeout_s, self.transport.close)
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_sent_away and self._is_idle() and not self.transport.is_closing():
+            self._is_sent_away = False
+            self._unset_keepalive_if_required()
+            self._await_next_request()
+
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._pause is None and self._is_idle():
@@ -96,7 +108,7 @@ class Shedding(BoundedHeaders):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        if self._turnstile.is_full and self._is_to_be_refused():
+        if self._is_to_be_refused():
             self._await_nothing()
             self._refuse_request()
         else:
@@ -132,13 +144,25 @@ class Shedding(BoundedHeaders):
             super().send_400_response(msg)
 
     def _is_to_be_refused(self) -> bool:
-        """Whether it computes something, and is the next to be answered. An offer is read once more without it."""
+        """Whether it computes something, is the next to be answered, and would be too many. An offer is read once more
+        without it.
+        """
         return (
             self.parser.get_method() == b"POST"
             and self._is_idle()
             and not self.parser.should_upgrade()
             and _is_counted(self.url)
+            and self._is_too_many()
         )
+
+    def _is_too_many(self) -> bool:
+        flow = self._flow_of(self.headers)
+        may_be_due = self._appointment_at <= self.loop.time() and not self._was_answered
+        self._is_due = may_be_due and self._turnstile.keep(flow)
+        return self._turnstile.is_full(flow, is_due=self._is_due)
+
+    def _flow_of(self, headers: HeaderLines) -> str:
+        return self._turnstile.flows.of(headers, self.client[0] if self.client else "")
 
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
@@ -172,14 +196,15 @@ class Shedding(BoundedHeaders):
         if left_s > 0 and self._turnstile.settings.pause_s:
             self._turnstile.refuse_again()
             return math.ceil(left_s)
-        retry_after_s = self._turnstile.refuse()
-        self._appointment_at = now + retry_after_s
+        retry_after_s = self._turnstile.refuse(self._flow_of(self.headers))
+        self._appointment_at, self._was_answered = now + retry_after_s, False
         return retry_after_s
 
     def _await_next_request(self) -> None:
         self._num_in_a_row += 1
         pause_s = min(self._turnstile.settings.pause_s, self._appointment_at - self.loop.time())
-        if self._num_in_a_row >= MAX_IN_A_ROW and pause_s > 0 and self._pause is None:
+        is_patient = self._num_in_a_row < MAX_IN_A_ROW and self._turnstile.reads_on()
+        if not is_patient and pause_s > 0 and self._pause is None:
             self._num_in_a_row = 0
             self.flow.pause_reading()
             self._pause = self.loop.call_later(pause_s * random.uniform(0.5, 1.0), self._end_pause)  # nosec B311
@@ -206,21 +231,27 @@ class Shedding(BoundedHeaders):
         if not _computes(cast(Scope, cycle.scope)):
             tell(cast(Scope, cycle.scope), self._turnstile.take_untold())
             super()._start_asgi_task(cycle, app)
-        elif self._turnstile.is_full:  # it has waited behind another one of its connection
+            return
+        flow = self._flow_of(cycle.scope["headers"])
+        if self._turnstile.is_full(flow, is_due=self._is_due):  # it has waited behind another one of its connection
             super()._start_asgi_task(cycle, cast(Any, self._refuse_late))
         else:
-            self._num_in_a_row = 0
             begin = partial(super()._start_asgi_task, cycle, cast(Any, self._counted(app)))
-            self._visit = self._turnstile.enter(begin)
+            self._is_due, self._was_answered, self._appointment_at = False, True, 0.0
+            self._visit = self._turnstile.enter(begin, flow)
 
     def _counted(self, app: ASGIApp) -> ASGIApp:
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             visit = self._visit
             assert visit is not None, "it was let in"
+            headers = scope["headers"]
             tell(scope, self._turnstile.take_untold())
 
             async def listening(message: Message) -> None:
-                self._turnstile.num_slots = message.get(SLOTS, self._turnstile.num_slots)
+                if message["type"] == "http.response.start":
+                    self._turnstile.num_slots = message.get(SLOTS, self._turnstile.num_slots)
+                    self._turnstile.flows.learn(headers, *message.get(TENANT, (None,)))
+                    self._note(message)
                 await send(message)
 
             try:
@@ -230,8 +261,17 @@ class Shedding(BoundedHeaders):
 
         return counted
 
+    def _note(self, start: Message) -> None:
+        """Whether the application tells the client to come again later, and when."""
+        told = dict(start["headers"]).get(b"retry-after", b"") if start["status"] in (429, 503) else b""
+        self._is_sent_away = told.isdigit()
+        if self._is_sent_away:
+            self._appointment_at = self.loop.time() + min(int(told), MAX_RETRY_S)
+        else:
+            self._num_in_a_row = 0
+
     async def _refuse_late(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._turnstile.refusal(self._turnstile.refuse())
+        error = self._turnstile.refusal(self._turnstile.refuse(self._flow_of(scope["headers"])))
         response = error_response(error, dialect_heard(scope, UNION))
         response.headers["x-request-id"] = request_id_of(Headers(scope=scope).get("x-request-id", ""))
         await response(scope, receive, send)

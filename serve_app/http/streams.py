@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from functools import partial
 from typing import Protocol
 
@@ -62,13 +62,13 @@ async def stream(
         await _in_time(patience, exchange.end_stream(pending + renderer.tail()), max_stall_s)
 
 
-async def in_time(sending: Coroutine[object, object, None], max_stall_s: float) -> None:
+async def in_time(sending: Awaitable[None], max_stall_s: float) -> None:
     """Raises DeadlineExceeded where that takes longer."""
     with Patience() as patience:
         await _in_time(patience, sending, max_stall_s)
 
 
-async def _in_time(patience: Patience, sending: Coroutine[object, object, None], max_stall_s: float) -> None:
+async def _in_time(patience: Patience, sending: Awaitable[None], max_stall_s: float) -> None:
     try:
         await patience.wait(sending, max_stall_s)
     except TimeoutError:

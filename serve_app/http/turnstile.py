@@ -6,11 +6,13 @@ import logging
 import math
 import os
 import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from serve_app.core.errors import Overloaded
-from serve_app.router.appointments import Appointments
+from serve_app.http.bookings import Bookings
+from serve_app.http.flows import Flows
 from serve_app.router.pace import Pace
 
 MAX_REQUESTS = "SERVE_APP_PROXY_MAX_REQUESTS"
@@ -24,8 +26,22 @@ HANDED_ON_PER_SLOT = 1.5
 """With half of them on their way no slot stands empty between one request and the next."""
 MIN_HANDED_ON = 64
 """Before the router has told anything, and for models of few slots."""
+MAX_READ_ON_PER_S = 100.0
+"""Refused connections that are read on at once, and may be refused again: some 2 % of a processor."""
 MAX_WAIT_S = 5.0
 """In the proxy. Behind it the router sees the rest of a wait, and knows better which model it is for."""
+
+PLACES_PER_FREE_ONE = 3
+"""That one tenant may have for each that is free: three quarters of all where it is alone, a fifth each where there are
+five that want them all, and some for whoever comes besides."""
+MAX_BOOKS = 1024
+"""Of appointments: one for each of so many flows that were refused last."""
+MORE_IF_DUE = 2
+"""Who was told to come now may find so many times as many before it: the pace that was measured was not quite right."""
+MOST_BOOKED = 4
+"""One of so many places is left at most for those who were told to come now: they may not."""
+KEPT = 8
+"""One of so many that are handed on at once is kept for tenants below their share."""
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +49,8 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnstileSettings:
     """max_requests: that compute something, at once, streams until their end included; those that wait here too
-    pause_s: a connection that was refused several times in a row is not read for so long; 0 where clients share
-    connections, as those do who come through a load balancer
+    pause_s: a connection that was refused several times in a row, or once of very many, is not read for so long; 0
+    where clients share connections, as those do who come through a load balancer
     """
 
     max_requests: int = 256
@@ -58,8 +74,9 @@ def settings_of_environment() -> TurnstileSettings:
 class Visit:
     """A request, from when it is let in until it leaves, whatever becomes of it."""
 
-    def __init__(self, turnstile: Turnstile, begin: Callable[[], None]) -> None:
+    def __init__(self, turnstile: Turnstile, begin: Callable[[], None], flow: str) -> None:
         self.has_begun = False
+        self.flow = flow
         self._turnstile = turnstile
         self._begin = begin
 
@@ -79,70 +96,112 @@ class Turnstile:
     replicas busy: one and a half times what they compute at once, as the router tells with its responses. The others
     wait in their order, and cost nothing where they leave.
 
-    Retry-After is an appointment, at the pace at which requests left while others waited or could have, and 30 s at
-    most. Whoever is told the end of a long queue would be away when it went faster; whoever comes too early is refused
-    once more, which costs next to nothing.
+    Each tenant's wait in an order of their own: the next turn is of who has the fewest handed on for its weight. As
+    long as there is more than one tenant, some places are left whoever wants them all.
+
+    Retry-After is an appointment, at the pace at which requests left while others waited or could have, a tenant's own
+    part of it where there are several, and 30 s at most. Whoever is told the end of a long queue would be away when it
+    went faster; whoever comes too early is refused once more, which costs next to nothing. Who comes when told finds a
+    place: those whose last request has just been answered do not take it.
     """
 
     def __init__(
         self, settings: TurnstileSettings | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.settings = settings or TurnstileSettings()
+        self.flows = Flows()
         self.num_slots = 0
         self.num_refused = 0
         self._num_told = 0  # of them to a router
-        self._num_handed_on = 0
-        self._waiting: dict[Visit, None] = {}
+        self._num_handed_on = self._num_waiting = 0
+        self._handed_on: Counter[str] = Counter()  # by flow, as are the next two; none is there with nothing
+        self._inside: Counter[str] = Counter()
+        self._waiting: dict[str, dict[Visit, None]] = {}  # the flow whose turn was last is last
         self._clock = clock
         self._pace = Pace(self.settings.max_requests / BELIEVED_S, now=clock())
-        self._appointments = Appointments(max_s=MAX_RETRY_S, clock=clock)
+        self._bookings: OrderedDict[str, Bookings] = OrderedDict()
         self._reports_at = clock()
         self._num_reported = 0
+        self._num_to_read_on = MAX_READ_ON_PER_S
+        self._counted_at = clock()
 
     @property
     def num_inside(self) -> int:
-        return self._num_handed_on + len(self._waiting)
+        return self._num_handed_on + self._num_waiting
 
-    @property
-    def is_full(self) -> bool:
-        """Whether one more would be too many, or would wait here for too long."""
-        num_waiting = len(self._waiting)
-        if self._num_handed_on + num_waiting >= self.settings.max_requests:
+    def is_full(self, flow: str = "", *, is_due: bool = False) -> bool:
+        """Whether one more of this flow would be too many, or would wait here for too long.
+
+        is_due: it was told to come now, as `keep` says. For others those who were count as if they were here
+        """
+        num_due, much = (0, MORE_IF_DUE) if is_due else (self._num_due(flow), 1)
+        num_free = self.settings.max_requests - self.num_inside
+        if num_free <= num_due:
             return True
-        return num_waiting > 0 and num_waiting >= MAX_WAIT_S * self._pace.per_s
+        if self.flows.has_tenants and self._inside[flow] + num_due >= much * PLACES_PER_FREE_ONE * num_free:
+            return True
+        num_before = self._num_before(flow)
+        return num_before > 0 and num_before + num_due >= much * MAX_WAIT_S * self._pace.per_s
 
     @property
     def max_handed_on(self) -> int:
         wanted = max(MIN_HANDED_ON, math.ceil(HANDED_ON_PER_SLOT * self.num_slots))
         return min(wanted, self.settings.max_requests)
 
-    def enter(self, begin: Callable[[], None]) -> Visit:
+    def enter(self, begin: Callable[[], None], flow: str = "") -> Visit:
         """Let a request in. begin: called when it is its turn, which may be now"""
         self._pace.note(self._clock(), is_busy=self._is_busy)
-        visit = Visit(self, begin)
-        self._waiting[visit] = None
+        visit = Visit(self, begin, flow)
+        self._inside[flow] += 1
+        self._waiting.setdefault(flow, {})[visit] = None
+        self._num_waiting += 1
         self._hand_on()
         return visit
 
     def leave(self, visit: Visit) -> None:
         """The request is over, or its client has gone."""
         self._pace.note(self._clock(), is_busy=self._is_busy, num_completed=1)
+        _take_one(self._inside, visit.flow)
         if visit.has_begun:
             self._num_handed_on -= 1
+            _take_one(self._handed_on, visit.flow)
         else:
-            del self._waiting[visit]
+            self._stop_waiting(visit)
         self._hand_on()
 
-    def refuse(self) -> int:
+    def refuse(self, flow: str = "") -> int:
         """Count it; the seconds after which the client is to come again."""
         self.num_refused += 1
         if self._clock() >= self._reports_at:
             self._report()
-        return self._appointments.make(pace_per_s=self._pace.per_s)
+        name = self._book_of(flow)
+        bookings = self._bookings.pop(name, None) or Bookings(max_s=MAX_RETRY_S, clock=self._clock)
+        self._bookings[name] = bookings
+        if len(self._bookings) > MAX_BOOKS:
+            self._bookings.popitem(last=False)
+        ahead_s = (self._num_before(flow) + self._num_due(flow)) / self._pace.per_s
+        excess_s = max(0.0, ahead_s - MAX_WAIT_S / 2)
+        return bookings.make(pace_per_s=self._pace.per_s * self._part_of(flow), excess_s=excess_s)
+
+    def keep(self, flow: str = "") -> bool:
+        """Somebody comes who may have been told to come now: whether that is so of one who has not come yet."""
+        bookings = self._bookings.get(self._book_of(flow))
+        return bookings is not None and bookings.keep()
 
     def refuse_again(self) -> None:
         """Count it; the client has an appointment already."""
         self.num_refused += 1
+
+    def reads_on(self) -> bool:
+        """Whether the connection that was refused just now is read on at once, or there are too many of them."""
+        now = self._clock()
+        regained = (now - self._counted_at) * MAX_READ_ON_PER_S
+        self._counted_at = now
+        self._num_to_read_on = min(MAX_READ_ON_PER_S, self._num_to_read_on + regained)
+        if self._num_to_read_on < 1:
+            return False
+        self._num_to_read_on -= 1
+        return True
 
     def take_untold(self) -> int:
         """Refusals that no router was told of; it is being told now."""
@@ -159,16 +218,56 @@ class Turnstile:
             {"retry_after_s": retry_after_s},
         )
 
+    def _book_of(self, flow: str) -> str:
+        return flow if self.flows.has_tenants else ""
+
+    def _num_before(self, flow: str) -> int:
+        """Requests that are handed on before the next one of this flow, as all have their turns."""
+        return len(self._waiting.get(flow, ())) * len(self._waiting)
+
+    def _num_due(self, flow: str) -> int:
+        """Places that are left for those of the flow who are to come now."""
+        bookings = self._bookings.get(self._book_of(flow))
+        return 0 if bookings is None else min(bookings.num_due, self.settings.max_requests // MOST_BOOKED)
+
+    def _part_of(self, flow: str) -> float:
+        """Of the requests that leave: as many as it has of those inside, and at least its share."""
+        if not self.flows.has_tenants:
+            return 1.0
+        return max(self._inside[flow] / max(1, self.num_inside), self._share_of(flow))
+
+    def _share_of(self, flow: str) -> float:
+        """By weight, beside those inside and one who may come."""
+        own = self.flows.weight_of(flow)
+        return own / (own + 1 + sum(self.flows.weight_of(each) for each in self._inside if each != flow))
+
+    @property
+    def _num_kept(self) -> int:
+        """Of those that are handed on at once, for tenants below their share."""
+        return self.max_handed_on // KEPT if self.flows.has_tenants else 0
+
     @property
     def _is_busy(self) -> bool:
-        return self._num_handed_on >= self.max_handed_on
+        return self._num_handed_on >= self.max_handed_on - self._num_kept
 
     def _hand_on(self) -> None:
         while self._waiting and self._num_handed_on < self.max_handed_on:
-            visit = next(iter(self._waiting))
-            del self._waiting[visit]
+            flow = min(self._waiting, key=lambda each: self._handed_on[each] / self.flows.weight_of(each))
+            if self._is_busy and self._num_kept and self._handed_on[flow] >= self.max_handed_on * self._share_of(flow):
+                return
+            visit = next(iter(self._waiting[flow]))
+            self._stop_waiting(visit)
             self._num_handed_on += 1
+            self._handed_on[flow] += 1
             visit.begin()
+
+    def _stop_waiting(self, visit: Visit) -> None:
+        """The others of its flow have their next turn behind those of other flows."""
+        others = self._waiting.pop(visit.flow)
+        del others[visit]
+        self._num_waiting -= 1
+        if others:
+            self._waiting[visit.flow] = others
 
     def _report(self) -> None:
         """A line now and then, beside what routers count."""
@@ -179,5 +278,11 @@ class Turnstile:
             "refused since the last report: %d; handed on: %d, waiting: %d",
             num_new,
             self._num_handed_on,
-            len(self._waiting),
+            self._num_waiting,
         )
+
+
+def _take_one(counts: Counter[str], flow: str) -> None:
+    counts[flow] -= 1
+    if not counts[flow]:
+        del counts[flow]

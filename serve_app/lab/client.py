@@ -17,13 +17,15 @@ from serve_app.lab import markup, metrics
 from serve_app.lab.background import Background
 from serve_app.lab.comparison import Comparison
 from serve_app.lab.completion import Completion, Completions
+from serve_app.lab.errors import ServiceError
 from serve_app.lab.live import live
 from serve_app.lab.reading import Reading, joined
 from serve_app.lab.request import Message, Request, chat_request, completion_requests, is_chat
 from serve_app.lab.wire import Wire
 
 URL_VARIABLE = "SERVE_APP_URL"
-KEY_VARIABLE = "SERVE_APP_API_KEY"
+KEY_VARIABLES = ("SERVE_APP_KEY", "SERVE_APP_API_KEY")
+"""As the command line reads them."""
 DEFAULT_URL = "http://127.0.0.1:8000"
 NO_KEY = "none"
 PROGRESS_FROM = 8
@@ -34,7 +36,7 @@ COLUMNS = ("route", "model", "choices", "prompt_tokens", "cached_tokens", "compl
 class Client:
     """Asks one service. Parameters are the service's own, all of them; failures are a ServiceError.
 
-    url, key:    None is what `SERVE_APP_URL` and `SERVE_APP_API_KEY` say, else the service on this machine and no key
+    url, key:    None is what `SERVE_APP_URL` and `SERVE_APP_KEY` say, else the service on this machine and no key
     http_client: of httpx, for proxies and certificates of one's own
     background:  where requests run; None makes a thread for them
     """
@@ -48,7 +50,7 @@ class Client:
         background: Background | None = None,
     ) -> None:
         self.url = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/").removesuffix("/v1")
-        self._wire = Wire(self.url, key or os.environ.get(KEY_VARIABLE) or NO_KEY, http_client)
+        self._wire = Wire(self.url, key or key_of_environment(), http_client)
         self._background = background if background is not None else Background()
         self._spent: list[dict[str, Any]] = []
         self._first_model: str | None = None
@@ -137,7 +139,8 @@ class Client:
     def usage(self) -> pandas.DataFrame:
         """What this client has asked for so far, as the service counted it: a row per request.
 
-        This version of the service keeps no accounts; there is nothing to see of what others asked for.
+        What a whole team asked for the service tells at `GET /v1/usage`, where it asks for keys.
+        The ledger, of everybody and with prices, is `Administrator.ledger`.
         """
         return pandas.DataFrame(self._spent, columns=pandas.Index(COLUMNS))
 
@@ -161,7 +164,10 @@ class Client:
 
     def _default_model(self) -> str:
         if self._first_model is None:
-            self._first_model = str(self._background.run(self._wire.models())[0]["id"])
+            listed = self._background.run(self._wire.models())
+            if not listed:
+                raise ServiceError(f"No model is served to this key at {self.url}.")
+            self._first_model = str(listed[0]["id"])
         return self._first_model
 
     def _all(self, requests: Sequence[Request]) -> Completions:
@@ -203,6 +209,11 @@ class Client:
         row = {"route": request.route, "model": ",".join(request.asked.models), "choices": len(choices)}
         self._spent.append({**row, **reading.usage, "seconds": seconds})
         return Completions(choices=choices, usage=reading.usage, seconds=seconds, told=told or {})
+
+
+def key_of_environment() -> str:
+    """The key that was set; NO_KEY where none was."""
+    return next(filter(None, map(os.environ.get, KEY_VARIABLES)), NO_KEY)
 
 
 def _merged(parts: Sequence[Completions]) -> Completions:

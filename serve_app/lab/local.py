@@ -1,9 +1,15 @@
-"""Finds a service for a notebook: one that answers already, or one that is started here and ended again."""
+"""Finds a service for a notebook: one that answers already, or one that is started here and ended again.
+
+With keys or without: a notebook about tenants needs an administrator's key, one about anything else needs none.
+"""
 
 from __future__ import annotations
 
 import atexit
+import copy
+import http.client
 import ipaddress
+import json
 import os
 import signal
 import socket
@@ -15,13 +21,13 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from serve_app.lab.client import DEFAULT_URL, URL_VARIABLE
+from serve_app.lab.client import DEFAULT_URL, NO_KEY, URL_VARIABLE, key_of_environment
 
 FILE = "cluster.yaml"
 READY_TIMEOUT_S = 480.0
@@ -33,11 +39,13 @@ POLL_S = 0.5
 class Local:
     """A service, and what was started for it.
 
+    key:     an administrator's, where one was looked for; no output of a cell shows it
     process: `serve_app up`; None where the service was there already and is somebody else's to end
     log:     what that says
     """
 
     url: str
+    key: str | None = field(default=None, repr=False)
     process: subprocess.Popen[bytes] | None = None
     log: Path | None = None
 
@@ -59,24 +67,49 @@ class Local:
 
 def find_or_start() -> Local:
     """The service that `SERVE_APP_URL` names, or the one on port 8000, or a new one."""
-    url = os.environ.get(URL_VARIABLE) or DEFAULT_URL
-    return Local(url=url.rstrip("/")) if is_ready(url) else start()
+    url = _named_url()
+    return Local(url=url) if is_ready(url) else start()
 
 
-def start(*, adapters: Path | None = None, model: Mapping[str, Any] | None = None) -> Local:
+def find_or_start_with_keys(
+    *,
+    args: Mapping[str, Any] | None = None,
+    model: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Local:
+    """A service that asks for keys, with an administrator's: the one above where the key of the environment is such a
+    key, or a new one with a store of its own and these changes, as `start` takes them.
+    """
+    url, key = _named_url(), key_of_environment()
+    if key != NO_KEY and is_administered_by(key, url):
+        return Local(url=url, key=key)
+    return start(args=args, model=model, router=_new_store(), settings={"auth": "keys", **(settings or {})})
+
+
+def start(
+    *,
+    args: Mapping[str, Any] | None = None,
+    model: Mapping[str, Any] | None = None,
+    router: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Local:
     """Start the cluster file's service on a free port, with these changes, and wait for it; it ends with the notebook.
 
-    adapters: the folder of the model's adapters, in the place of the file's
+    args:     other `args` of the model, such as `adapters`
     model:    other keys of its deployment, such as `num_replicas`
+    router:   other `args` of the router, such as `store`; with that, `Local.key` is a new administrator's key
+    settings: other keys of the router's `user_config`, such as `auth`
     Raises RuntimeError with the end of the log where it does not come up.
     """
     file = cluster_file()
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    content = changed(
+        yaml.safe_load(file.read_text(encoding="utf-8")),
+        args=args or {},
+        model=model or {},
+        router=router or {},
+        settings=settings or {},
+    )
     content["http_options"]["port"] = _free_port()
-    for application in content["applications"]:
-        if "path" in (application.get("args") or {}):
-            application["args"] |= {} if adapters is None else {"adapters": str(adapters)}
-            application["deployments"][0] |= model or {}
     local = _launch(content, file.parent)
     atexit.register(local.end)
     try:
@@ -85,6 +118,27 @@ def start(*, adapters: Path | None = None, model: Mapping[str, Any] | None = Non
         local.end()
         raise
     return local
+
+
+def changed(
+    content: Mapping[str, Any],
+    *,
+    args: Mapping[str, Any],
+    model: Mapping[str, Any],
+    router: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The content of a cluster file with the changes that `start` takes; the file's own keys stay beside them."""
+    made = copy.deepcopy(dict(content))
+    for application in made["applications"]:
+        has, deployment = application.get("args") or {}, application["deployments"][0]
+        if "path" in has:
+            application["args"] = {**has, **args}
+            deployment |= model
+        else:
+            application["args"] = {**has, **router}
+            deployment["user_config"] = {**(deployment.get("user_config") or {}), **settings}
+    return made
 
 
 def cluster_file() -> Path:
@@ -101,8 +155,37 @@ def is_ready(url: str) -> bool:
     try:
         with _opener_of(url).open(f"{url.rstrip('/')}/health", timeout=5) as response:
             return bool(response.status == 200)
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
+
+
+def is_administered_by(key: str, url: str) -> bool:
+    """Whether a service that is ready answers this key what it answers administrators alone."""
+    request = urllib.request.Request(f"{url.rstrip('/')}/admin/tenants", headers={"X-Api-Key": key})
+    try:
+        with _opener_of(url).open(request, timeout=5) as response:
+            return bool(response.status == 200) and is_ready(url)
     except (urllib.error.URLError, OSError, ValueError):
         return False
+
+
+def administrators_key(file: Path, folder: Path) -> str:
+    """A new one, made by the command line in the store that the file names."""
+    words = [sys.executable, "-m", "serve_app", "keys", "create", "--admin", "--file", str(file), "--json"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, check=False, text=True)
+    if done.returncode:
+        raise RuntimeError(f"`serve_app keys create` failed:\n{done.stderr[-2000:]}")
+    return str(json.loads(done.stdout)["key"])
+
+
+def _named_url() -> str:
+    return (os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
+
+
+def _new_store() -> dict[str, str]:
+    """The router's `args` for tenants and keys in a folder of their own."""
+    place = Path(tempfile.mkdtemp(prefix="lab-"))
+    return {"store": f"sqlite:///{place / 'kept.db'}", "pepper": str(place / "pepper")}
 
 
 def _opener_of(url: str) -> urllib.request.OpenerDirector:
@@ -119,11 +202,13 @@ def _launch(content: Mapping[str, Any], folder: Path) -> Local:
     place = Path(tempfile.mkdtemp(prefix="lab-"))
     file, log = place / FILE, place / "log.txt"
     file.write_text(yaml.safe_dump(dict(content)), encoding="utf-8")
+    has_store = any("store" in (each.get("args") or {}) for each in content["applications"])
+    key = administrators_key(file, folder) if has_store else None
     with log.open("wb") as written:
         process = subprocess.Popen(
             [sys.executable, "-m", "serve_app", "up", str(file)], cwd=folder, stdout=written, stderr=written
         )
-    return Local(url=f"http://127.0.0.1:{content['http_options']['port']}", process=process, log=log)
+    return Local(url=f"http://127.0.0.1:{content['http_options']['port']}", key=key, process=process, log=log)
 
 
 def _wait(local: Local) -> None:

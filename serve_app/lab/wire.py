@@ -75,8 +75,20 @@ class Wire:
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Send a body to a path beside `/v1`."""
+        return await self._sent(self._openai.post, path, body)
+
+    async def patch(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Change what is at a path beside `/v1`."""
+        return await self._sent(self._openai.patch, path, body)
+
+    async def delete(self, path: str) -> Mapping[str, Any]:
+        """Remove what is at a path beside `/v1`."""
+        return await self._sent(self._openai.delete, path, None)
+
+    async def _sent(self, call: Any, path: str, body: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        options: dict[str, Any] = {} if body is None else {"body": dict(body)}
         try:
-            told = await self._openai.post(f"{self._url}{path}", cast_to=object, body=dict(body))
+            told = await call(f"{self._url}{path}", cast_to=object, **options)
         except openai.OpenAIError as error:
             raise translated(error, self._url) from error
         assert isinstance(told, dict)

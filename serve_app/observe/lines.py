@@ -32,7 +32,7 @@ class Lines(logging.Formatter):
         }
         stack = stack_of(record.exc_info[1] if record.exc_info else None)
         if self._speaks_json():
-            return json.dumps(facts | ({"error": "\n".join(stack)} if stack else {}), ensure_ascii=False)
+            return json.dumps(facts | ({"error": "\n".join(stack)} if stack else {}))
         return escaped(_as_text(facts)) + "".join(f"\n{MARGIN}{escaped(each)}" for each in stack)
 
 

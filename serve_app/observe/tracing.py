@@ -6,6 +6,7 @@ OpenTelemetry's conventions for generative AI. No prompt, completion, stop strin
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping
 
@@ -19,6 +20,8 @@ from serve_app.router.story import Story
 
 PROPAGATOR = TraceContextTextMapPropagator()
 PROPAGATED = (b"traceparent", b"tracestate")
+PLAIN = re.compile(rb"[ -~]{1,512}")
+"""What W3C's Trace Context has each of them hold at most; the library would write the rest of it to the log."""
 Headers = Iterable[tuple[bytes, bytes]]
 
 
@@ -63,5 +66,5 @@ class Tracing:
 
 
 def carrier_of(headers: Headers) -> Mapping[str, str]:
-    """Of a request's headers those that say which trace it is part of."""
-    return {name.decode(): value.decode("latin-1") for name, value in headers if name in PROPAGATED}
+    """Of a request's headers those that say which trace it is part of; what is longer than they ever are is none."""
+    return {name.decode(): value.decode() for name, value in headers if name in PROPAGATED and PLAIN.fullmatch(value)}

@@ -9,7 +9,7 @@ from serve_app.core.cards import ModelCard
 from serve_app.core.ledger import Ledger, Row, UsageLine, UsageQuestion
 from serve_app.core.names import ModelRef
 from serve_app.core.prices import Prices
-from serve_app.core.quotas import Amount, bounds_of
+from serve_app.core.quotas import Amount
 from serve_app.core.tenants import Identity, Tenant
 from serve_app.router.quotas import FREE, Permit, Quotas, Rates
 from serve_app.router.run import Run
@@ -36,7 +36,7 @@ class Books:
 
     async def reserve(self, tenant: Tenant, run: Run, card_of: Callable[[ModelRef], ModelCard]) -> Permit:
         """Raises as `Quotas.reserve`."""
-        if not bounds_of(tenant.limits):
+        if not self.quotas.bounds(tenant):
             return FREE
         return await self.quotas.reserve(tenant, worst_case(run.requests, card_of=card_of, prices=self.prices))
 
@@ -62,8 +62,7 @@ class Books:
         self, identity: Identity, run: Run, number: int, model: ModelRef, tally: Tally, *, request_id: str, status: int
     ) -> Row:
         usage, queue_s = tally.usage, max(tally.queue_s, default=0.0)
-        last_at = tally.last_event_at or tally.entered_at
-        first_at = tally.first_event_at or last_at
+        first_at, last_at = tally.shown_at
         price = self.prices.of(model.base, model.adapter)
         return Row(
             id=f"{run.response_id}/{number}",

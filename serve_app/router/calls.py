@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from serve_app.core.backend import Backend, has_images
-from serve_app.core.concern import MAX_NAMED, about
+from serve_app.core.concern import about
 from serve_app.core.errors import ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
@@ -61,20 +61,23 @@ class Calls:
         self._submissions |= dict.fromkeys((request.request_id for request in requests), task)
         return task
 
-    def abort(self, request_ids: Sequence[str]) -> asyncio.Task[bool]:
+    def abort(self, request_ids: Sequence[str], names: Sequence[str] = ()) -> asyncio.Task[bool]:
         """False where the replica did not hear it: one that is gone has nothing to abort, one that is not aborts when
-        the lease ends. Requests whose images are still to be seen are aborted at once as well, so that none is."""
+        the lease ends. Requests whose images are still to be seen are aborted at once as well, so that none is.
+
+        names: what clients know the requests by, for the log
+        """
         if seen_first := [each for each in request_ids if each in self._seen_first]:
             self.spawn(self._hurry(seen_first))
-        return self.spawn(self._tell(self._backend.abort, request_ids))
+        return self.spawn(self._tell(self._backend.abort, request_ids, names))
 
-    def pause(self, request_ids: Sequence[str]) -> asyncio.Task[bool]:
+    def pause(self, request_ids: Sequence[str], names: Sequence[str] = ()) -> asyncio.Task[bool]:
         """False where the replica did not hear it."""
-        return self.spawn(self._tell_in_order(self._backend.pause, request_ids))
+        return self.spawn(self._tell_in_order(self._backend.pause, request_ids, names))
 
-    def resume(self, request_ids: Sequence[str]) -> asyncio.Task[bool]:
+    def resume(self, request_ids: Sequence[str], names: Sequence[str] = ()) -> asyncio.Task[bool]:
         """False where the replica did not hear it."""
-        return self.spawn(self._tell_in_order(self._backend.resume, request_ids))
+        return self.spawn(self._tell_in_order(self._backend.resume, request_ids, names))
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
         """Raises ServeError."""
@@ -111,12 +114,12 @@ class Calls:
         with suppress(Exception):
             await self._backend.abort(self._router_id, request_ids)
 
-    async def _tell_in_order(self, tell: Tell, request_ids: Sequence[str]) -> bool:
+    async def _tell_in_order(self, tell: Tell, request_ids: Sequence[str], names: Sequence[str]) -> bool:
         """One after the other, in the order they were spawned in: a pause must not overtake its resumption."""
         async with self._flow:
-            return await self._tell(tell, request_ids)
+            return await self._tell(tell, request_ids, names)
 
-    async def _tell(self, tell: Tell, request_ids: Sequence[str]) -> bool:
+    async def _tell(self, tell: Tell, request_ids: Sequence[str], names: Sequence[str]) -> bool:
         """Say something of requests once their submissions are answered; False where the replica did not hear it."""
         submissions = {self._submissions[i] for i in request_ids if i in self._submissions}
         if submissions:
@@ -125,8 +128,8 @@ class Calls:
             await tell(self._router_id, request_ids)
         except Exception as failure:
             level = logging.DEBUG if self.is_lost else logging.WARNING
-            told = ", ".join(request_ids[:MAX_NAMED])
-            logger.log(level, "replica %s could not be told of %s: %r", self._replica_id, told, failure)
+            facts = (self._replica_id, len(request_ids), failure)
+            logger.log(level, "replica %s could not be told of %d requests: %r", *facts, extra=about(names))
             return False
         return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.explanation import ExplainedPart, LimitState, Room
 from serve_app.core.cards import ModelCard
+from serve_app.core.context import leaves_no_room
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import TokenizeRequest
 from serve_app.router.inquiries import Inquiries
@@ -82,17 +83,13 @@ class Explainer:
 
 
 def room_of(request: GenerationRequest, num_tokens: int | None, *, max_model_len: int) -> Room:
-    """What a replica's preparation comes to for a prompt of so many tokens (`engine/preparation.py`)."""
+    """What the context leaves a prompt of so many tokens, and its completion."""
     if num_tokens is None:
         return Room(prompt_tokens=None)
     context, wanted = request.context, request.stop.max_tokens
-    kept = num_tokens
-    if context.max_prompt_tokens is not None:
-        kept = min(kept, context.max_prompt_tokens or max(1, max_model_len - (1 if wanted is None else wanted)))
-    if context.truncates_prompt and _leaves_no_room(kept, wanted, max_model_len):
-        least = max_model_len // 2 if context.shortens_completion else 1
-        kept = min(kept, max(1, least, max_model_len - min(1 if wanted is None else wanted, max_model_len)))
-    if _leaves_no_room(kept, wanted, max_model_len):
+    kept = context.num_wanted(num_tokens, max_tokens=wanted, max_model_len=max_model_len)
+    kept = context.num_kept(kept, max_tokens=wanted, max_model_len=max_model_len)
+    if leaves_no_room(kept, wanted, max_model_len=max_model_len):
         reason = f"The prompt has {kept} tokens, and the model's context is {max_model_len}."
         return Room(prompt_tokens=num_tokens, kept_tokens=kept, reason=reason)
     room = max_model_len - kept
@@ -104,8 +101,3 @@ def room_of(request: GenerationRequest, num_tokens: int | None, *, max_model_len
         kept_tokens=kept,
         max_completion_tokens=room if wanted is None else min(wanted, room),
     )
-
-
-def _leaves_no_room(num_tokens: int, wanted: int | None, max_model_len: int) -> bool:
-    room = max_model_len - num_tokens
-    return room < 0 or (room == 0 and wanted != 0)

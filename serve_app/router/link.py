@@ -9,6 +9,7 @@ from contextlib import aclosing
 
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ReplicaCard
+from serve_app.core.concern import about
 from serve_app.core.delta import Frame, Load
 from serve_app.core.errors import ServeError
 from serve_app.core.ledger import Spent
@@ -103,17 +104,19 @@ class ReplicaLink:
 
     def abort(self, request_ids: Sequence[str]) -> asyncio.Task[bool]:
         """Dispatch no delta of these requests from now on, and tell the replica in the background."""
+        names = self._registry.names_of(request_ids)
         self._forget(request_ids)
-        return self._calls.abort(request_ids)
+        return self._calls.abort(request_ids, names)
 
     def pause(self, request_ids: Sequence[str]) -> asyncio.Task[bool]:
         """Have the replica compute nothing more of these requests until `resume`; tell it in the background."""
-        return self._calls.pause(request_ids)
+        return self._calls.pause(request_ids, self._registry.names_of(request_ids))
 
     def resume(self, request_ids: Sequence[str]) -> asyncio.Task[None]:
         """Have the replica go on with what was paused. Where it cannot be told, the requests are lost: they would
         wait for ever."""
-        return self._calls.spawn(self._resume(self._calls.resume(request_ids), request_ids))
+        telling = self._calls.resume(request_ids, self._registry.names_of(request_ids))
+        return self._calls.spawn(self._resume(telling, request_ids))
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
         """Raises ServeError."""
@@ -150,7 +153,8 @@ class ReplicaLink:
             reason = "ended its stream"
         except Exception as error:
             reason = "went away"
-            logger.warning("replica %s went away: %r", self.replica_id, error)
+            extra = about(self._registry.names_of())
+            logger.warning("replica %s went away: %r", self.replica_id, error, extra=extra)
         finally:
             self._lose(reason)
 

@@ -17,6 +17,7 @@ from serve_app.core.errors import AdapterNotFound, InvalidRequest, UnsupportedPa
 from serve_app.core.images import Image
 from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
+from serve_app.core.tenants import LOCAL, Tenant
 from serve_app.router.calling import constraint_of
 from serve_app.router.recording import record_wanted
 from serve_app.router.sampling import lower_sampling, unencoded
@@ -58,14 +59,17 @@ def lower(
     resolve: Resolve,
     card_of: CardOf,
     client_request_id: str = "",
+    tenant: Tenant = LOCAL.tenant,
 ) -> tuple[GenerationRequest, ...]:
     """One request per model and prompt, the prompts of the first model first, each named `<response id>/<its place>`.
 
     What is asked of one model is what it would be if it were the only one.
     resolve: asked once per distinct model and adapter
+    tenant:  of whose share they are; they find no prefix that others had computed, unless those share them with it
 
-    Raises what `resolve` raises, InvalidRequest for a token id outside the vocabulary and for more tokens in all than
-    one request may have, and AdapterNotFound for a number in `lora` that no adapter has.
+    Raises what `resolve` raises, InvalidRequest for a token id outside the vocabulary, for more tokens in all than one
+    request may have and for completions that may become longer than the tenant's, and AdapterNotFound for a number in
+    `lora` that no adapter has.
     """
     targets = _targets(request, resolve, card_of)
     request = request.seeded()
@@ -80,7 +84,7 @@ def lower(
                 sampling[target.model.base] = lower_sampling(request, vocab_size=target.card.vocab_size)
         except InvalidRequest as error:
             raise error.about(target.model.name) if request.listed else error from None
-    return _lowered(request, response_id, targets, sampling, client_request_id=client_request_id)
+    return _lowered(request, response_id, targets, sampling, client_request_id=client_request_id, tenant=tenant)
 
 
 def _lowered(
@@ -90,9 +94,12 @@ def _lowered(
     sampling: Mapping[str, SamplingParams],
     *,
     client_request_id: str,
+    tenant: Tenant,
 ) -> tuple[GenerationRequest, ...]:
     """What is the same for every prompt is made once; `sampling` is by base."""
-    stop, logprobs, context, texts = _stop(request), _logprobs(request), _context(request), unencoded(request)
+    logprobs, context, texts = _logprobs(request), _context(request), unencoded(request)
+    stop = _within(tenant.max_tokens, _stop(request), name=context.max_tokens_name)
+    share, salt = tenant.share, _salt(tenant, request.cache_salt)
 
     def one(part: int, target: Target) -> GenerationRequest:
         template = target.card.chat_template
@@ -110,7 +117,7 @@ def _lowered(
             echo_last=request.echo_last,
             reports_prompt_ids=request.return_token_ids,
             uses_cache=request.cache_prompt,
-            cache_salt=request.cache_salt,
+            cache_salt=salt,
             skips_special_tokens=request.skip_special_tokens and not _has_special_marks(request, form),
             constraint=_constraint(request, form),
             record=record_wanted(request, target.card),
@@ -121,6 +128,7 @@ def _lowered(
             infill=request.infill,
             prediction=request.expected,
             client_request_id=client_request_id,
+            share=share,
         )
 
     return tuple(one(part, target) for part, target in enumerate(targets))
@@ -189,6 +197,22 @@ def _stop(request: CompletionRequest) -> StopParams:
         shows_string=request.no_stop_trim,
         shows_pattern=request.no_stop_trim or request.dialect.keeps_regex_match,
     )
+
+
+def _within(most: int | None, stop: StopParams, *, name: str) -> StopParams:
+    """What had no bound is bound by the tenant's; a bound beyond that is refused."""
+    if most is None or (stop.max_tokens is not None and stop.max_tokens <= most):
+        return stop
+    if stop.max_tokens is not None:
+        raise InvalidRequest.refusing(name, must=f"be at most {most} with this key", found=str(stop.max_tokens))
+    return replace(stop, max_tokens=most)
+
+
+def _salt(tenant: Tenant, sent: str) -> str:
+    """What is in the hash of a prefix, so that only those find it who may."""
+    if tenant is LOCAL.tenant:
+        return sent
+    return f"group {tenant.cache_group}\n{sent}" if tenant.cache_group else f"tenant {tenant.name}\n{sent}"
 
 
 def _context(request: CompletionRequest) -> ContextParams:

@@ -13,7 +13,7 @@ from contextvars import Context
 from dataclasses import dataclass
 
 from serve_app.core.errors import InvalidRequest, OutOfBudget, QuotaExceeded, Unavailable
-from serve_app.core.quotas import Amount, Amounts, Lender, Meter, Statement, bounds_of
+from serve_app.core.quotas import GAUGES, Amount, Amounts, Lender, Meter, Statement, bounds_of
 from serve_app.core.tenants import Tenant
 from serve_app.router.appointments import Appointments
 from serve_app.tenants.meters import MINUTE_S
@@ -54,9 +54,8 @@ class Permit:
     def settle(self, spent: Amount) -> None:
         """Give back what was not spent; where more was, it is taken from what comes next."""
         reserved, self._reserved = self._reserved, {}
-        self._wallet.give(
-            {meter: held - (0 if meter.is_gauge else spent.on(meter)) for meter, held in reserved.items()}
-        )
+        used = spent.over(reserved)
+        self._wallet.give({meter: held if meter in GAUGES else held - used[meter] for meter, held in reserved.items()})
 
 
 FREE = Permit(Wallet(), {})
@@ -74,6 +73,7 @@ class _Account:
 
     def __init__(self, tenant: Tenant, clock: Clock) -> None:
         self.tenant = tenant
+        self.bounds = bounds_of(tenant.limits)
         self.wallet = Wallet()
         self.waiting: list[_Waiting] = []
         self._clock = clock
@@ -81,9 +81,9 @@ class _Account:
             meter: Appointments(max_s=MAX_RETRY_S, clock=clock, jitter=random.random) for meter in Meter
         }
 
-    @property
-    def bounds(self) -> Mapping[Meter, int]:
-        return bounds_of(self.tenant.limits)
+    def become(self, tenant: Tenant) -> None:
+        """Go by what the tenant is now."""
+        self.tenant, self.bounds = tenant, bounds_of(tenant.limits)
 
     @property
     def needs_renewal(self) -> bool:
@@ -139,20 +139,24 @@ class Quotas:
         self._renewal: asyncio.Task[None] | None = None
         self._is_reached = True
 
+    def bounds(self, tenant: Tenant) -> Mapping[Meter, int]:
+        """As `bounds_of` its limits, which are looked at once per change of the tenant."""
+        account = self._accounts.get(tenant.name)
+        return account.bounds if account is not None and account.tenant is tenant else bounds_of(tenant.limits)
+
     async def reserve(self, tenant: Tenant, amount: Amount) -> Permit:
         """Raises QuotaExceeded where a limit has too little left now, InvalidRequest where it never has so much, and
         Unavailable where that cannot be found out.
         """
-        bounds = bounds_of(tenant.limits)
+        bounds = self.bounds(tenant)
         if not bounds:
             return FREE
-        account = self._account(tenant)
-        need = {meter: amount.on(meter) for meter in bounds}
+        account, need = self._account(tenant), amount.over(bounds)
         _check_possible(need, bounds)
-        wallet = account.wallet
-        if not account.waiting and wallet.take(need, self._clock()):
+        wallet, now = account.wallet, self._clock()
+        if not account.waiting and wallet.take(need, now):
             return Permit(wallet, need)
-        denied = wallet.denied(need, self._clock())
+        denied = wallet.denied(need, now)
         if denied is not None:
             raise account.refusal(denied, need)
         if await self._wait(account, need):
@@ -168,7 +172,7 @@ class Quotas:
         account = self._accounts.get(tenant.name)
         if account is None:
             return {}
-        bounds, now = bounds_of(tenant.limits), self._clock()
+        bounds, now = self.bounds(tenant), self._clock()
         return {
             meter: Rate(
                 limit=bounds[meter],
@@ -229,7 +233,8 @@ class Quotas:
         account = self._accounts.get(tenant.name)
         if account is None:
             account = self._accounts[tenant.name] = _Account(tenant, self._clock)
-        account.tenant = tenant
+        if account.tenant is not tenant:
+            account.become(tenant)
         return account
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from serve_app.core.delta import Delta
@@ -15,8 +15,9 @@ Receive = Callable[[Delta], None]
 
 @dataclass(slots=True)
 class Registration:
-    """Where the deltas of a request go, and how many of its sequences have not ended."""
+    """Where the deltas of a request go, what its client knows it by, and how many of its sequences have not ended."""
 
+    client_request_id: str
     receive: Receive
     num_unfinished: int
 
@@ -33,10 +34,17 @@ class Registry:
         """Sequences that have not ended."""
         return self._num_outstanding
 
+    def names_of(self, request_ids: Iterable[str] | None = None) -> list[str]:
+        """What clients know these requests by, or all of them; of those that are not here nothing is known."""
+        found = (self._live.get(each) for each in (self._live if request_ids is None else request_ids))
+        return [each.client_request_id for each in found if each is not None]
+
     def add(self, requests: Sequence[GenerationRequest], receive: Receive) -> None:
         for request in requests:
             assert request.request_id not in self._live, f"{request.request_id} was given twice"
-            self._live[request.request_id] = Registration(receive=receive, num_unfinished=request.n)
+            self._live[request.request_id] = Registration(
+                client_request_id=request.client_request_id, receive=receive, num_unfinished=request.n
+            )
             self._num_outstanding += request.n
 
     def dispatch(self, delta: Delta) -> None:

@@ -14,6 +14,8 @@ from serve_app.core.errors import InvalidRequest, KeyReused, QuotaExceeded
 
 MAX_KEY_CHARS = 255
 """Stripe's bound (https://docs.stripe.com/api/idempotent_requests)."""
+MAX_TOTAL_BYTES = 256 << 20
+"""Of the answers of all tenants together, the oldest of which give way."""
 MESSAGE_BYTES = 400
 """What a message takes besides its bytes, about."""
 
@@ -95,10 +97,19 @@ class Replays:
     clock: seconds, monotonic
     """
 
-    def __init__(self, settings: ReplaySettings | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: ReplaySettings | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        max_total_bytes: int = MAX_TOTAL_BYTES,
+    ) -> None:
         self.settings = settings or ReplaySettings()
+        self.total_bytes = 0  # of answers that are over
         self._clock = clock
+        self._max_total_bytes = max_total_bytes
         self._kept: dict[str, OrderedDict[str, _Kept]] = {}
+        self._over: OrderedDict[tuple[str, str], int] = OrderedDict()  # bytes by tenant and key, the first over first
 
     def num_bytes(self, tenant: str) -> int:
         """That are kept of a tenant."""
@@ -124,8 +135,8 @@ class Replays:
 
     def begin(self, tenant: str, key: str, fingerprint: bytes) -> Recording:
         """An answer that is now to be given. Raises QuotaExceeded where as many are being given as may be kept."""
+        self._make_room(tenant, self.settings.max_answers - 1)
         mine = self._kept.setdefault(tenant, OrderedDict())
-        self._make_room(mine, self.settings.max_answers - 1)
         if len(mine) >= self.settings.max_answers:
             raise QuotaExceeded(
                 f"As many requests with an Idempotency-Key are being answered as may be ({len(mine)}).",
@@ -144,21 +155,33 @@ class Replays:
         error: is raised for them, where nothing was said
         """
         recording.end(error)
-        mine = self._kept.get(tenant, OrderedDict())
+        self._over[tenant, key] = recording.num_bytes
+        self.total_bytes += recording.num_bytes
         if not is_kept:
-            mine.pop(key, None)
-        self._make_room(mine, self.settings.max_answers)
-        if not mine:
-            self._kept.pop(tenant, None)
+            self._drop(tenant, key)
+        self._make_room(tenant, self.settings.max_answers)
+        while self._over and (self.total_bytes > self._max_total_bytes or self._is_old(*next(iter(self._over)))):
+            self._drop(*next(iter(self._over)))
 
-    def _make_room(self, mine: OrderedDict[str, _Kept], max_answers: int) -> None:
+    def _make_room(self, tenant: str, max_answers: int) -> None:
+        mine = self._kept.get(tenant, OrderedDict())
         num_bytes = sum(each.recording.num_bytes for each in mine.values())
         for key, each in list(mine.items()):
             if len(mine) <= max_answers and num_bytes <= self.settings.max_bytes:
                 return
             if each.recording.is_over:
                 num_bytes -= each.recording.num_bytes
-                del mine[key]
+                self._drop(tenant, key)
+
+    def _is_old(self, tenant: str, key: str) -> bool:
+        return self._kept[tenant][key].expires_at <= self._clock()
+
+    def _drop(self, tenant: str, key: str) -> None:
+        """One that is over."""
+        self.total_bytes -= self._over.pop((tenant, key))
+        del self._kept[tenant][key]
+        if not self._kept[tenant]:
+            del self._kept[tenant]
 
     def _forget_old(self, tenant: str) -> None:
         mine, now = self._kept.get(tenant, OrderedDict()), self._clock()
@@ -166,7 +189,7 @@ class Replays:
             if each.expires_at > now:
                 return  # the first are the oldest
             if each.recording.is_over:
-                del mine[key]
+                self._drop(tenant, key)
 
 
 def size_of(message: Message) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from serve_app.api.completion import CompletionRequest
@@ -14,10 +14,10 @@ from serve_app.api.dialects.tables import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.model_list import ModelEntry, list_models, mix_entry
 from serve_app.core.cards import ModelCard
-from serve_app.core.errors import InvalidRequest, ServeError
+from serve_app.core.errors import ServeError
 from serve_app.core.names import ModelRef
 from serve_app.core.prices import Prices
-from serve_app.core.request import GenerationRequest, StopParams
+from serve_app.core.request import GenerationRequest
 from serve_app.core.tenants import LOCAL, Tenant
 from serve_app.router.admission import Admission, Ticket
 from serve_app.router.books import Books
@@ -66,13 +66,14 @@ class Router:
         self.fleet = fleet
         self.view = fleet.seen_with(tenant.rights)
         self._tenant = tenant
+        self._share = tenant.share
         self.admission = admission or Admission(lambda: fleet.rooms)
         self._config = config or RouterConfig()
         self._placement = placement or Placement()
 
     def enter(self) -> Ticket:
         """A place for one of the tenant's requests. Raises as `Admission.enter`."""
-        return self.admission.enter(self._tenant.share)
+        return self.admission.enter(self._share)
 
     def open(self, request: CompletionRequest, ticket: Ticket | None = None, *, request_id: str = "") -> Run:
         """A run of a settled request, not started; enter it to start.
@@ -104,9 +105,14 @@ class Router:
         self, request: CompletionRequest, response_id: str, *, client_request_id: str = ""
     ) -> tuple[GenerationRequest, ...]:
         """What a settled request asks of which model, within the tenant's bounds. Raises as `open`."""
-        resolve, named = self._resolver(request), client_request_id
-        lowered = lower(request, response_id, resolve=resolve, card_of=self._card_of, client_request_id=named)
-        return tuple(map(self._of_tenant, lowered))
+        return lower(
+            request,
+            response_id,
+            resolve=self._resolver(request),
+            card_of=self._card_of,
+            client_request_id=client_request_id,
+            tenant=self._tenant,
+        )
 
     def seen_by(self, tenant: Tenant) -> Router:
         """The same as it is for this tenant."""
@@ -197,18 +203,6 @@ class Router:
                 targets[alias] = self.view.resolve(alias)
         return targets
 
-    def _of_tenant(self, request: GenerationRequest) -> GenerationRequest:
-        """One of the tenant's share, which finds no prefix that others had computed, unless they share them.
-
-        Raises InvalidRequest where its completions may become longer than the tenant's.
-        """
-        tenant = self._tenant
-        if tenant is LOCAL.tenant:
-            return request
-        own = f"group {tenant.cache_group}" if tenant.cache_group else f"tenant {tenant.name}"
-        salt = f"{own}\n{request.cache_salt}"
-        return replace(request, cache_salt=salt, share=tenant.share, stop=_within(tenant.max_tokens, request))
-
     def _resolver(self, request: CompletionRequest) -> Resolve:
         takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
         return partial(self._resolve, takes_any=takes_any)
@@ -224,14 +218,3 @@ class Router:
 
     def _card_of(self, ref: ModelRef) -> ModelCard:
         return self.view.cards[ref.base]
-
-
-def _within(most: int | None, request: GenerationRequest) -> StopParams:
-    """What had no bound is bound by the tenant's; a bound beyond that is refused."""
-    length = request.stop.max_tokens
-    if most is None or (length is not None and length <= most):
-        return request.stop
-    if length is not None:
-        name = request.context.max_tokens_name
-        raise InvalidRequest.refusing(name, must=f"be at most {most} with this key", found=str(length))
-    return replace(request.stop, max_tokens=most)

@@ -87,13 +87,12 @@ class Run:
     @property
     def num_finished(self) -> dict[str, int]:
         """Completions that have ended, by base."""
-        by_base = self._parts_by(lambda request: request.model.base)
-        return {base: self._tally_of(parts).num_finished for base, parts in by_base.items()}
+        return {base: tally.num_finished for base, tally in self._tallies_by(lambda each: each.model.base).items()}
 
     @property
     def tallies(self) -> dict[ModelRef, Tally]:
         """What each model's part came to."""
-        return {model: self._tally_of(parts) for model, parts in self._parts_by(lambda request: request.model).items()}
+        return self._tallies_by(lambda request: request.model)
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -282,15 +281,14 @@ class Run:
         for link, request_ids in running.items():
             link.abort(request_ids)
 
-    def _tally_of(self, parts: set[int]) -> Tally:
-        return self.tally if len(parts) == len(self.requests) else self.tally.of(parts)
-
-    def _parts_by(self, key: Callable[[GenerationRequest], Key]) -> dict[Key, set[int]]:
-        """Which of the requests have this in common."""
+    def _tallies_by(self, key: Callable[[GenerationRequest], Key]) -> dict[Key, Tally]:
+        """Of those requests together that have this in common."""
         parts: dict[Key, set[int]] = {}
         for part, request in enumerate(self.requests):
             parts.setdefault(key(request), set()).add(part)
-        return parts
+        if len(parts) == 1:
+            return dict.fromkeys(parts, self.tally)
+        return {name: self.tally.of(of_name) for name, of_name in parts.items()}
 
     def _running(self) -> dict[ReplicaLink, list[str]]:
         """The requests that have not ended, by where they run."""

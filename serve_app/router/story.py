@@ -18,6 +18,7 @@ from serve_app.core.quotas import Amount
 from serve_app.core.tenants import LOCAL, Identity
 from serve_app.router.admission import Ticket
 from serve_app.router.books import Books
+from serve_app.router.excerpts import Excerpts, is_sampled
 from serve_app.router.quotas import Permit
 from serve_app.router.run import Run
 
@@ -28,7 +29,8 @@ UNKNOWN_NAME = "(unknown)"
 
 @dataclass(slots=True)
 class Story:
-    """Filled while the request is served. Nothing of prompts or completions gets in, nor a name that a client made up.
+    """Filled while the request is served. Nothing of prompts or completions gets in, nor a name that a client made up,
+    but for the excerpts that a tenant asked for, which have a line of their own.
 
     identity: who it is from
     models: what its model names were resolved to; empty as long as they are a client's words
@@ -46,11 +48,31 @@ class Story:
     run: Run | None = None
     permit: Permit | None = None
     error: ServeError | None = None
+    excerpts: Excerpts | None = None
+
+    def excerpt(self, run: Run) -> None:
+        """Have texts of this run kept where the tenant asked for that and the request is in its sample."""
+        tenant = self.identity.tenant
+        if is_sampled(self.request_id, tenant=tenant.name, share=tenant.log_texts):
+            self.excerpts = run.tally.excerpts = Excerpts(run.requests)
+
+    def texts(self) -> dict[str, object]:
+        """The line of its excerpts; empty where there are none."""
+        if self.excerpts is None:
+            return {}
+        return {
+            "time": _now(),
+            "event": "texts",
+            "request_id": self.request_id,
+            "tenant": self.identity.tenant.name,
+            "model": ",".join(self.models),
+            **self.excerpts.facts(),
+        }
 
     def facts(self, status: int) -> dict[str, object]:
         """One flat object of what is known. time: now, in UTC"""
         facts: dict[str, object] = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "time": _now(),
             "event": "embedding" if isinstance(self.request, EmbeddingRequest) else "completion",
             "request_id": self.request_id,
             "status": status,
@@ -76,6 +98,10 @@ class Story:
             books.close(self.identity, self.run, request_id=self.request_id, status=status, permit=self.permit)
         elif self.permit is not None:  # no replica took it
             self.permit.settle(Amount())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _known(param: str | None) -> str | None:

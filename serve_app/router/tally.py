@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from serve_app.api.timings import Timings
 from serve_app.core.delta import Delta, FinishReason, PromptReport, Usage
+from serve_app.router.excerpts import Excerpts
 
 
 @dataclass(slots=True)
@@ -35,9 +36,11 @@ class Tally:
     entered_at, first_event_at, last_event_at: by the monotonic clock, seconds
     num_generated: tokens computed, those of lost attempts and of completions that never ended included
     num_moves:     attempts that were lost and made again elsewhere
+    excerpts:      of those texts that its tenant has logged; None where none are
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.excerpts: Excerpts | None = None
         self._clock = clock
         self._prompts: dict[int, PromptTally] = {}
         self._num_generated: Counter[int] = Counter()
@@ -83,6 +86,13 @@ class Tally:
         return min((each.first_at for each in self._prompts.values() if each.first_at is not None), default=None)
 
     @property
+    def shown_at(self) -> tuple[float, float]:
+        """When the first and the last event came; when it began, where none did."""
+        firsts = [each.first_at for each in self._prompts.values() if each.first_at is not None]
+        lasts = [each.last_at for each in self._prompts.values() if each.last_at is not None]
+        return (min(firsts), max(lasts)) if firsts else (self.entered_at, self.entered_at)
+
+    @property
     def usage(self) -> Usage:
         """So far; a choice that has not ended counts with the tokens it has."""
         if self._usage is None:
@@ -107,7 +117,7 @@ class Tally:
     @property
     def num_finished(self) -> int:
         """Choices that have ended."""
-        return sum(self.finish_reasons.values())
+        return sum([each.finish_reasons.total() for each in self._prompts.values()])
 
     @property
     def engine_ns(self) -> int:
@@ -122,8 +132,7 @@ class Tally:
     @property
     def timings(self) -> Timings:
         """As of the last delta."""
-        last_at = self.entered_at if self.last_event_at is None else self.last_event_at
-        first_at = last_at if self.first_event_at is None else self.first_event_at
+        first_at, last_at = self.shown_at
         usage = self.usage
         return Timings(
             num_cached_tokens=usage.cached_tokens,
@@ -144,6 +153,8 @@ class Tally:
         if prompt.first_at is None:
             prompt.first_at = prompt.last_at
         self._num_generated[part] += len(delta.token_ids)
+        if self.excerpts is not None:
+            self.excerpts.note(delta.text, part=part, index=index)
         if delta.prompt is not None:
             prompt.report = delta.prompt
         before = prompt.completion_tokens.get(index, 0)
@@ -161,6 +172,8 @@ class Tally:
         self._usage = None
         self._prompts.pop(part, None)
         self._num_moves[part] += 1
+        if self.excerpts is not None:
+            self.excerpts.drop(part)
 
     @property
     def _reports(self) -> list[PromptReport]:

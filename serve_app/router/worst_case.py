@@ -38,9 +38,9 @@ def _has_images(request: GenerationRequest) -> bool:
 
 
 def _num_bytes(request: GenerationRequest, card: ModelCard) -> int:
-    texts = request.texts
+    texts = [*request.texts]
     if request.conversation is not None:
-        texts = (*texts, request.conversation.source, card.chat_template)
+        texts += [request.conversation.source, card.chat_template]
     return request.prompt.num_ids + sum(
-        len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) for text in texts
+        [len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) for text in texts]
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
@@ -19,6 +18,7 @@ ORIGIN = re.compile(r"\*|https?://[^/\s?#*]{1,255}")
 MAX_ELEMENTS = 256
 MAX_COUNT = 2**53
 MAX_WEIGHT = 1000.0
+MAX_BUDGET = 1e12
 MAX_SHOWN_CHARS = 96
 
 Reader = Callable[[str, object], Any]
@@ -51,6 +51,11 @@ def changed(tenant: Tenant, changes: object) -> Tenant:
     if isinstance(limits, Mapping):
         changes = {**changes, "limits": {**told["limits"], **limits}}  # type: ignore[dict-item]
     return tenant_from({**told, **changes})
+
+
+def is_name(text: str) -> bool:
+    """Whether a tenant, or a key, could be called so: what could not is asked of no database."""
+    return NAME.fullmatch(text) is not None
 
 
 def _read(what: str, readers: Mapping[str, Reader], declared: object) -> dict[str, Any]:
@@ -90,11 +95,20 @@ def _count(name: str, value: object) -> int:
     return value
 
 
-def _positive(name: str, value: object, *, most: float = math.inf) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= most or math.isinf(value):  # type: ignore[operator, arg-type]
-        raise _refused(name, "a number above 0" + ("" if math.isinf(most) else f", of at most {most:g}"), value)
-    return float(value)  # type: ignore[arg-type]
+def _positive(name: str, value: object, *, most: float) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= most:
+        raise _refused(name, f"a number above 0, of at most {most:g}", value)
+    return float(value)
+
+
+def _budget(name: str, value: object) -> float:
+    return _positive(name, value, most=MAX_BUDGET)
+
+
+def _share(name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise _refused(name, "a number from 0 to 1", value)
+    return float(value)
 
 
 def _weight(name: str, value: object) -> float:
@@ -113,7 +127,7 @@ def _rights(name: str, value: object) -> Rights:
 
 def _limits(name: str, value: object) -> Limits:
     amounts = ("budget_per_day", "budget_per_month")
-    readers = {each.name: _or_none(_positive if each.name in amounts else _count) for each in fields(Limits)}
+    readers = {each.name: _or_none(_budget if each.name in amounts else _count) for each in fields(Limits)}
     return Limits(**_read(name, readers, value))
 
 
@@ -138,6 +152,7 @@ FIELDS: Mapping[str, Reader] = MappingProxyType(
         "max_tokens": _or_none(_count),
         "cors_origins": _several(_matching(ORIGIN, "origins like https://app.example.org, or *")),
         "cache_group": _or_none(_NAME),
+        "log_texts": _share,
     }
 )
 """Every field of a tenant, by the name that it is written under."""

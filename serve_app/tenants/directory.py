@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from serve_app.core.errors import Unauthenticated
-from serve_app.core.tenants import Identity, Tenant
+from serve_app.core.tenants import NOBODY, Identity, Tenant
 from serve_app.tenants.keys import KEY, Key, digest_of
 
-NOBODY = "0" * 64
+NO_DIGEST = "0" * 64
+UNKNOWN: tuple[Key | None, Identity] = (None, NOBODY)
 
 
 class Directory:
@@ -23,7 +24,7 @@ class Directory:
     def __init__(self, tenants: Iterable[Tenant], keys: Iterable[Key], *, pepper: bytes, version: int = 0) -> None:
         self.version = version
         self.tenants = {tenant.name: tenant for tenant in tenants}
-        self._keys = {key.digest: key for key in keys if key.tenant in self.tenants}
+        self._keys = {key.digest: (key, _bearer(key, self.tenants)) for key in keys if key.tenant in self.tenants}
         self._pepper = pepper
         self.origins = frozenset(origin for tenant in self.tenants.values() for origin in tenant.cors_origins)
 
@@ -37,8 +38,12 @@ class Directory:
             raise Unauthenticated("This service asks for a key: send it as `Authorization: Bearer sa-…`.")
         is_key = KEY.fullmatch(presented) is not None
         digest = digest_of(presented if is_key else "", self._pepper)
-        key = self._keys.get(digest)
-        is_same = hmac.compare_digest(digest, NOBODY if key is None else key.digest)
+        key, bearer = self._keys.get(digest, UNKNOWN)
+        is_same = hmac.compare_digest(digest, NO_DIGEST if key is None else key.digest)
         if key is None or not is_same or not key.is_valid(now):
             raise Unauthenticated("The key that was sent is unknown, has expired or was revoked.")
-        return Identity(tenant=self.tenants[key.tenant], key_id=key.id, scopes=key.scopes)
+        return bearer
+
+
+def _bearer(key: Key, tenants: Mapping[str, Tenant]) -> Identity:
+    return Identity(tenant=tenants[key.tenant], key_id=key.id, scopes=key.scopes)

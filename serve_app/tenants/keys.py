@@ -36,8 +36,8 @@ class Key:
 
     def is_valid(self, now: float) -> bool:
         """Whether it opens the door at that time."""
-        ends = [end for end in (self.expires_at, self.revoked_at) if end is not None]
-        return all(now < end for end in ends)
+        is_unexpired = self.expires_at is None or now < self.expires_at
+        return is_unexpired and (self.revoked_at is None or now < self.revoked_at)
 
 
 def new_key() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, func, select
@@ -38,6 +38,7 @@ class LedgerStore:
 
         now: Unix seconds
         """
+        rows = [_fitting(row) for row in rows]
         with self.engine.begin() as connection:
             new = self._keep_rows(connection, rows)
             self._add_days(connection, new)
@@ -153,6 +154,17 @@ class LedgerStore:
     def _put(self, connection: Connection, table: Table, key: Mapping[str, str], values: Mapping[str, Any]) -> None:
         statement = self._insert(table).values({**key, **values})
         connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=dict(values)))
+
+
+def _fitting(row: Row) -> Row:
+    """The row as every database can hold it, so that none keeps out those that come with it."""
+    texts = {name: getattr(row, name) for name in tables.LENGTHS}
+    amounts = {name: getattr(row, name) for name in SUMS if name != "requests"}
+    cut: dict[str, Any] = {
+        **{name: text[: tables.LENGTHS[name]] for name, text in texts.items() if len(text) > tables.LENGTHS[name]},
+        **{name: tables.MAX_AMOUNT for name, amount in amounts.items() if amount > tables.MAX_AMOUNT},
+    }
+    return replace(row, **cut) if cut else row
 
 
 def _row_of(connection: Connection, table: Table, key: Mapping[str, str]) -> Sums:

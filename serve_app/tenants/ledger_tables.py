@@ -35,6 +35,15 @@ rows = Table(
     Column("status", Integer, nullable=False),
 )
 
+LENGTHS = {
+    column.name: column.type.length
+    for column in rows.columns
+    if isinstance(column.type, String) and column.type.length is not None and column.name not in ("id", "day")
+}
+"""Characters of each text. What is longer is cut: a database might refuse it, and all that came with it."""
+MAX_AMOUNT = 2**53
+"""Of one row, so that sums of a thousand still are numbers of the database."""
+
 days = Table(
     "days",
     metadata,

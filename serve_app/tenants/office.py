@@ -15,6 +15,9 @@ from serve_app.tenants.store import Author, TenantStore
 
 DAY_S = 86_400.0
 DEFAULT_OVERLAP_S = DAY_S
+MAX_SECONDS = 36_525 * DAY_S
+"""A century, which every calendar can add to today."""
+MAX_EVENT = 2**63 - 1
 KNOWN_SCOPES = frozenset(map(str, Scope))
 
 Arguments = Mapping[str, object]
@@ -107,7 +110,7 @@ class Office:
 
     def _list_events(self, arguments: Arguments, by: Author) -> Answer:
         after = arguments.get("after") or 0
-        if not isinstance(after, int):
+        if not isinstance(after, int) or not 0 <= after <= MAX_EVENT:
             raise TenancyError("after must be the number of an event.")
         return _list_of([asdict(each) for each in self._store.events(after=after)])
 
@@ -142,4 +145,6 @@ def _seconds(name: str, sent: object) -> float | None:
         return None
     if not isinstance(sent, int | float) or isinstance(sent, bool):
         raise TenancyError(f"{name} must be a number of seconds; found {str(sent)[:96]!r}.")
+    if not -MAX_SECONDS <= sent <= MAX_SECONDS:
+        raise TenancyError(f"{name} must be at most {MAX_SECONDS:g} s, which is a century.")
     return float(sent)

@@ -9,6 +9,7 @@ from datetime import date
 from serve_app.core.csv_lines import as_csv
 from serve_app.core.ledger import DIMENSIONS, UsageLine, UsageQuestion
 from serve_app.core.quotas import NANO
+from serve_app.tenants.declaration import is_name
 from serve_app.tenants.errors import TenancyError
 
 DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -26,6 +27,8 @@ def question_of(arguments: Mapping[str, object]) -> UsageQuestion:
         if day and not _is_day(day):
             raise TenancyError(f"{name} must be a day like 2026-11-22; found {day[:96]!r}.")
     tenant = arguments.get("tenant")
+    if tenant is not None and not is_name(str(tenant)):
+        raise TenancyError(f"tenant must be the name of one; found {str(tenant)[:96]!a}.")
     return UsageQuestion(by=by, tenant=None if tenant is None else str(tenant), **days)
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from serve_app.core.tenants import Scope, Tenant
 from serve_app.tenants import tables
-from serve_app.tenants.declaration import tenant_from, told_of
+from serve_app.tenants.declaration import is_name, tenant_from, told_of
 from serve_app.tenants.directory import Directory
 from serve_app.tenants.errors import NotThere, TenancyError
 from serve_app.tenants.keys import Key
@@ -116,6 +116,7 @@ class TenantStore:
 
     def tenant(self, name: str) -> Tenant:
         """Raises NotThere."""
+        _check_name("tenant", name)
         with self._engine.connect() as connection:
             row = connection.execute(select(tables.tenants).where(tables.tenants.c.name == name)).one_or_none()
         if row is None:
@@ -132,6 +133,7 @@ class TenantStore:
 
     def key(self, key_id: str) -> Key:
         """Raises NotThere."""
+        _check_name("key", key_id)
         with self._engine.connect() as connection:
             return _key_named(connection, key_id)
 
@@ -159,12 +161,14 @@ class TenantStore:
 
     def remove_tenant(self, name: str, by: Author) -> None:
         """With all of its keys. Raises NotThere."""
+        _check_name("tenant", name)
         with self._changing(by, "remove tenant", name, {}) as connection:
             if not connection.execute(delete(tables.tenants).where(tables.tenants.c.name == name)).rowcount:
                 raise NotThere(f"There is no tenant {name!r}.")
 
     def add_key(self, key: Key, by: Author) -> None:
         """Raises NotThere where there is no such tenant."""
+        _check_name("tenant", key.tenant)
         columns = {column.name: getattr(key, column.name) for column in tables.keys.columns}
         details = {"tenant": key.tenant, "scopes": sorted(key.scopes), "expires_at": key.expires_at}
         try:
@@ -178,6 +182,7 @@ class TenantStore:
 
         Returns it as it was. Raises NotThere.
         """
+        _check_name("key", key_id)
         with self._changing(by, "end key", key_id, {"revoked_at": until}) as connection:
             key = _key_named(connection, key_id)
             until = until if key.revoked_at is None else min(until, key.revoked_at)
@@ -217,6 +222,12 @@ def _fact(connection: Connection, name: str) -> int:
 
 def _tenant(row: Row[Any]) -> Tenant:
     return tenant_from(row.declared)
+
+
+def _check_name(kind: str, name: str) -> None:
+    """Raise NotThere for what no database may be asked for, as half a character, or NUL."""
+    if not is_name(name):
+        raise NotThere(f"There is no {kind} {name[: tables.MAX_NAME_CHARS]!a}.")
 
 
 def _key_named(connection: Connection, key_id: str) -> Key:

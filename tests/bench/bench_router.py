@@ -4,7 +4,7 @@
 
 The application is called as an ASGI server calls it; frames come as a replica's would, one per step with a token of
 every stream, unpickled from what a replica sends. The next comes when every stream has sent what the last one gave.
-With `--tenancy` the same again, in turns, with a key, and with a key, all limits and the ledger.
+What keys, limits and the ledger add is measured by bench_tenancy.py.
 Prints JSON: microseconds of processor time per token and per request, and of a frame's way through pickle per token.
 """
 
@@ -17,39 +17,19 @@ import pickle
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from ray import cloudpickle
 from starlette.types import ASGIApp, Message, Scope
 
 from serve_app.core.delta import Delta, Finish, FinishReason, Frame, Load, PromptReport
-from serve_app.core.ledger import Counted, Row, UsageLine, UsageQuestion
-from serve_app.core.quotas import Lease, Statement
-from serve_app.core.tenants import Limits, Tenant
-from serve_app.core.tenants import Scope as Scopes
 from serve_app.deployments.packing import pack, unpack
 from serve_app.http.app import build_app
-from serve_app.http.guard import Door
-from serve_app.router.books import Books
 from serve_app.router.fleet import Fleet
-from serve_app.router.quotas import Quotas
-from serve_app.router.replays import Replays
 from serve_app.router.router import Router
-from serve_app.router.scribe import Scribe
-from serve_app.tenants.directory import Directory
-from serve_app.tenants.keys import Key, digest_of, new_key
-from serve_app.tenants.lending import Lending
 from tests.fakes import FakeBackend
 
 ROUTER = "router-0"
-LIMITS = Limits(
-    requests_per_minute=10**9,
-    tokens_per_minute=10**12,
-    max_in_flight=10**6,
-    max_in_flight_tokens=10**9,
-    budget_per_day=1e9,
-    budget_per_month=1e9,
-)
 
 
 class Client:
@@ -74,11 +54,11 @@ class Client:
                 self.is_over.set()
 
 
-def scope(key: str) -> Scope:
+def scope() -> Scope:
     return {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
         "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"", "root_path": "",
-        "headers": [(b"host", b"x"), (b"content-type", b"application/json"), (b"x-api-key", key.encode())],
+        "headers": [(b"host", b"x"), (b"content-type", b"application/json")],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 8000),
     }  # fmt: skip
@@ -104,16 +84,14 @@ async def wait_until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-async def measure(
-    app: ASGIApp, backend: FakeBackend, num_streams: int, num_tokens: int, key: str = ""
-) -> dict[str, float]:
+async def measure(app: ASGIApp, backend: FakeBackend, num_streams: int, num_tokens: int) -> dict[str, float]:
     """Microseconds of this process: per request, per token, and per token for pickling and unpickling its frame."""
     asked = {"model": "tiny", "prompt": "Once", "max_tokens": num_tokens, "stream": True}
     received: Counter[str] = Counter()
     clients = [Client(json.dumps(asked).encode(), received) for _ in range(num_streams)]
     backend.submissions.clear()
     began = time.process_time()
-    tasks = [asyncio.create_task(app(scope(key), client.receive, client.send)) for client in clients]  # type: ignore[arg-type]  # an app is a coroutine function
+    tasks = [asyncio.create_task(app(scope(), client.receive, client.send)) for client in clients]  # type: ignore[arg-type]  # an app is a coroutine function
     await wait_until(lambda: len(backend.submissions) == num_streams)
     requests_s = time.process_time() - began
     request_ids = [each.request_id for submission in backend.submissions for each in submission]
@@ -142,74 +120,15 @@ async def measure(
     }
 
 
-class NearAccounts:
-    """Accounts without the way to them; they keep no rows, as that is another process's work."""
-
-    def __init__(self) -> None:
-        self._lending = Lending(lambda tenant: LIMITS, clock=time.monotonic, wall=time.time)
-
-    async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
-        return [self._lending.renew(router_id, each) for each in statements]
-
-    async def record(self, rows: Sequence[Row], counted: Sequence[Counted]) -> None:
-        pickle.dumps((rows, counted))  # as Ray does
-
-    async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
-        return ()
-
-
-def apps(fleet: Fleet, key: str) -> tuple[dict[str, ASGIApp], Scribe]:
-    """One that asks nobody, one that asks for a key, one that keeps books."""
-    pepper = b"p" * 32
-    held = Key(id="key", tenant="team", digest=digest_of(key, pepper), scopes=frozenset(Scopes), created_at=0.0)
-    free, bound = Tenant(name="team"), Tenant(name="team", limits=LIMITS)
-    accounts = NearAccounts()
-    scribe = Scribe(accounts, fleet.counts)
-    books = Books(Quotas(ROUTER, accounts), scribe, accounts)
-
-    def door(tenant: Tenant) -> Door:
-        directory = Directory([tenant], [held], pepper=pepper)
-        return Door(identify=lambda presented: directory.identify(presented, time.time()))
-
-    made: dict[str, ASGIApp] = {
-        "none": build_app(Router(fleet)),
-        "keys": build_app(Router(fleet), door=door(free)),
-        "books": build_app(Router(fleet, books=books), door=door(bound), replays=Replays()),
-    }
-    return made, scribe
-
-
-async def compare(backend: FakeBackend, fleet: Fleet, args: argparse.Namespace) -> dict[str, object]:
-    """In turns; bringing rows is counted with the requests, keeping them is not."""
-    key = new_key()
-    made, scribe = apps(fleet, key)
-    taken: dict[str, list[float]] = {name: [] for name in made}
-    for _ in range(args.rounds):
-        for name, app in made.items():
-            found = await measure(app, backend, args.streams, args.max_tokens, key)
-            began = time.process_time()
-            await scribe.flush()
-            brought_us = (time.process_time() - began) * 1e6 / args.streams
-            taken[name].append(found["router_us_per_request"] + (brought_us if name == "books" else 0.0))
-    return {
-        name: {"median": round(statistics.median(each), 1), "best": round(min(each), 1)} for name, each in taken.items()
-    }
-
-
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--tenancy", action="store_true")
     args = parser.parse_args()
     backend = FakeBackend(is_stepped=True)
     fleet = Fleet(ROUTER)
     fleet.put(await backend.hello(ROUTER), backend)
-    if args.tenancy:
-        print(json.dumps({"router_us_per_request": await compare(backend, fleet, args)}, indent=1))
-        await fleet.close()
-        return
     app = build_app(Router(fleet))
     rounds = [await measure(app, backend, args.streams, args.max_tokens) for _ in range(args.rounds)]
     report = {

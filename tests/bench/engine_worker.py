@@ -24,7 +24,7 @@ from serve_app.engine.config import EngineConfig
 from serve_app.engine.masks import vocabulary_of
 from serve_app.engine.runner import Runner
 from serve_app.engine.sequence import Sequence
-from serve_app.engine.step import lay_out
+from serve_app.engine.step import pack
 from tests.engine.harness import GREEDY, make_engine, request, sequences
 
 NEW_TOKENS = 32
@@ -48,7 +48,7 @@ class FillingRunner(Runner):
     def forward(self, batch: Any) -> Tensor:
         if not FillingRunner.is_filling:
             return super().forward(batch)
-        step = lay_out(batch, self._storage, device=self._model.device)
+        step = pack(batch, self._storage).step(self._storage, device=self._model.device)
         tokens, dtype = len(step.token_ids), next(self._model.module.parameters()).dtype
         for number, layer in enumerate(self._model.shape.layers):
             key = torch.randn(tokens, layer.heads, layer.key_dim, dtype=dtype)

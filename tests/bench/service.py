@@ -29,6 +29,7 @@ UP_TIMEOUT_S = 240.0
 MODEL_TIMEOUT_S = 600.0
 END_TIMEOUT_S = 120.0
 POLL_S = 0.25
+RAYS_LOG = re.compile(r"what Ray says is in (\S+)")
 DASHBOARD = re.compile(r"dashboard at (?:\x1b\[[\d;]*m)*(?:http://)?([\d.]+:\d+)")
 
 
@@ -64,8 +65,11 @@ class Service:
 
     @property
     def _dashboard(self) -> str:
-        found = DASHBOARD.search(self.log.read_text())
-        assert found is not None, f"no dashboard in {self.log.read_text()}"
+        said = self.log.read_text()
+        rays = RAYS_LOG.search(said)
+        assert rays is not None, f"no log of Ray's in {said}"
+        found = DASHBOARD.search(Path(rays[1]).read_text())
+        assert found is not None, f"no dashboard in {rays[1]}"
         return found[1]
 
     def _run(self, *command: str) -> None:

@@ -49,6 +49,29 @@ def test_a_shape_that_no_kernel_takes_is_found_by_the_check_as_by_loading(tmp_pa
     assert finding.message == str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "changes", "reason"),
+    [
+        ({}, {"tensor_parallel": 3}, "does not divide the model's 4 heads of queries"),
+        ({"intermediate_size": 50}, {"tensor_parallel": 4}, "does not divide the model's 50 columns of the MLP"),
+        (
+            {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3},
+            {"tensor_parallel": 2},
+            "3 heads of keys",
+        ),
+        ({}, {"tensor_parallel": 2, "weights": "int8"}, "weights in few bits are not divided"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_by_the_check_as_by_loading(
+    settings: dict[str, Any], changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    save_model("llama", settings, tmp_path)
+    [finding] = check_model(ModelArgs(name="a", path=str(tmp_path), **changes), ("applications", 0))
+    with pytest.raises(ModelNotSupported, match=reason) as refused:
+        load_model(EngineConfig(name="a", path=str(tmp_path), **changes))
+    assert finding.message == str(refused.value)
+
+
 @pytest.mark.skipif(find_spec("timm") is not None, reason="what it is to lack is installed")
 def test_a_package_that_a_model_lacks_is_found_by_the_check_as_by_loading(tmp_path: Path) -> None:
     save_config("gemma3n", {}, tmp_path)

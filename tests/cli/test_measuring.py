@@ -71,9 +71,15 @@ def test_a_report_counts_what_failed_and_times_what_did_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "share", "found"), [([], 0.5, None), ([3.0], 0.95, 3.0), ([1.0, 2.0, 3.0, 4.0], 0.5, 3.0)]
-)
-def test_a_quantile_is_one_of_the_values(values: list[float], share: float, found: float | None) -> None:
+    ("values", "share", "found"),
+    [
+        ([], 0.5, None), ([3.0], 0.95, 3.0), ([4.0, 1.0, 3.0, 2.0], 0.5, 2.0), ([1.0, 2.0, 3.0], 0.5, 2.0),
+        ([*map(float, range(1, 101))], 0.95, 95.0), ([*map(float, range(1, 21))], 0.95, 19.0), ([1.0, 2.0], 0.0, 1.0),
+    ],
+)  # fmt: skip
+def test_a_quantile_is_the_least_value_that_so_many_of_all_are_not_above(
+    values: list[float], share: float, found: float | None
+) -> None:
     assert quantile(values, share) == found
 
 

@@ -12,6 +12,7 @@ from serve_app.cli.address import Address
 from serve_app.cli.log_file import log_path, telling, told_by
 from serve_app.cli.startup import Events, News, Startup, State, replicas_wanted
 from serve_app.cli.telling import BarTelling, JsonTelling, LineTelling
+from serve_app.cli.up import welcome
 
 LOG = """\
 2026-11-22 07:00:00,000 INFO worker.py:1 -- Started a local Ray instance.
@@ -120,6 +121,18 @@ def test_lines_and_json_tell_the_same_start(capsys: pytest.CaptureFixture[str]) 
     events = [json.loads(line) for line in lines[3:]]
     assert [each["event"] for each in events] == ["starting", "application", "ready"]
     assert (events[1]["state"], events[1]["seconds"]) == ("loading", 1.5)
+    assert (events[2]["url"], events[2]["console"]) == ("http://127.0.0.1:1", "http://127.0.0.1:1/console")
+
+
+@pytest.mark.parametrize("store", [None, "sqlite:///keys.db"])
+def test_what_is_ready_is_tried_by_a_browser_and_by_commands(tmp_path: Path, store: str | None) -> None:
+    router = {"name": "router", "args": {"store": store} if store else {}}
+    content = {"applications": [router, {"name": "small", "args": {"name": "small", "path": "x"}}]}
+    (tmp_path / "cluster.yaml").write_text(json.dumps(content))
+    said = welcome(ADDRESS, tmp_path / "cluster.yaml")
+    assert "\n  http://127.0.0.1:8123/console\n" in said
+    assert '"model": "small"' in said
+    assert ("authorization: Bearer" in said) is (store is not None)
 
 
 def test_bars_end_full_and_before_what_is_ready_is_told(

@@ -35,6 +35,16 @@ def test_what_is_said_of_a_tenant_is_what_is_kept(run: CommandLine) -> None:
     assert run("tenants", "list").out.startswith("acme  (no model)")
 
 
+def test_who_has_a_number_and_no_name_administers_too(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as any user."""
+
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 4242")
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    assert run("tenants", "add", "acme").code == Exit.DONE
+
+
 def test_a_list_ends_where_the_next_option_begins(run: CommandLine) -> None:
     kept = run("tenants", "add", "acme", "--cors-origins", "https://a.example", "--models", "demo", "--json").json
     assert (kept["cors_origins"], kept["models"]) == (["https://a.example"], ["demo"])

@@ -106,7 +106,7 @@ def test_every_parameter_of_the_contract_is_an_option(name: str, table: dict[str
 def test_a_fault_is_one_line_and_a_traceback_only_on_request(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVE_APP_URL", "http://[not-an-address")
     ran = run("models")
-    assert ran.code in {Exit.UNREACHABLE, Exit.FAULT}
+    assert ran.code == Exit.MISUSED
     assert len(ran.err.splitlines()) == 1
     assert "Traceback" not in ran.err
     monkeypatch.setenv(DEBUG_VARIABLE, "1")
@@ -119,13 +119,17 @@ def test_a_fault_is_one_line_and_a_traceback_only_on_request(run: CommandLine, m
     [
         ("from serve_app.cli import main; main(['--help'])", HEAVY),
         ("from serve_app.cli import main; main(['env'])", HEAVY - {"pydantic"}),  # typer reads options with it
+        (
+            "from serve_app.cli import main; main(['complete', 'hi', '--url', 'http://127.0.0.1:1'])",
+            {"ray", "torch", "transformers", "peft", "starlette", "sqlalchemy"},
+        ),
         ("import serve_app.cli.guard, serve_app.cli.processes", {*HEAVY, "typer", "rich"}),
         (
             "import serve_app.router.router, serve_app.http.app",
             {"ray", "torch", "transformers", "peft", "typer", "rich"},
         ),
     ],
-    ids=["help", "env", "guard", "router"],
+    ids=["help", "env", "complete", "guard", "router"],
 )
 def test_what_is_not_needed_is_not_imported(code: str, none_of: set[str]) -> None:
     ran = subprocess.run([sys.executable, "-c", f"{code}\n{SHOWN}"], capture_output=True, text=True, check=True)

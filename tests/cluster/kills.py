@@ -25,7 +25,8 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.cluster.test_keys import House, with_keys
+from tests.cluster.house import House, with_keys
+from tests.cluster.started import REPOSITORY
 
 SPENT = ("prompt_tokens", "cached_tokens", "completion_tokens", "engine_ns")
 TENANTS = ("acme", "beta")
@@ -36,6 +37,8 @@ VICTIMS = ("ServeReplica:router:Router", "ServeReplica:demo:Model")
 def with_two_of_each(content: dict[str, Any]) -> None:
     with_keys(content)
     for application in content["applications"]:
+        if application["name"] == "demo":
+            application["args"]["adapters"] = str(REPOSITORY / "adapters" / "demo")
         for deployment in application["deployments"]:
             deployment["num_replicas"] = 2
 

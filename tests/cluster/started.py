@@ -34,6 +34,7 @@ class Started:
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.port = _free_port()
+        self.folder = folder
         self.said = folder / "said.txt"
         content = _content(self.port)
         change(content)

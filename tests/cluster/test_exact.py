@@ -1,4 +1,4 @@
-"""Two routers and two replicas on a real cluster: limits, refunds, a ledger that no kill -9 bends, and canaries."""
+"""Two routers and two replicas on a real cluster: limits, refunds, a ledger that no kill -9 bends, canaries, an end."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ from typing import Any
 import httpx
 import pytest
 
+from serve_app.cli.processes import listener_on
+from serve_app.lab.client import KEY_VARIABLES, URL_VARIABLE
+from tests.cluster.house import House
 from tests.cluster.kills import begun, disagreements, ledger_of, with_kills
-from tests.cluster.test_keys import House
+from tests.cluster.started import REPOSITORY
+from tests.cluster.test_notebooks import check_that_it_runs
+from tests.notebooks.execute import NOTEBOOKS, read, wants_keys
 
 pytestmark = [
     pytest.mark.cluster,
@@ -29,7 +34,8 @@ BODY = {"model": "demo", "prompt": f"{CANARY}-prompt", "max_tokens": 200, "ignor
 WRONG: list[dict[str, Any]] = [
     BODY | {"model": f"{CANARY}-model"},
     BODY | {"model": f"demo:{CANARY}-adapter"},
-    BODY | {"max_tokens": 10**6},
+    BODY | {"max_tokens": -2},
+    BODY | {"prompt": f"{CANARY}-context " * 2000},
     BODY | {"regex": f"({CANARY}"},
     BODY | {"json_schema": {"type": f"{CANARY}-type"}},
     BODY | {"temperature": f"{CANARY}-temperature"},
@@ -58,7 +64,7 @@ def test_two_hundred_at_once_of_one_tenant_exceed_no_limit_by_more_than_a_lease(
     house = town.house
     house.command("tenants", "add", "many", "--models", "demo", "--requests-per-minute", str(LIMIT))
     key = house.command("keys", "create", "many")["key"]
-    house.run.until(lambda: house.ask("GET", "/v1/models", key).status_code == 200)
+    house.until_known(key)
 
     async def ask() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=200)
@@ -81,7 +87,7 @@ def test_what_a_client_that_leaves_had_reserved_is_there_again(town: Town) -> No
     house = town.house
     house.command("tenants", "add", "few", "--models", "demo", "--max-in-flight", "2")
     key = house.command("keys", "create", "few")["key"]
-    house.run.until(lambda: house.ask("GET", "/v1/models", key).status_code == 200)
+    house.until_known(key)
     body = {"model": "demo", "prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     headers = {"authorization": f"Bearer {key}"}
     with httpx.Client(base_url=house.run.url, timeout=60) as client:
@@ -90,6 +96,18 @@ def test_what_a_client_that_leaves_had_reserved_is_there_again(town: Town) -> No
                 assert first.status_code == 200
                 next(first.iter_lines())
         house.run.until(lambda: house.complete(key).status_code == 200)
+
+
+@pytest.mark.parametrize("file", [each for each in NOTEBOOKS if wants_keys(read(each))], ids=lambda file: file.stem)
+def test_a_notebook_about_tenants_runs(town: Town, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(URL_VARIABLE, town.house.run.url)
+    monkeypatch.setenv(KEY_VARIABLES[0], town.admin)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    check_that_it_runs(file)
+    assert {tenant["name"] for tenant in town.house.command("tenants", "list")["data"]}.isdisjoint(
+        {"research", "bench"}
+    )
+    assert town.house.complete(town.keys["acme"]).status_code == 200, "it ends nothing that it did not start"
 
 
 def test_whatever_is_killed_the_ledger_has_what_replicas_counted_and_no_row_twice(town: Town) -> None:
@@ -104,7 +122,7 @@ def test_no_file_of_a_cluster_has_a_canary_and_a_repeat_is_one_request_at_any_ro
     house = town.house
     house.command("tenants", "add", "birds", "--models", "demo", "demo:*")
     key = house.command("keys", "create", "birds")["key"]
-    house.run.until(lambda: house.complete(key).status_code == 200)
+    house.until_known(key)
     sessions = {folder for each in house.run.processes() for folder in session_folders(each.command)}
     check_repeats(house, key)
     headers = {"authorization": f"Bearer {key}", "user-agent": f"{CANARY}-agent", "cookie": f"{CANARY}-cookie"}
@@ -120,6 +138,15 @@ def test_no_file_of_a_cluster_has_a_canary_and_a_repeat_is_one_request_at_any_ro
         for secret in (CANARY.encode(), key[3:].encode()):
             place = content.find(secret)
             assert place < 0, (file, content[max(0, place - 300) : place + 100])
+
+
+def test_a_cluster_ends_with_the_process_that_started_it_however_that_ends(town: Town) -> None:
+    """The last test of this town."""
+    run = town.house.run
+    assert run.processes()
+    run.process.kill()
+    run.until(lambda: not run.processes())
+    assert listener_on(run.port) is None
 
 
 def check_repeats(house: House, key: str) -> None:

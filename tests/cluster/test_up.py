@@ -1,4 +1,7 @@
-"""`serve_app up` from its start to its end: what it answers, where it listens, and that nothing stays behind."""
+"""`serve_app up` with keys from its start to its end: what it answers, where it listens, and what stays behind.
+
+Its other ends are beside those whose clusters may end in other ways: `test_doctor`, `test_exact`.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +17,105 @@ import httpx
 import pytest
 
 from serve_app.cli.processes import listener_on
-from tests.cluster.started import TIMEOUT_S, Started
+from tests.cluster.house import House
+from tests.cluster.started import TIMEOUT_S
+from tests.cluster.test_doctor import command, findings
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(sys.platform != "linux", reason="what a process belongs to is told by /proc"),
 ]
 
+ACCOUNTS = "Accounts"
 LISTENING = "0A"
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
 """127.0.0.1, ::1 and ::ffff:127.0.0.1 as the kernel writes them."""
 
 
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[Started]:
-    run = Started(tmp_path)
-    yield run
-    run.end()
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    made = House(tmp_path_factory.mktemp("house"), environment={"RAY_AUTH_MODE": "token"})
+    yield made
+    made.run.end()
 
 
-def test_it_serves_the_demo_on_loopback_and_a_ctrl_c_leaves_nothing_behind(started: Started) -> None:
-    started.until(lambda: started.process.poll() is not None or "Ready on" in started.said.read_text(errors="replace"))
+def test_the_doctor_finds_nothing_to_mend_in_what_up_starts_with_keys(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reached Ray's dashboard had it run code: CVE-2023-48022, CVE-2023-48023, CVE-2025-62593, CVE-2026-32981."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    house.command("keys", "create", "--admin", "--days", "90")
+    house.run.until_ready()
+    code, found, told = findings(house.folder, house.run)
+    assert found == {("pepper", "note"), ("ray-ports", "note")}, told
+    assert code == 0
+    said = command(house.folder, "doctor").stdout
+    for line in ("nobody without a key is answered", "nobody submits jobs", "headers are bounded"):
+        assert line in said
+
+
+def test_a_key_opens_the_door_until_it_is_revoked_and_accounts_may_die(house: House) -> None:
+    admin = house.command("keys", "create", "--admin")["key"]
+    house.command("tenants", "add", "acme", "--models", "demo")
+    house.command("tenants", "add", "stranger", "--models", "other")
+    acme, stranger = (house.command("keys", "create", name) for name in ("acme", "stranger"))
+    house.run.until_ready()
+    house.run.until(lambda: house.complete(acme["key"]).status_code == 200)
+    page = httpx.get(house.run.url, headers={"accept": "text/html"}, follow_redirects=True, timeout=30)
+    assert (page.status_code, str(page.url)) == (200, f"{house.run.url}/console"), page.text
+    assert f"\n  {house.run.url}/console\n" in house.run.said.read_text(errors="replace")
+    refused = house.complete(None)
+    assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+    hidden, invented = (house.complete(stranger["key"], model) for model in ("demo", "nemo"))
+    assert (hidden.status_code, hidden.text.replace("demo", "nemo")) == (404, invented.text)
+    assert house.ask("GET", "/admin/tenants", acme["key"]).status_code == 403
+    check_administration(house, admin)
+    house.command("keys", "revoke", acme["id"])
+    house.run.until(lambda: house.complete(acme["key"]).status_code == 401)
+    check_that_routers_go_on(house, admin)
+    told = house.run.said.read_text(errors="replace")
+    assert all(secret[3:] not in told for secret in (admin, acme["key"], stranger["key"]))
+
+
+def check_administration(house: House, admin: str) -> None:
+    """What is changed by HTTP is good at once, and written down."""
+    assert house.ask("POST", "/admin/tenants", admin, {"name": "beta"}).status_code == 200
+    made = house.ask("POST", "/admin/keys", admin, {"tenant": "beta"}).json()
+    assert house.complete(made["key"]).status_code == 200
+    assert house.ask("DELETE", f"/admin/keys/{made['id']}", admin).status_code == 200
+    assert house.complete(made["key"]).status_code == 401
+    events = house.ask("GET", "/admin/events", admin).json()["data"]
+    assert [each["action"] for each in events[-3:]] == ["add tenant", "create key", "end key"]
+    assert house.ask("PATCH", "/admin/tenants/nobody", admin, {"weight": 2}).status_code == 404
+    assert house.ask("POST", "/admin/tenants", admin, {"name": "a b"}).status_code == 400
+
+
+def check_that_routers_go_on(house: House, admin: str) -> None:
+    """Without Accounts whoever was known is let in, and Serve starts another."""
+    made = house.command("keys", "create", "stranger")
+    house.run.until(lambda: house.complete(made["key"], "nemo").status_code == 404)
+    (accounts,) = (each for each in house.run.processes() if ACCOUNTS in each.command)
+    os.kill(accounts.pid, signal.SIGKILL)
+    assert [house.complete(made["key"], "nemo").status_code for _ in range(20)] == [404] * 20
+    house.run.until(lambda: house.ask("GET", "/admin/keys", admin).status_code == 200)
+    house.command("keys", "revoke", made["id"])
+    house.run.until(lambda: house.complete(made["key"], "nemo").status_code == 401)
+
+
+def test_it_serves_the_demo_on_loopback_and_a_ctrl_c_leaves_nothing_behind(house: House) -> None:
+    """The last test of this house."""
+    started = house.run
+    house.command("tenants", "add", "guest", "--models", "demo")
+    key = house.command("keys", "create", "guest")["key"]
+    started.until_ready()
+    started.until(lambda: house.complete(key).status_code == 200)
     body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 4}
-    response = httpx.post(f"{started.url}/v1/completions", json=body, timeout=30)
+    response = house.ask("POST", "/v1/completions", key, body)
     assert response.json()["usage"]["completion_tokens"] == 4, response.text
     assert "Starting Ray with RAY_memory_monitor_refresh_ms, " in started.said.read_text(errors="replace")
     eager = [each for each in started.processes() if _oom_score(each.pid) > _oom_score(os.getpid())]
     assert eager == [], "the kernel would take them before any other process"
-    assert _statuses_beside_another(started, body) == [503, 200], (
+    assert _statuses_beside_another(house, key, body) == [503, 200], (
         "the proxy takes one at a time, and counts it out again"
     )
     large = httpx.get(f"{started.url}/health", headers={"large": "x" * 1_000_000}, timeout=30)
@@ -54,44 +128,28 @@ def test_it_serves_the_demo_on_loopback_and_a_ctrl_c_leaves_nothing_behind(start
     assert listener_on(started.port) is None
 
 
-def _statuses_beside_another(started: Started, body: dict[str, Any]) -> list[int]:
+def _statuses_beside_another(house: House, key: str, body: dict[str, Any]) -> list[int]:
     """Of a completion while another one's body is awaited, and after that."""
-    with socket.create_connection(("127.0.0.1", started.port)) as other:
-        other.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")
-        refused = _until_other_than(200, started, body)
+    head = ["POST /v1/completions HTTP/1.1", "Host: x", f"Authorization: Bearer {key}", "Content-Length: 100"]
+    with socket.create_connection(("127.0.0.1", house.run.port)) as other:
+        other.sendall("\r\n".join([*head, "", ""]).encode())
+        refused = _until_other_than(200, house, key, body)
         assert refused.json()["error"]["error_code"] == "overloaded"
         assert "as may be at once (1)" in refused.json()["error"]["message"]
         assert int(refused.headers["retry-after"]) >= 1
-    return [refused.status_code, _until_other_than(503, started, body).status_code]
+    return [refused.status_code, _until_other_than(503, house, key, body).status_code]
 
 
-def _until_other_than(status: int, started: Started, body: dict[str, Any]) -> httpx.Response:
+def _until_other_than(status: int, house: House, key: str, body: dict[str, Any]) -> httpx.Response:
     """Each on a connection of its own, so that none is left unread."""
     answers: list[httpx.Response] = []
 
     def is_other() -> bool:
-        answers.append(httpx.post(f"{started.url}/v1/completions", json=body, timeout=30))
+        answers.append(house.ask("POST", "/v1/completions", key, body))
         return answers[-1].status_code != status
 
-    started.until(is_other)
+    house.run.until(is_other)
     return answers[-1]
-
-
-def test_a_cluster_ends_with_the_process_that_started_it_however_that_ends(started: Started) -> None:
-    started.until_a_worker_runs()
-    started.process.kill()
-    started.until(lambda: not started.processes())
-    assert listener_on(started.port) is None
-
-
-def test_a_cluster_whose_raylet_died_is_given_up_and_nothing_of_it_is_left(started: Started) -> None:
-    started.until_a_worker_runs()
-    (raylet,) = (each for each in started.processes() if each.program == "raylet")
-    os.kill(raylet.pid, signal.SIGKILL)
-    assert started.process.wait(TIMEOUT_S) == 1
-    assert "raylet died; ending what is left of the cluster" in started.said.read_text(errors="replace")
-    assert started.processes() == []
-    assert listener_on(started.port) is None
 
 
 def _oom_score(pid: int) -> int:

@@ -23,14 +23,19 @@ PATIENCE_MS = 60_000
 """How long a page may take to show what it is to show: long, as other work may hold the machine."""
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def chromium() -> str:
+    """Where one is; a test skips where there is none."""
     found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
         pytest.skip("no chromium on this machine: install the package `chromium`, or name one in CHROMIUM")
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        launched = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
         yield launched
         launched.close()
 

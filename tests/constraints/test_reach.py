@@ -25,7 +25,7 @@ LONG = "x" * (MAX_SHORTEST_CHARS + 1)
         ("a{3}?b", 4), (r"\d{4}-\d{2}", 7), (r"\p{L}+\x41\u0042\u{43}", 4), ("[^]a]{5}[]a]", 6), (r"[a\]b]{2}", 2),
         ("^a$", 1), (r"\bab\b", 2), ("(?i)ab", 2), ("(?P<n>a){2}", 2), (".*a+", 1), ("((a{1000}){1000}){1000}", 10**9),
         ("a{99999999999999999999999}", MOST), ("((a{99999}){99999}){99999}", MOST), ("a{", 2), ("(a", 0), ("a)", 0),
-        ("[[:alpha:]]{3}", 3),
+        ("[[:alpha:]]{3}", 3), ("a{1, }", 1), ("a{1," + " " * 250_000, 250_004),  # which ends before anybody has left
     ],
 )  # fmt: skip
 def test_the_shortest_text_of_a_regular_expression(regex: str, length: int) -> None:

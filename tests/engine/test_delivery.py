@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+
+import pytest
 
 from serve_app.core.delta import Delta, Load
 from serve_app.core.errors import EngineFailed
@@ -41,7 +44,7 @@ class Desk:
 
     def take(self, router_id: str, name: str, n: int = 1) -> None:
         self.delivery.expect(router_id)
-        self.requests.add(router_id, [replace(request(name), n=n)])
+        self.requests.add(router_id, [replace(request(name), n=n, client_request_id=f"client-{name}")])
 
     async def read(self, router_id: str) -> list[Delta]:
         """All that waits for the router."""
@@ -109,3 +112,26 @@ async def test_closing_a_stream_ends_what_the_router_had_and_a_second_stream_tak
     await second.aclose()
     assert desk.ended[-1] == frozenset({"b"})
     assert "router" not in desk.delivery
+
+
+def named(caplog: pytest.LogCaptureFixture) -> list[tuple[int, tuple[str, ...]]]:
+    """Level of each line, and the requests that it is about."""
+    return [(each.levelno, getattr(each, "request_ids", ())) for each in caplog.records]
+
+
+async def test_lines_about_a_router_name_the_requests_that_end_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk(make_outbox=lambda: BrokenOutbox(1))
+    desk.take("broken", "a")
+    desk.take("broken", "b")
+    desk.make_outbox = lambda: Outbox(8)
+    desk.take("deaf", "c")
+    desk.take("silent", "d")
+    desk.delivery.deliver([delta("a"), delta("c", "x" * 20_000)], Load())
+    desk.delivery.give_up("silent", "was not heard of for 10 s")
+    assert named(caplog) == [
+        (logging.ERROR, ("client-a", "client-b")),
+        (logging.ERROR, ("client-c",)),
+        (logging.WARNING, ("client-d",)),
+    ]
+    assert [bool(each.exc_info) for each in caplog.records] == [True, False, False]
+    assert "silent" not in desk.delivery

@@ -6,14 +6,16 @@ import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
+from serve_app.core.concern import MAX_NAMED
 from serve_app.core.delta import Delta, Finish, FinishReason, Load
 from serve_app.core.errors import EngineFailed
 from serve_app.core.request import GenerationRequest
 from serve_app.engine.driver import MAX_FAILURES_IN_A_ROW, STALL_S, Driver
+from serve_app.engine.open_sequences import OpenSequences
 from serve_app.engine.sequence import Sequence
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.conftest import DEMO
@@ -71,6 +73,9 @@ class FakeEngine:
     def resume(self, request_ids: frozenset[str]) -> None:
         self._enter("resume")
         self._paused -= request_ids
+
+    def check(self) -> None:
+        self._enter("check")
 
     def step(self) -> list[Delta]:
         self.gate.wait()
@@ -150,7 +155,7 @@ def driven(**failures: int) -> Iterator[Driven]:
 
 
 def sequences(name: str, n: int = 1) -> list[Sequence]:
-    asked: GenerationRequest = request(name, n=n)
+    asked: GenerationRequest = replace(request(name, n=n), client_request_id=f"client-{name}")
     tokenizer = TextTokenizer.load(DEMO, vocab_size=2048)
     return [Sequence(asked, [1], sample=s, max_tokens=4, detokenizer=tokenizer.detokenizer([1])) for s in range(n)]
 
@@ -296,3 +301,82 @@ def test_paused_requests_alone_let_the_thread_sleep_and_are_not_taken_for_forgot
 def test_the_load_is_the_engines_own_before_the_first_step() -> None:
     with driven() as all_:
         assert all_.driver.load.num_blocks == 7
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, tuple[str, ...]]]:
+    """What each line says, and the requests that it names."""
+    return [(each.getMessage(), getattr(each, "request_ids", ())) for each in caplog.records]
+
+
+def test_a_failed_step_names_the_requests_that_it_ended_and_a_bounded_number_of_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    names = [f"{number:03}" for number in range(MAX_NAMED + 8)]
+    with driven() as all_:
+        all_.engine.holds = True
+        all_.driver.submit([sequences(name, n=2) for name in names])
+        while all_.engine.calls.count("add") < len(names):
+            threading.Event().wait(0.001)
+        all_.engine.failures["step"] = 1
+        all_.driver.nudge()
+        all_.deliveries.wait(*((name, 1) for name in names))
+    (line,) = lines(caplog)
+    assert line == (
+        f"a step of the engine failed (1 in a row, of {len(names)} requests)",
+        tuple(f"client-{name}" for name in names[:MAX_NAMED]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("failures", "said"),
+    [
+        ({"add": 1}, ["a command to the engine failed (1 in a row, of 1 requests)"]),
+        (
+            {"step": 1, "reset": 1},
+            [
+                "a step of the engine failed (1 in a row, of 1 requests)",
+                "the engine could not be brought back after a failure (2 in a row, of 1 requests)",
+            ],
+        ),
+    ],
+)
+def test_whatever_fails_names_its_request(
+    caplog: pytest.LogCaptureFixture, failures: dict[str, int], said: list[str]
+) -> None:
+    with driven(**failures) as all_:
+        all_.driver.submit([sequences("a")])
+        all_.deliveries.wait(("a", 0))
+    assert lines(caplog) == [(each, ("client-a",)) for each in said]
+
+
+def test_a_request_that_ended_is_named_until_its_ending_was_delivered(caplog: pytest.LogCaptureFixture) -> None:
+    with driven() as all_:
+        all_.deliveries.num_failing = 2
+        all_.driver.submit([sequences("a")])
+        all_.deliveries.wait(("a", 0))
+    assert [names for _, names in lines(caplog)] == [("client-a",)] * 2
+
+
+def test_who_is_ended_beside_a_request_that_cannot_be_is_named_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    with driven(abort=2) as all_:
+        all_.engine.holds = True
+        all_.driver.submit([sequences("a"), sequences("beside")])
+        all_.driver.abort(frozenset({"a"}))
+        all_.deliveries.wait(("beside", 0))
+    assert lines(caplog)[-1] == (
+        "requests could not be ended (2 in a row, of 2 requests)",
+        ("client-a", "client-beside"),
+    )
+
+
+def test_names_are_kept_no_longer_than_requests() -> None:
+    kept = OpenSequences()
+    for number in range(1000):
+        kept.begin(str(number), 1, client_request_id="a")
+        kept.take([Delta(request_id=str(number), sample=0, finish=DONE)])
+        kept.note_told()
+    assert kept.names_of({str(number) for number in range(1000)}) == []
+    kept.begin("open", 1, client_request_id="b")
+    kept.end(["unknown"])
+    kept.note_told()
+    assert kept.names_of({"open", "unknown"}) == ["b"]

@@ -43,6 +43,24 @@ def test_a_short_question_beside_a_long_job_waits_a_quantum_and_not_for_the_job(
     assert waits[False] > 300, "where nothing is cached nobody is sent away, as all would be computed again"
 
 
+def test_who_asks_now_and_then_does_not_wait_for_the_turn_of_who_asks_all_the_time() -> None:
+    """Sixteen tokens each, so that those of the greedy flow begin and end together."""
+    drawn, simulation = random.Random(1), Simulation(num_places=32, prefix_cache=True)
+    greedy, waits = list[Sequence](), list[int]()
+    asked = dict[str, int]()
+    for step in range(1500):
+        greedy = [each for each in greedy if not each.is_finished]
+        greedy += [simulation.ask(LONG, 8, 16) for _ in range(42 - len(greedy))]
+        if drawn.random() < 0.3:
+            asked[simulation.ask(Share(flow=f"f{drawn.randrange(19)}"), 8, 16).request.request_id] = step
+        simulation.step()
+        for name in [name for name in asked if simulation.stories[name].first_at is not None]:
+            waits.append(step + 1 - asked.pop(name))
+    waits.sort()
+    assert waits[len(waits) // 2] <= 2
+    assert waits[len(waits) * 95 // 100] <= 4
+
+
 def test_who_gave_its_place_goes_on_where_it_was() -> None:
     simulation = Simulation(num_places=2, prefix_cache=True)
     job = [simulation.ask(LONG, 40, 300) for _ in range(2)]

@@ -101,7 +101,7 @@ COMMANDS = st.lists(
 
 
 @given(commands=COMMANDS)
-def test_counters_never_fall_and_who_begins_to_wait_is_level_with_somebody(
+def test_counters_never_fall_and_who_begins_to_wait_is_a_quantum_below_somebody_at_most(
     commands: list[tuple[str, str, float]],
 ) -> None:
     counters, lines = Counters(), dict.fromkeys("abcd", 0)
@@ -111,7 +111,7 @@ def test_counters_never_fall_and_who_begins_to_wait_is_level_with_somebody(
             waiting = [before[each] for each in lines if lines[each]]
             counters.enter(flow)
             if not lines[flow] and waiting:
-                assert counters.of(flow) == max(before[flow], min(waiting))
+                assert counters.of(flow) == max(before[flow], min(waiting) - counters.rules.quantum)
             lines[flow] += 1
         elif command == "leave" and lines[flow]:
             counters.leave(flow)

@@ -83,7 +83,11 @@ def test_random_schedules_keep_the_laws(
     seed: int, max_batch_tokens: int, num_blocks: int, max_adapters: int, guesses: bool
 ) -> None:
     engine = engine_of(max_batch_tokens, num_blocks, max_adapters, guesses=guesses)
-    reference = engine_of(64, 60, 2)
+    keep_the_laws(engine, engine_of(64, 60, 2), seed)
+
+
+def keep_the_laws(engine: Engine, reference: Engine, seed: int) -> None:
+    """Have an engine compute a random schedule, and the reference each request that was not aborted, alone."""
     generator = random.Random(seed)
     asked = dict[str, tuple[GenerationRequest, list[int]]]()
     outcomes: dict[tuple[str, int], Outcome] = {}

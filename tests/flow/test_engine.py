@@ -74,14 +74,6 @@ async def test_a_stream_adds_up_to_the_response(stack: Stack) -> None:
     assert len({event["id"] for event in events}) == 1
 
 
-async def test_64_concurrent_mixed_requests_each_equal_their_solo_result(stack: Stack) -> None:
-    names = ["demo", "demo:pirate", "demo:shout", "demo:json"]
-    asked = [{"model": names[i % 4], "prompt": f"{PROMPTS[i % 8]} number {i}.", "max_tokens": 24} for i in range(64)]
-    together = await asyncio.gather(*(stack.complete(**one) for one in asked))
-    for one, got in zip(asked, together, strict=True):
-        assert texts(got) == texts(await stack.complete(**one))
-
-
 async def test_lora_path_names_an_adapter_per_prompt(stack: Stack) -> None:
     both = await stack.complete(prompt=[PROMPTS[0]] * 2, lora_path=["pirate", None], max_tokens=16)
     pirate = await stack.complete(model="demo:pirate", prompt=PROMPTS[0], max_tokens=16)

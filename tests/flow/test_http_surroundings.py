@@ -60,7 +60,7 @@ async def test_health_is_ok_once_every_known_model_has_a_replica(client, fleet, 
     assert response.headers["retry-after"] == "1"
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/completions/x", "/v1/completion", "/v1/model/"])
+@pytest.mark.parametrize("path", ["/v", "/v1", "/v1/completions/x", "/v1/completion", "/v1/model/"])
 async def test_a_route_that_is_not_there_is_a_404_in_json(client, path):
     response = await client.get(path)
     assert response.status_code == 404

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import json
+from collections.abc import AsyncIterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as AsgiScope
 
 from serve_app.core.errors import EngineFailed, Unavailable
-from serve_app.core.tenants import Identity, Tenant
+from serve_app.core.tenants import Identity, Scope, Tenant
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
 from serve_app.http.idempotency import Idempotent
+from serve_app.http.settings import HttpSettings
 from serve_app.router.claims import LOST_S, Claim, Claimed, Claims
 from serve_app.router.fleet import Fleet
 from serve_app.router.replays import Message, Recording, Replays, ReplaySettings
@@ -62,9 +65,10 @@ class Asking:
 
     backend: FakeBackend
     client: httpx.AsyncClient
+    app: ASGIApp
+    replays: Replays
+    book: LocalBook
     now: float = 0.0
-    replays: Replays = field(init=False)
-    book: LocalBook = field(init=False)
     other: httpx.AsyncClient = field(init=False)
 
     def post(
@@ -73,6 +77,13 @@ class Asking:
         headers = {"idempotency-key": key, "x-api-key": tenant}
         client = (self.client, self.other)[router]
         return asyncio.create_task(client.post("/v1/completions", json=body, headers=headers))
+
+    async def counted(self, name: str, label: str) -> float:
+        """What the first router has counted of it."""
+        lines = (await self.client.get("/metrics", headers={"x-api-key": "watcher"})).text.splitlines()
+        return sum(
+            float(line.split()[-1]) for line in lines if line.startswith(f"serve_app_{name}{{") and label in line
+        )
 
     async def step_to_the_end(self) -> None:
         while self.backend.num_live:
@@ -88,13 +99,14 @@ class Asking:
 async def asking(request: pytest.FixtureRequest) -> AsyncIterator[Asking]:
     backend, fleet = FakeBackend(is_stepped=request.param), Fleet("router-0")
     fleet.put(backend.card, backend)
-    made = Asking(backend, httpx.AsyncClient())
     bounds = ReplaySettings(seconds=60, max_answers=3, max_bytes=10_000)
-    made.replays = Replays(bounds, clock=lambda: made.now)
-    door = Door(identify=lambda key: Identity(tenant=Tenant(name=key or ""), key_id="key"))
+    replays = Replays(bounds, clock=lambda: made.now)
+    door = Door(identify=lambda key: Identity(tenant=Tenant(name=key or ""), key_id="key", scopes=frozenset(Scope)))
     claims = Claims(clock=lambda: made.now, settings=bounds)
-    made.book = LocalBook(claims, "router-0")
-    app = build_app(Router(fleet), door=door, replays=made.replays, book=made.book)
+    book = LocalBook(claims, "router-0")
+    settings = HttpSettings(max_stall_s=0.05)
+    app = build_app(Router(fleet), settings, door=door, replays=replays, book=book)
+    made = Asking(backend, httpx.AsyncClient(), app, replays, book)
     beside, others = Fleet("router-1"), Replays(ReplaySettings(seconds=60), clock=lambda: made.now)
     beside.put(backend.card, backend)
     another = build_app(Router(beside), door=door, replays=others, book=LocalBook(claims, "router-1"))
@@ -181,6 +193,26 @@ async def test_what_is_kept_of_a_tenant_is_bounded_in_number_and_bytes(asking: A
     for number in range(20, 30):
         await asking.post(BODY | {"max_tokens": 40, "n": 20}, key=str(number))
         assert asking.replays.num_bytes("a") <= 10_000
+
+
+async def test_what_is_kept_of_all_tenants_is_bounded_and_what_is_old_goes_whoever_asks() -> None:
+    now = 0.0
+    replays = Replays(ReplaySettings(seconds=60), clock=lambda: now, max_total_bytes=5000)
+
+    def answer(tenant: str) -> None:
+        recording = replays.begin(tenant, "k", b"f")
+        recording.add({"type": "http.response.body", "body": b"x" * 600})
+        replays.end(tenant, "k", recording, is_kept=True)
+
+    for number in range(20):
+        answer(f"tenant-{number}")
+        assert replays.total_bytes <= 5000
+    assert [replays.num_bytes(f"tenant-{number}") for number in (14, 15, 19)] == [0, 1000, 1000]
+    running = replays.begin("tenant-15", "other", b"f")
+    now = 60.0
+    answer("another")
+    assert replays.total_bytes == replays.num_bytes("another") == 1000
+    assert replays.find("tenant-15", "other", b"f") is running
 
 
 async def test_followers_have_what_they_follow_to_the_end_though_it_is_not_kept() -> None:
@@ -272,12 +304,13 @@ async def test_a_claim_whose_answer_was_lost_is_given_back(asking: Asking) -> No
 async def test_a_claim_whose_computation_raised_is_given_back() -> None:
     claims = Claims(clock=lambda: 0.0)
 
-    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+    async def fail(scope: AsgiScope, receive: Receive, send: Send) -> None:
         raise RuntimeError("no")
 
     app = Idempotent(fail, Replays(), max_body_bytes=100, book=LocalBook(claims, "router-0"))
     identity = Identity(tenant=Tenant(name="a"), key_id="key")
-    scope = {"type": "http", "path": "/v1/x", "headers": [(b"idempotency-key", b"k")], "state": {"identity": identity}}
+    state = {"identity": identity, "request_id": "r"}
+    scope = {"type": "http", "path": "/v1/x", "headers": [(b"idempotency-key", b"k")], "state": state}
     bodies = [{"type": "http.request", "body": b"{}", "more_body": False}]
 
     async def receive() -> dict[str, object]:
@@ -288,7 +321,85 @@ async def test_a_claim_whose_computation_raised_is_given_back() -> None:
     async def send(message: object) -> None:
         raise AssertionError
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(EngineFailed):
         await app(scope, receive, send)
     await asyncio.sleep(0)
     assert not claims._running
+
+
+@dataclass(slots=True)
+class ByHand:
+    """A client that reads message by message, or nothing at all, and leaves when it likes."""
+
+    app: ASGIApp
+    body: dict[str, object] = field(default_factory=lambda: STREAM)
+    reads: bool = True
+    key: str = "k"
+    got: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
+    leaves: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_sent: bool = False
+
+    async def run(self) -> None:
+        """Ends with the application, and as that does."""
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"idempotency-key", self.key.encode()),
+            (b"x-api-key", b"a"),
+        ]
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+            "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"", "root_path": "",
+            "headers": headers, "client": ("127.0.0.1", 1), "server": ("flow", 80),
+        }  # fmt: skip
+        await self.app(scope, self._receive, self._send)
+
+    async def _receive(self) -> Message:
+        if not self._is_sent:
+            self._is_sent = True
+            return {"type": "http.request", "body": json.dumps(self.body, separators=(",", ":")).encode()}
+        await self.leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: MutableMapping[str, object]) -> None:
+        if not self.reads:
+            await asyncio.Event().wait()
+        self.got.put_nowait(message)
+
+
+@stepped
+async def test_a_client_that_leaves_within_a_stream_that_it_follows_is_no_failure(asking: Asking) -> None:
+    first = asking.post(STREAM)
+    while not asking.backend.num_live:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    leaving = ByHand(asking.app)
+    left = asyncio.create_task(leaving.run())
+    asking.backend.step()
+    await leaving.got.get()
+    leaving.leaves.set()
+    await left
+    await asking.step_to_the_end()
+    assert (await first).status_code == 200
+    assert await asking.counted("requests_total", 'status="499"') == 1
+
+
+@stepped
+async def test_what_is_computed_for_a_client_that_left_is_counted(asking: Asking) -> None:
+    leaving = ByHand(asking.app)
+    left = asyncio.create_task(leaving.run())
+    while not asking.backend.num_live:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    asking.backend.step()
+    await leaving.got.get()
+    leaving.leaves.set()
+    await asking.step_to_the_end()
+    await left
+    assert await asking.counted("completion_tokens_total", 'model="tiny"') == 5
+
+
+@by_itself
+@pytest.mark.parametrize("body", [BODY, STREAM])
+async def test_a_client_that_reads_nothing_is_given_up(asking: Asking, body: dict[str, object]) -> None:
+    for _ in range(2):  # the first of its key, and one that follows
+        await asyncio.wait_for(ByHand(asking.app, body, reads=False).run(), 30)
+    assert (await asking.post(body)).headers["idempotency-replayed"] == "true"
+    assert asking.num_computed == 1

@@ -187,6 +187,19 @@ async def test_a_traceparent_that_is_none_begins_a_trace_anew(
     assert root_of(exporter).parent is None
 
 
+async def test_headers_longer_than_a_trace_ever_has_are_looked_at_by_nobody(
+    stack: Stack, exporter: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    parent = f"00-{TRACE}-{PARENT}-01"
+    for sent in ({"traceparent": parent + "-" + "x" * 512}, {"traceparent": parent, "tracestate": "x" * 513}):
+        await posted(stack, {"prompt": "x", "max_tokens": 1}, **sent)
+    assert [span.parent is None for span in exporter.get_finished_spans() if span.name.startswith("text")] == [
+        True,
+        False,
+    ]
+    assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
+
+
 async def test_the_line_in_the_log_names_the_trace(
     stack: Stack, exporter: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
 ) -> None:

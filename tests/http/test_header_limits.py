@@ -119,6 +119,7 @@ async def test_the_time_counts_anew_for_every_request_of_a_connection() -> None:
         b"long: " + b"x" * (MAX_BYTES + 1) + b"\r\n\r\n",
         b"many: " + b"x\r\nmany: " * (MAX_BYTES // 5),
         b"many: " + b"x\r\nmany: " * (MAX_BYTES // 5) + b"\r\n\r\n",
+        b"a:\r\n" * (MAX_BYTES // 32) + b"\r\n",  # little text, and much to go through
     ],
 )
 async def test_headers_that_are_too_large_are_refused_whether_they_end_or_not(headers: bytes) -> None:

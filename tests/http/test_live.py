@@ -23,10 +23,16 @@ from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 class Listener:
     """Reads events one by one, and leaves when it likes; it counts as having read what it took."""
 
-    def __init__(self, live: Live, *, accept: bytes = b"text/event-stream") -> None:
+    def __init__(self, live: Live, *, accept: bytes = b"text/event-stream", **scope: Any) -> None:
         self.events: asyncio.Queue[Message] = asyncio.Queue()
         self.leaves = asyncio.Event()
-        self.scope: dict[str, Any] = {"type": "http", "method": "GET", "headers": [(b"accept", accept)], "state": {}}
+        self.scope: dict[str, Any] = {
+            "type": "http",
+            "method": "GET",
+            "headers": [(b"accept", accept)],
+            "state": {},
+            **scope,
+        }
         self.task = asyncio.create_task(live(self.scope, self._receive, self.events.put))
 
     async def _receive(self) -> Message:
@@ -96,9 +102,10 @@ async def test_no_more_listen_than_may_and_all_of_them_share_what_is_written(rou
         each.cancel()
 
 
-async def test_who_asks_for_no_events_is_told_once_and_takes_no_place(router: Router) -> None:
+@pytest.mark.parametrize("scope", [{"accept": b"*/*"}, {"http_version": "1.0"}, {"method": "HEAD"}])
+async def test_who_can_take_no_events_is_told_once_and_takes_no_place(router: Router, scope: dict[str, Any]) -> None:
     live = Live(router.fleet, router.admission)
-    listener = Listener(live, accept=b"*/*")
+    listener = Listener(live, **scope)
     assert json.loads(await listener.next_body())["object"] == "live"
     await listener.task
     assert live.num_written == 0

@@ -6,14 +6,23 @@ import ast
 from pathlib import Path as File
 
 import pytest
+from starlette.types import Message
 
 from serve_app.api.paths import Path
-from serve_app.http.app import routes
+from serve_app.core.errors import Unauthenticated
+from serve_app.core.tenants import Identity
+from serve_app.http.app import build_app, routes
+from serve_app.http.guard import OPEN_DOOR, Door
 from serve_app.http.metrics import Metrics
 from serve_app.http.routes import path_of
 from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
+
+
+def nobodys(key: str | None) -> Identity:
+    raise Unauthenticated("No key was sent.")
+
 
 PACKAGE = File(__file__).parents[2] / "serve_app"
 
@@ -42,7 +51,7 @@ def test_every_path_is_routed_with_its_method() -> None:
         ("/v1/models/base:adapter", Path.MODEL),
         ("/v1/models/org/base", Path.MODEL),
         ("/v1/modelss", None),
-        ("/", None),
+        ("", None),
         ("/v1/completions/x", None),
     ],
 )
@@ -50,9 +59,25 @@ def test_a_request_is_counted_under_the_path_that_answers_it(requested: str, pat
     assert path_of(requested) is path
 
 
+@pytest.mark.parametrize("door", [OPEN_DOOR, Door(identify=nobodys)])
+@pytest.mark.parametrize("path", ["/v1/completions", "/health", "/nowhere"])
+async def test_a_websocket_is_closed_before_it_is_open(door: Door, path: str) -> None:
+    app, sent = build_app(Router(Fleet("r")), door=door), []
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message["type"])
+
+    scope = {"type": "websocket", "path": path, "headers": [], "query_string": b"", "root_path": "", "subprotocols": []}
+    await app(scope, receive, send)
+    assert sent == ["websocket.close"]
+
+
 @pytest.mark.parametrize("room", ["api", "http", "router", "deployments"])
 def test_no_path_is_written_down_a_second_time(room: str) -> None:
-    paths = {path.value for path in Path}
+    paths = {path.value for path in Path} - {Path.FRONT.value}  # a slash alone also parts names
     found = [
         f"{file.relative_to(PACKAGE)}:{node.lineno}"
         for file in sorted((PACKAGE / room).rglob("*.py"))

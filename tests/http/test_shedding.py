@@ -12,147 +12,35 @@ from typing import Any
 
 import pytest
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.server import ServerState
 
 from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.core.tenants import Identity, Tenant
 from serve_app.http.failures import REQUEST_ID
 from serve_app.http.proxy import protect, protocol_of
 from serve_app.http.refusals import error_response
 from serve_app.http.shedding import MAX_DROPPED_BYTES, MAX_IN_A_ROW, Shedding
 from serve_app.http.slots import TellsSlots
-from serve_app.http.turnstile import MIN_HANDED_ON, Turnstile, TurnstileSettings, Visit
-from serve_app.http.untold import told
+from serve_app.http.turnstile import MAX_READ_ON_PER_S, MIN_HANDED_ON, Turnstile, TurnstileSettings
 from serve_app.http.written_refusals import WrittenRefusals
 from serve_app.router.fleet import Fleet
 from tests.fakes import FakeBackend, model_card, replica_card
-
-HOST = b"Host: x\r\nX-Request-Id: mine\r\n"
-BODY = b'{"model": "demo", "prompt": "Once"}'
-CHUNKED = b"5;a=b\r\n" + BODY[:5] + b"\r\n%x\r\n" % len(BODY[5:]) + BODY[5:] + b"\r\n0\r\nTrailer: x\r\n\r\n"
-COUNTED = b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
-HEALTH = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
-
-
-def post(rest: bytes = COUNTED, *, path: bytes = b"/v1/completions", version: bytes = b"1.1") -> bytes:
-    return b"POST " + path + b" HTTP/" + version + b"\r\n" + HOST + rest
-
-
-class Wire(asyncio.Transport):
-    """The end of a connection, in memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self.is_paused = False
-        self._is_closing = False
-
-    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        self.written += data
-
-    def close(self) -> None:
-        self._is_closing = True
-
-    def is_closing(self) -> bool:
-        return self._is_closing
-
-    def pause_reading(self) -> None:
-        self.is_paused = True
-
-    def resume_reading(self) -> None:
-        self.is_paused = False
-
-
-class Echo:
-    """An application that answers a path's body when it may, and health always."""
-
-    def __init__(self) -> None:
-        self.num_asked = 0
-        self.fails = False
-        self.told: list[int] = []
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.num_asked += 1
-        self.told.append(told(scope))
-        body = b""
-        while (message := await receive()).get("more_body"):
-            body += message["body"]
-        if scope["path"] != "/health":
-            await self.may_answer.wait()
-        if self.fails:
-            raise RuntimeError("it fails")
-        body += message["body"]
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
-        await send({"type": "http.response.body", "body": body})
-
-
-async def closing(line: Line) -> None:
-    async with asyncio.timeout(10):
-        while not line.wire.is_closing():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-
-
-class Line:
-    """A connection to a proxy, and what came back over it."""
-
-    def __init__(self, turnstile: Turnstile, app: Echo, make: Callable[..., Shedding] | None = None) -> None:
-        config = uvicorn.Config(app, lifespan="off", log_config=None, proxy_headers=False)
-        config.load()
-        self.wire = Wire()
-        make = make or protocol_of(turnstile)
-        self.protocol = make(config=config, server_state=ServerState(), app_state={})
-        self.protocol.connection_made(self.wire)
-
-    def send(self, data: bytes) -> None:
-        if data and not self.wire.is_closing():
-            self.protocol.data_received(data)
-
-    async def send_all(self, *pieces: bytes) -> bytes:
-        """What is written once nothing happens any more."""
-        for piece in pieces:
-            self.send(piece)
-            await settle()
-        return self.wire.written
-
-    def lose(self) -> None:
-        self.wire.close()
-        self.protocol.connection_lost(None)
-
-
-async def settle() -> None:
-    for _ in range(8):
-        await asyncio.sleep(0)
-
-
-def statuses(written: bytes) -> list[int]:
-    """Of responses that follow each other without a byte too many."""
-    found = []
-    while written:
-        head, _, rest = written.partition(b"\r\n\r\n")
-        found.append(int(head.split()[1]))
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        assert len(rest) >= length
-        written = rest[length:]
-    return found
-
-
-class Busy(Turnstile):
-    """Full of other connections' requests."""
-
-    def __init__(self, max_requests: int = 1, **settings: Any) -> None:
-        super().__init__(TurnstileSettings(max_requests=max_requests, **settings))
-        self.guests: list[Visit] = []
-        self.fill()
-
-    def fill(self) -> None:
-        while not self.is_full:
-            self.guests.append(self.enter(lambda: None))
-
-    def make_room(self) -> None:
-        self.guests.pop().leave()
+from tests.http.full_proxy import (
+    BODY,
+    CHUNKED,
+    COUNTED,
+    HEALTH,
+    HOST,
+    Busy,
+    Echo,
+    Line,
+    closing,
+    post,
+    settle,
+    statuses,
+)
 
 
 @pytest.mark.parametrize(
@@ -366,6 +254,7 @@ async def test_more_are_handed_on_where_the_router_tells_of_more_slots() -> None
         fleet.put(backend.card, backend)
     app: Any = TellsSlots(echo, fleet=fleet)
     assert statuses(await Line(turnstile, app).send_all(post())) == [200]
+    assert not turnstile.flows.has_tenants
     echo.may_answer.clear()
     for _ in range(500):
         Line(turnstile, app).send(post())
@@ -373,6 +262,44 @@ async def test_more_are_handed_on_where_the_router_tells_of_more_slots() -> None
     assert echo.num_asked == 1 + 1.5 * 200
     echo.may_answer.set()
     await settle()
+    await fleet.close()
+
+
+class Named:
+    """An application that lets in the keys `a` and `b`, each a tenant's of that name."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key = dict(scope["headers"])[b"x-api-key"].decode()
+        if key in ("a", "b"):
+            scope.setdefault("state", {})["identity"] = Identity(tenant=Tenant(name=key), key_id=key)
+        await self._app(scope, receive, send)
+
+
+def keyed(key: bytes) -> bytes:
+    return post(b"X-Api-Key: " + key + b"\r\n" + COUNTED)
+
+
+async def test_tenants_are_told_apart_once_the_application_has_named_them() -> None:
+    echo, fleet = Echo(), Fleet("router-0")
+    app: Any = TellsSlots(Named(echo), fleet=fleet)
+    turnstile = Turnstile(TurnstileSettings(max_requests=8))
+    for key in (b"a", b"b"):
+        assert statuses(await Line(turnstile, app).send_all(keyed(key))) == [200]
+    echo.may_answer.clear()
+    lines = [Line(turnstile, app) for _ in range(12)]
+    for line in lines:
+        line.send(keyed(b"a"))
+    await settle()
+    assert [statuses(line.wire.written) for line in lines] == [[]] * 6 + [[503]] * 6
+    assert statuses(await Line(turnstile, app).send_all(keyed(b"made up"))) == []
+    other = Line(turnstile, app)
+    assert statuses(await other.send_all(keyed(b"b"))) == []
+    echo.may_answer.set()
+    await settle()
+    assert statuses(other.wire.written) == [200]
     await fleet.close()
 
 
@@ -388,6 +315,24 @@ async def test_a_connection_that_comes_again_and_again_is_not_read_for_a_while()
     turnstile.make_room()
     assert statuses(await line.send_all(post())) == [503] * MAX_IN_A_ROW + [200]
     assert not line.wire.is_paused
+
+
+async def test_of_very_many_that_are_refused_each_is_left_unread_after_one_refusal() -> None:
+    seconds = 0.0
+    turnstile = Busy(clock=lambda: seconds)
+    num_read_on = 0
+    while True:
+        line = Line(turnstile, Echo())
+        await line.send_all(post())
+        if line.wire.is_paused:
+            break
+        num_read_on += 1
+    assert num_read_on == MAX_READ_ON_PER_S
+    seconds = 0.05
+    for is_paused in [False] * round(0.05 * MAX_READ_ON_PER_S) + [True]:
+        line = Line(turnstile, Echo())
+        assert statuses(await line.send_all(post())) == [503]
+        assert line.wire.is_paused is is_paused
 
 
 @pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="this kernel tells of no end behind what is not read")
@@ -424,6 +369,36 @@ async def test_a_connection_that_was_served_in_between_has_been_patient() -> Non
         turnstile.make_room()
         await line.send_all(post())
         turnstile.fill()
+    assert not line.wire.is_paused
+
+
+async def test_whom_the_application_sends_away_again_and_again_is_not_read_for_a_while() -> None:
+    turnstile, app = Turnstile(TurnstileSettings(max_requests=2, pause_s=0.02)), Echo()
+    line = Line(turnstile, app)
+    app.refuses_with = 429, b"7"
+    for number in range(2 * MAX_IN_A_ROW):
+        if number % MAX_IN_A_ROW == MAX_IN_A_ROW - 1:
+            app.refuses_with = None
+        await line.send_all(post())
+        app.refuses_with = 429, b"7"
+    assert not line.wire.is_paused, "it was answered in between"
+    for _ in range(MAX_IN_A_ROW):
+        assert not line.wire.is_paused
+        await line.send_all(post())
+    assert line.wire.is_paused
+    while line.wire.is_paused:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    app.refuses_with = None
+    assert statuses(await line.send_all(post()))[-1] == 200
+    assert not line.wire.is_paused
+    assert turnstile.num_inside == 0
+
+
+async def test_who_is_sent_away_without_being_told_until_when_is_read_on() -> None:
+    app = Echo()
+    line = Line(Turnstile(TurnstileSettings(max_requests=2)), app)
+    app.refuses_with = 429, b"soon"
+    assert statuses(await line.send_all(*[post()] * 9)) == [429] * 9
     assert not line.wire.is_paused
 
 

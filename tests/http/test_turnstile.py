@@ -56,7 +56,7 @@ class Service:
                 heapq.heappush(coming, (at, next(order)))
                 continue
             heapq.heappop(coming)
-            if self.turnstile.is_full:
+            if self.turnstile.is_full():
                 self.refused.append((at, self.turnstile.refuse()))
                 heapq.heappush(coming, (at + self.refused[-1][1], next(order)))
             else:
@@ -103,10 +103,10 @@ def test_nobody_waits_for_longer_than_a_few_seconds_at_the_pace_that_was_measure
     for _ in range(120):  # one in two seconds: streams, say
         now += 2.0
         inside.popleft().leave()
-        assert not turnstile.is_full
+        assert not turnstile.is_full()
         inside.append(turnstile.enter(lambda: None))
     num_waiting = 0
-    while not turnstile.is_full:
+    while not turnstile.is_full():
         turnstile.enter(lambda: None)
         num_waiting += 1
     assert 0.5 * MAX_WAIT_S / 2 <= num_waiting <= 2 * MAX_WAIT_S / 2

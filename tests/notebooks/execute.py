@@ -20,6 +20,8 @@ import nbformat
 from nbclient import NotebookClient
 from PIL import Image
 
+from serve_app.lab.local import find_or_start_with_keys
+
 REPOSITORY = Path(__file__).parents[2]
 FOLDER = REPOSITORY / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -52,6 +54,11 @@ def execute(notebook: nbformat.NotebookNode, *, left_out: str = "") -> nbformat.
 def is_slow(cell: nbformat.NotebookNode) -> bool:
     """Whether a cell takes longer than a few seconds, by its tags."""
     return SLOW in cell.metadata.get("tags", ())
+
+
+def wants_keys(notebook: nbformat.NotebookNode) -> bool:
+    """Whether it asks for a service with keys, and for an administrator's."""
+    return any(f"{find_or_start_with_keys.__name__}(" in cell.source for cell in notebook.cells)
 
 
 def sources_digest(notebook: nbformat.NotebookNode) -> str:

@@ -58,6 +58,17 @@ def test_a_line_in_json_is_one_object_on_one_line_with_its_traceback() -> None:
     assert "ValueError" in failing_line(as_json=False)
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_no_character_of_a_line_ends_it_or_steers_a_terminal(as_json: bool) -> None:
+    steering = "\x1b[2J\x9b31m\x85\u2028\u2029\n\r"
+    record = logging.LogRecord("serve_app.x", logging.ERROR, __file__, 1, "%s\ud800", (steering,), None)
+    written = Lines(lambda: as_json).format(record)
+    assert not set(steering) - set("[2J31m") & set(written)
+    if as_json:
+        assert json.loads(written)["message"] == steering + "\ud800"
+        written.encode()
+
+
 def test_what_a_line_says_of_itself_goes_before_its_surroundings_and_is_bounded() -> None:
     with concerning(["outer"]):
         assert json.loads(line(as_json=True, **about(["a", "b", "a", ""])))["request_ids"] == ["a", "b"]

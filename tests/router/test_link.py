@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from serve_app.core.concern import MAX_NAMED
 from serve_app.core.delta import Delta, Finish, FinishReason
 from serve_app.core.errors import Overloaded, ReplicaLost
 from serve_app.core.images import Image
@@ -22,6 +23,7 @@ from tests.fakes import FakeBackend
 def make_request(request_id: str, *, n: int = 1, max_tokens: int = 2) -> GenerationRequest:
     return GenerationRequest(
         request_id=request_id,
+        client_request_id=f"client-{request_id}",
         model=ModelRef(base="tiny"),
         prompt=Prompt(parts=("Hello",)),
         n=n,
@@ -279,3 +281,31 @@ async def test_a_request_that_cannot_be_resumed_is_lost_and_not_left_waiting():
         assert [delta.request_id for delta in inbox] == ["a"]
         assert isinstance(inbox[0].error, ReplicaLost)
         assert link.num_outstanding == 1
+
+
+class Unreachable(FakeBackend):
+    """Takes requests, and hears nothing after that."""
+
+    async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
+        raise ConnectionError("no route")
+
+    pause = resume = abort
+
+
+async def test_lines_about_a_replica_name_the_requests_that_they_concern(caplog: pytest.LogCaptureFixture):
+    backend = Unreachable(is_stepped=True)
+    async with linked(backend) as link:
+        names = [f"r{number:03}" for number in range(MAX_NAMED + 8)]
+        await link.submit([make_request(name) for name in names], lambda _: None)
+        assert not await link.pause(names[:2])
+        assert not await link.abort(names[:1])
+        await link.resume(names[1:2])
+        backend.die(ConnectionResetError("gone"))
+        await settle()
+    said = [(each.getMessage().partition(":")[0], getattr(each, "request_ids", ())) for each in caplog.records]
+    assert said == [
+        ("replica replica-0 could not be told of 2 requests", ("client-r000", "client-r001")),
+        ("replica replica-0 could not be told of 1 requests", ("client-r000",)),
+        ("replica replica-0 could not be told of 1 requests", ("client-r001",)),
+        ("replica replica-0 went away", tuple(f"client-{name}" for name in names[2 : MAX_NAMED + 2])),
+    ]

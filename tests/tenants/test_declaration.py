@@ -29,6 +29,7 @@ def test_what_is_told_of_a_tenant_is_read_as_the_same_tenant() -> None:
             max_tokens=dice.choice([None, 40]),
             cors_origins=tuple(dice.sample(["*", "https://a.example", "http://b:8"], k=dice.randrange(3))),
             cache_group=dice.choice([None, "lab"]),
+            log_texts=dice.choice([0.0, 0.25, 1.0]),
         )
         assert tenant_from(told_of(tenant)) == tenant
 
@@ -69,6 +70,10 @@ def test_the_description_for_clients_has_the_same_fields() -> None:
         ({"name": "a", "cors_origins": ["https://a/b"]}, "cors_origins must"),
         ({"name": "a", "cors_origins": ["https://*.a"]}, "cors_origins must"),
         ({"name": "a", "cache_group": "a b"}, "cache_group must"),
+        ({"name": "a", "log_texts": 1.1}, "log_texts must"),
+        ({"name": "a", "log_texts": -0.1}, "log_texts must"),
+        ({"name": "a", "log_texts": True}, "log_texts must"),
+        ({"name": "a", "log_texts": float("nan")}, "log_texts must"),
     ],
 )
 def test_what_is_no_tenant_is_refused_by_name(declared: object, named: str) -> None:

@@ -52,6 +52,17 @@ def test_a_row_that_comes_again_is_kept_once(store: LedgerStore) -> None:
     assert (sums(store)["requests"], sums(store)["prompt_tokens"], sums(store)["cost"]) == (3, 30, 5)
 
 
+def test_a_row_that_no_database_could_hold_keeps_nothing_else_out(store: LedgerStore) -> None:
+    """A mix of many adapters has a name without end, and a price may have been mistyped."""
+    mix = "+".join(f"adapter-{number}*0.{number:020}" for number in range(40))
+    odd = [row("long", adapter=mix, request_id="r" * 500), row("dear", cost=2**70)]
+    assert store.record([row("a"), *odd, row("b")], (), 0.0) == 4
+    assert store.record([row("c"), *odd], (), 0.0) == 1
+    assert sums(store)["requests"] == 5
+    assert sums(store)["prompt_tokens"] == 50
+    assert sums(store, adapter=mix[:512])["requests"] == 1
+
+
 def test_what_no_row_explains_is_unattributed_until_one_does(store: LedgerStore) -> None:
     spent = Spent(flow="acme", prompt_tokens=25, cached_tokens=3, completion_tokens=44, engine_ns=100)
     store.record((), [counted("r0", spent)], 0.0)

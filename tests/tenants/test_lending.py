@@ -49,7 +49,7 @@ class FakeRouter:
             self.wallet.accept(self.lending.renew(self.name, statement), self.clock())
 
     def begin(self, amount: Amount) -> bool:
-        need = {meter: amount.on(meter) for meter in BOUNDS}
+        need = dict(amount.over(BOUNDS))
         if not self.wallet.take(need, self.clock()):
             self.renew(need)
             if not self.wallet.take(need, self.clock()):

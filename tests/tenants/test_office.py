@@ -177,3 +177,44 @@ def test_a_new_store_and_its_pepper_are_its_owners_alone(tmp_path: Path) -> None
     store, _ = open_store(f"sqlite:///{tmp_path / 'new.db'}", pepper_file=tmp_path / "pepper", environment=None)
     store.close()
     assert {file.stat().st_mode & 0o077 for file in tmp_path.iterdir()} == {0}
+
+
+ODD = ["\ud800", "a\x00b", "", "ключ", "a\nb", "x" * 5000, "' OR 1=1 --"]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_nobody_can_be_called_is_not_there_and_no_database_is_asked_for_it(ask: Ask, name: str) -> None:
+    ask("add_tenant", name="acme")
+    for service in ("show_tenant", "set_tenant", "remove_tenant"):
+        with pytest.raises(NotThere) as refusal:
+            ask(service, name=name)
+        assert len(str(refusal.value)) < 400
+        assert str(refusal.value).isascii()
+    for service, arguments in (
+        ("create_key", {"tenant": name}),
+        ("list_keys", {"tenant": name}),
+        ("rotate_key", {"id": name}),
+        ("revoke_key", {"id": name}),
+        ("show_usage", {"tenant": name}),
+    ):
+        with pytest.raises(TenancyError):
+            ask(service, **arguments)
+    assert [each["action"] for each in ask("list_events")["data"]] == ["add tenant"]
+
+
+@pytest.mark.parametrize("huge", [pytest.param(10**400, id="digits"), 1e300, 1e18, float("inf"), float("nan")])
+def test_times_and_amounts_that_nothing_can_be_reckoned_with_are_refused(ask: Ask, huge: float) -> None:
+    ask("add_tenant", name="acme")
+    key = ask("create_key", tenant="acme")["id"]
+    for service, arguments in (
+        ("create_key", {"tenant": "acme", "lifetime_s": huge}),
+        ("create_admin_key", {"lifetime_s": huge}),
+        ("rotate_key", {"id": key, "overlap_s": huge}),
+        ("set_tenant", {"name": "acme", "limits": {"budget_per_day": huge}}),
+        ("list_events", {"after": huge if isinstance(huge, float) else -huge}),
+    ):
+        with pytest.raises(TenancyError):
+            ask(service, **arguments)
+    with pytest.raises(TenancyError):
+        ask("list_events", after=10**400)
+    assert len(ask("list_keys")["data"]) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serve_app.cli.doctor import doors, kept
 from serve_app.cli.doctor.facts import Facts
@@ -48,4 +48,4 @@ CHECKS = (
 
 def examine(facts: Facts) -> list[Verdict]:
     """Everything that there is to say."""
-    return [verdict for check in CHECKS for verdict in check.find(facts)]
+    return [replace(verdict, check=check.name) for check in CHECKS for verdict in check.find(facts)]

@@ -26,7 +26,6 @@ def check_bind(facts: Facts) -> Iterator[Verdict]:
     outside = [each for each in facts.doors if each.is_outside]
     if outside and facts.asks_nobody:
         yield Verdict(
-            check="bind",
             severity=Severity.ERROR,
             found=f"the service listens on {outside[0]}, and asks nobody for a key",
             mend=f"Bind loopback (`http_options: {{host: 127.0.0.1}}` in {facts.file}), or ask for keys"
@@ -43,7 +42,6 @@ def check_tls(facts: Facts) -> Iterator[Verdict]:
     if outside and not facts.asks_nobody:
         told = "" if is_encrypted else "; where TLS stands in front, name its address with --url"
         yield Verdict(
-            check="tls",
             severity=Severity.WARNING,
             found=f"the service listens without TLS on {outside[0]}: keys and prompts cross the network as they are",
             mend=f"Bind loopback and put a proxy with TLS in front; {PROXY_TLS}{told}.",
@@ -55,7 +53,6 @@ def _check_certificate(facts: Facts) -> Iterator[Verdict]:
     """Whoever can stand between a client and a service that nobody proved to be it reads its keys."""
     if facts.doubt is not None:
         yield Verdict(
-            check="tls",
             severity=Severity.WARNING,
             found=f"the certificate at {facts.url} is not trusted here: {facts.doubt}; no key was sent",
             mend="Have it signed by an authority that clients trust, for the name that they use, or name the"
@@ -72,7 +69,6 @@ def check_routes(facts: Facts) -> Iterator[Verdict]:
     if answered:
         told = ", ".join(f"{method} {path} {status}" for (method, path), status in list(answered.items())[:4])
         yield Verdict(
-            check="routes",
             severity=Severity.ERROR,
             found=f"{len(answered)} of {len(facts.anonymous)} routes answer somebody without a key: {told}",
             mend="Set `auth: keys` in the user_config of the router; what runs is not what the file says, or something"
@@ -88,7 +84,6 @@ def check_ray_dashboard(facts: Facts) -> Iterator[Verdict]:
     if opened:
         severity = Severity.ERROR if outside else Severity.WARNING
         yield Verdict(
-            check="ray-dashboard",
             severity=severity,
             found=f"Ray's dashboard answers {opened[0]} without its token: whoever reaches it runs code here",
             mend="Start Ray with RAY_AUTH_MODE=token, as `serve_app up` does and `serve_app env` prints.",
@@ -96,7 +91,6 @@ def check_ray_dashboard(facts: Facts) -> Iterator[Verdict]:
         )
     elif outside:
         yield Verdict(
-            check="ray-dashboard",
             severity=Severity.WARNING,
             found=f"Ray's dashboard listens on {outside[0]}; it wants its token, which crosses the network as it is",
             mend="Keep it on loopback, and reach it through a tunnel (ssh -L 8265:127.0.0.1:8265).",
@@ -114,7 +108,6 @@ def check_ray_ports(facts: Facts) -> Iterator[Verdict]:
     has_token = facts.environment.get("RAY_AUTH_MODE") == "token"
     ports = ", ".join(f"{each.port} ({each.holder.program})" for each in rays[:6])
     yield Verdict(
-        check="ray-ports",
         severity=Severity.NOTE if has_token else Severity.ERROR,
         found=f"{len(rays)} of Ray's ports listen on every interface"
         f" {'and want its token' if has_token else 'without its token'}: {ports}",
@@ -133,7 +126,6 @@ def check_haproxy(facts: Facts) -> Iterator[Verdict]:
     if outside:
         ports = sorted({each.port for each in outside})
         yield Verdict(
-            check="haproxy",
             severity=Severity.WARNING,
             found=f"HAProxy's statistics listen on every interface, without a key: {', '.join(map(str, ports))}",
             mend="Close them by a firewall: Serve's template binds every interface, whatever `host` says.",
@@ -147,8 +139,7 @@ def check_headers(facts: Facts) -> Iterator[Verdict]:
     is_unbounded = facts.was_seen and (bounded is None or bounded.status == 200)
     if is_unbounded:
         yield Verdict(
-            check="headers",
-            severity=Severity.ERROR if facts.is_outside else Severity.WARNING,
+            severity=facts.worse_outside,
             found="70 000 characters of headers are not refused: the cluster was started without our bounds",
             mend="Start Ray with RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, as `serve_app env` prints it.",
             commands=('eval "$(serve_app env)"', "ray stop", "ray start --head"),
@@ -157,7 +148,6 @@ def check_headers(facts: Facts) -> Iterator[Verdict]:
         answer = facts.answers.get(probe)
         if answer is not None and answer.status < 400:
             yield Verdict(
-                check="headers",
                 severity=Severity.ERROR,
                 found=f"a client may steer Serve by a header ({probe}): it was answered {answer.status}",
                 mend="Something else than this service answers there; serve the router of serve_app.deployments.apps.",
@@ -170,8 +160,7 @@ def check_bodies(facts: Facts) -> Iterator[Verdict]:
     answer = facts.answers.get("large body")
     if facts.was_seen and (answer is None or answer.status < 400):
         yield Verdict(
-            check="bodies",
-            severity=Severity.ERROR if facts.is_outside else Severity.WARNING,
+            severity=facts.worse_outside,
             found="a body of 2^40 bytes was not refused within 5 s",
             mend="Lower `max_body_bytes` in the user_config of the router, and look at what stands in front of it.",
             commands=(f"serve_app check {facts.file}",),
@@ -186,7 +175,6 @@ def check_errors(facts: Facts) -> Iterator[Verdict]:
     if "x-request-id" not in answer.headers or LEAKS.search(answer.body):
         missing = "has no request id" if "x-request-id" not in answer.headers else "tells of this machine"
         yield Verdict(
-            check="errors",
             severity=Severity.WARNING,
             found=f"an error {missing}: {answer.status} {answer.body[:80]!r}",
             mend="Another program, or Serve itself, answers in the place of the router; see its route_prefix.",
@@ -206,7 +194,6 @@ def check_pages(facts: Facts) -> Iterator[Verdict]:
             continue
         found = f"the page {path} lacks {', '.join(missing)}" if missing else f"the page {path} loads {others[0]}"
         yield Verdict(
-            check="pages",
             severity=Severity.WARNING,
             found=found,
             mend="Let what stands in front of the service pass its headers and pages on as they are.",
@@ -219,7 +206,6 @@ def check_cors(facts: Facts) -> Iterator[Verdict]:
     answer = facts.answers.get("strange page")
     if answer is not None and answer.headers.get("access-control-allow-origin") is not None:
         yield Verdict(
-            check="cors",
             severity=Severity.WARNING if not facts.asks_nobody else Severity.ERROR,
             found="any web page that a person here opens may call the service: cors_origins has `*`",
             mend="List the pages that may call, in `cors_origins` of the router and of the tenants.",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from serve_app.check.findings import Severity
 from serve_app.cli.processes import Process
 from serve_app.tenants.inspection import Inspection
 
@@ -113,3 +114,8 @@ class Facts:
     @property
     def is_outside(self) -> bool:
         return any(each.is_outside for each in self.doors)
+
+    @property
+    def worse_outside(self) -> Severity:
+        """Of what is an error only where others than this machine reach the service."""
+        return Severity.ERROR if self.is_outside else Severity.WARNING

@@ -15,7 +15,7 @@ from serve_app.cli.client import check_url
 from serve_app.cli.doctor import probes
 from serve_app.cli.doctor.advisories import PACKAGES
 from serve_app.cli.doctor.facts import Facts, Limit, Listener, SecretFile
-from serve_app.cli.names import KEY_VARIABLE
+from serve_app.cli.names import KEY_VARIABLES
 from serve_app.cli.processes import (
     Process,
     ancestors_of,
@@ -48,7 +48,8 @@ def gather(file: str, *, url: str | None = None, is_fast: bool = False) -> Facts
         Listener(address=at, port=port, holder=each) for each in processes for at, port in listeners_of(each)
     )
     asked = url or str(address)
-    answers = probes.answers_of(asked, os.environ.get(KEY_VARIABLE))
+    key = next(filter(None, map(os.environ.get, KEY_VARIABLES)), None)
+    answers = probes.answers_of(asked, key)
     return Facts(
         file=file,
         content=content,

@@ -27,7 +27,6 @@ def check_file(facts: Facts) -> Iterator[Verdict]:
     """The file is what Serve will read the next time."""
     for line in facts.complaints:
         yield Verdict(
-            check="file",
             severity=Severity.ERROR,
             found=line,
             mend=f"Correct {facts.file}; until then it cannot be served again.",
@@ -39,7 +38,6 @@ def check_ray_token(facts: Facts) -> Iterator[Verdict]:
     """Ray's ports want a token, which is a secret."""
     if facts.environment and facts.environment.get("RAY_AUTH_MODE") != "token":
         yield Verdict(
-            check="ray-token",
             severity=Severity.ERROR if any(each.is_outside for each in facts.listeners) else Severity.WARNING,
             found=f"Ray runs with RAY_AUTH_MODE={facts.environment.get('RAY_AUTH_MODE', '(not set)')}:"
             " whoever reaches its ports runs code here",
@@ -48,7 +46,6 @@ def check_ray_token(facts: Facts) -> Iterator[Verdict]:
         )
     if facts.token is not None and facts.token.is_open:
         yield Verdict(
-            check="ray-token",
             severity=Severity.ERROR,
             found=f"other users of this machine can open {facts.token.path} (mode {facts.token.mode:o})",
             mend="Make it its owner's alone, and make another token if others use this machine.",
@@ -63,7 +60,6 @@ def check_store(facts: Facts) -> Iterator[Verdict]:
         return
     if store.problem is not None:
         yield Verdict(
-            check="store",
             severity=Severity.ERROR,
             found=f"the store {store.shown} cannot be read: {store.problem}",
             mend="Look in the folder that the cluster was started in; the first command that makes a key makes it.",
@@ -71,7 +67,6 @@ def check_store(facts: Facts) -> Iterator[Verdict]:
         )
     if store.has_password:
         yield Verdict(
-            check="store",
             severity=Severity.ERROR,
             found=f"the address of the store in {facts.file} has a password, which Serve shows in its dashboard",
             mend="Leave it to libpq: in ~/.pgpass, mode 600.",
@@ -85,7 +80,6 @@ def _check_sqlite(facts: Facts) -> Iterator[Verdict]:
     assert store is not None
     if store.journal_mode not in (None, "wal"):
         yield Verdict(
-            check="store",
             severity=Severity.WARNING,
             found=f"{store.file} is written in journal mode {store.journal_mode}: readers wait for writers",
             mend="Any command on the store switches it to WAL; a network's file system cannot hold it: use a disk.",
@@ -93,7 +87,6 @@ def _check_sqlite(facts: Facts) -> Iterator[Verdict]:
         )
     if store.mode is not None and store.mode & OTHERS:
         yield Verdict(
-            check="store",
             severity=Severity.WARNING,
             found=f"others may open {store.file} (mode {store.mode:o}): names, scopes and bills",
             mend="Make it and what SQLite writes beside it their owner's alone.",
@@ -108,7 +101,6 @@ def check_pepper(facts: Facts) -> Iterator[Verdict]:
     pepper, file = facts.store.pepper, _pepper_file(facts)
     if facts.store.problem is None and (pepper.problem is not None or pepper.source == "none"):
         yield Verdict(
-            check="pepper",
             severity=Severity.ERROR,
             found=f"no key opens the door: {pepper.problem or 'there is no pepper'}",
             mend=f"Bring back the pepper from your copy, to {file} or SERVE_APP_PEPPER; it cannot be made again.",
@@ -116,7 +108,6 @@ def check_pepper(facts: Facts) -> Iterator[Verdict]:
         )
     if pepper.mode is not None and pepper.mode & OTHERS:
         yield Verdict(
-            check="pepper",
             severity=Severity.ERROR,
             found=f"others may read the pepper {file} (mode {pepper.mode:o})",
             mend="Make it its owner's alone; if others use this machine, exchange pepper and keys.",
@@ -124,7 +115,6 @@ def check_pepper(facts: Facts) -> Iterator[Verdict]:
         )
     if pepper.is_beside_store:
         yield Verdict(
-            check="pepper",
             severity=Severity.NOTE,
             found=f"the pepper {file} is in the folder of the store: one copy of that folder has both",
             mend="Keep it elsewhere (`args.pepper`), or in SERVE_APP_PEPPER, and out of the store's backup.",
@@ -139,7 +129,6 @@ def check_keys(facts: Facts) -> Iterator[Verdict]:
     for key in facts.store.keys:
         if Scope.ADMIN in key.scopes and key.expires_at is None and key.revoked_at is None:
             yield Verdict(
-                check="keys",
                 severity=Severity.NOTE,
                 found=f"{key.id} of {key.tenant} administers and never ends",
                 mend="Exchange it for one that ends, and revoke it.",
@@ -153,7 +142,6 @@ def check_tenants(facts: Facts) -> Iterator[Verdict]:
     free = [each.name for each in tenants if each.rights.patterns and each.limits.tokens_per_minute is None]
     if free:
         yield Verdict(
-            check="tenants",
             severity=Severity.NOTE,
             found=f"without a limit of tokens per minute: {', '.join(free[:8])}",
             mend="Weights share what there is; a limit bounds what one team can ask for and spend.",
@@ -163,7 +151,6 @@ def check_tenants(facts: Facts) -> Iterator[Verdict]:
         members = [each.name for each in tenants if each.cache_group == group]
         if len(members) > 1:
             yield Verdict(
-                check="tenants",
                 severity=Severity.NOTE,
                 found=f"{', '.join(members)} share cached prefixes (group {group}), and may tell each other's by time",
                 mend="Take out of the group whoever should not.",
@@ -177,7 +164,6 @@ def check_limits(facts: Facts) -> Iterator[Verdict]:
 
     for bound in raised_bounds(facts.content):
         yield Verdict(
-            check="limits",
             severity=Severity.NOTE,
             found=f"{bound.name} is {bound.found}, more than the {bound.usual} that the service is tried with",
             mend="Lower it, unless a request needs so much; what one may take, a thousand may take together.",
@@ -189,7 +175,6 @@ def check_models(facts: Facts) -> Iterator[Verdict]:
     """Pickled objects are code. They are never loaded; where they lie beside the weights, somebody may yet do so."""
     if facts.pickles:
         yield Verdict(
-            check="models",
             severity=Severity.NOTE,
             found=f"pickled objects beside weights, which are not loaded here: {', '.join(facts.pickles)}",
             mend="Convert what you need to safetensors, and remove them.",
@@ -202,8 +187,7 @@ def check_debug(facts: Facts) -> Iterator[Verdict]:
     for name, effect in DEBUG_SWITCHES.items():
         if facts.environment.get(name, "0") not in ("", "0", "false", "False"):
             yield Verdict(
-                check="debug",
-                severity=Severity.ERROR if facts.is_outside else Severity.WARNING,
+                severity=facts.worse_outside,
                 found=f"{name}={facts.environment[name]}: {effect}",
                 mend="Start the cluster without it.",
                 commands=(f"unset {name}", f"serve_app up {facts.file}"),
@@ -211,7 +195,6 @@ def check_debug(facts: Facts) -> Iterator[Verdict]:
     logging = facts.content.get("logging_config")
     if isinstance(logging, dict) and (logging.get("log_level") in NOISY or logging.get("enable_access_log") is True):
         yield Verdict(
-            check="debug",
             severity=Severity.WARNING,
             found="Serve's own log is on (logging_config): it has addresses with whatever stands in them",
             mend="Write `log_level: WARNING` and `enable_access_log: false`; the router writes a line per request.",
@@ -224,7 +207,6 @@ def check_dumps(facts: Facts) -> Iterator[Verdict]:
     found = [each for each in facts.dumps if each.bytes is None or each.bytes > 0]
     if found:
         yield Verdict(
-            check="dumps",
             severity=Severity.WARNING,
             found=f"{len(found)} processes leave an image of their memory behind when they crash, prompts included",
             mend="Start the cluster from a shell, or a unit, that forbids it.",
@@ -236,7 +218,6 @@ def check_versions(facts: Facts) -> Iterator[Verdict]:
     """Versions with a known hole; `make audit` asks a database of all of them."""
     for advisory in that_affect(facts.versions):
         yield Verdict(
-            check="versions",
             severity=Severity.ERROR,
             found=f"{advisory.package} {facts.versions[advisory.package]} has {advisory.identifier}: {advisory.what}",
             mend=f"Install {advisory.package} {advisory.fixed} or newer.",

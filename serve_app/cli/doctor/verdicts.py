@@ -15,18 +15,18 @@ SOUND, ILL, SUSPECT, NOT_SEEN = 0, 1, 3, 4
 class Verdict:
     """One finding of one check.
 
-    check:    its name, which stays the same over versions
+    check:    its name, which stays the same over versions; it stands in the list of checks alone
     severity: an error lets somebody do what they must not; a warning may, with something else; a note is to be known
     found:    what was seen, with its figures
     mend:     what to do about it, a whole sentence
     commands: that do it, each a line of shell
     """
 
-    check: str
     severity: Severity
     found: str
     mend: str
     commands: tuple[str, ...] = ()
+    check: str = ""
 
 
 def exit_code_of(verdicts: Iterable[Verdict], *, was_seen: bool) -> int:

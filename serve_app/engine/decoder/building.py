@@ -16,6 +16,7 @@ from serve_app.engine.decoder.loop import DecoderLoop, Rotary
 from serve_app.engine.decoder.norm import Norm, norm_of
 from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.kv.shape import KeyValueShape
+from serve_app.engine.shards.sums import Sums
 from serve_app.engine.text_part import text_config
 
 Scorings: TypeAlias = Mapping[int, Scoring]
@@ -44,8 +45,13 @@ def family_of(module: PreTrainedModel) -> Family | None:
     return FAMILIES.get(str(text_config(module.config).model_type))
 
 
-def build_loop(module: PreTrainedModel, shape: KeyValueShape, scorings: Scorings) -> DecoderLoop:
-    """The loop over a model's modules, those that adapters are wrapped around included. Raises NotDescribed."""
+def build_loop(
+    module: PreTrainedModel, shape: KeyValueShape, scorings: Scorings, *, sums: Sums | None = None
+) -> DecoderLoop:
+    """The loop over a model's modules, those that adapters are wrapped around included. Raises NotDescribed.
+
+    sums: of a divided model
+    """
     family, decoder = family_of(module), module.get_decoder()
     if family is None:
         raise NotDescribed(f"{text_config(module.config).model_type} is no family of the loop's")
@@ -53,13 +59,14 @@ def build_loop(module: PreTrainedModel, shape: KeyValueShape, scorings: Scorings
         raise NotDescribed("layers read what others wrote")
     _check_known(decoder, "decoder")
     config: Any = decoder.config
-    layers: Any = decoder.layers
+    found: Any = decoder.layers
+    layers = [_layer(each, number, decoder, shape, scorings[number], family) for number, each in enumerate(found)]
     norm = norm_of(decoder.norm, offset=family.norm_offset)
     head: Any = module.get_output_embeddings()
     if norm is None or head is None:
         raise NotDescribed("its last norm or its head is of another kind")
     return DecoderLoop(
-        [_layer(each, number, decoder, shape, scorings[number], family) for number, each in enumerate(layers)],
+        layers if sums is None else [layer.summed(sums) for layer in layers],
         embed=module.get_input_embeddings(),
         rotary=_rotary(decoder.rotary_emb),
         norm=norm,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from serve_app.engine.decoder.linears import LinearPart
 from serve_app.engine.decoder.norm import Norm
 from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.lora.banked import BankedLinear, change_parts
+from serve_app.engine.shards.sums import Sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ class Attention:
 
     heads: Heads
     inputs: Product
-    output: Product
+    output: Callable[[Tensor], Tensor]
     query_norm: Norm | None
     key_norm: Norm | None
     norms_rows: bool
@@ -118,7 +119,7 @@ class Mlp:
 
     inputs: Product
     activation: Callable[[Tensor], Tensor]
-    output: Product
+    output: Callable[[Tensor], Tensor]
 
     def __call__(self, x: Tensor) -> Tensor:
         gate, up = self.inputs(x).chunk(2, dim=-1)
@@ -139,6 +140,15 @@ class Layer:
     before_mlp: Norm | None
     after_mlp: Norm | None
     residual: float = 1.0
+
+    def summed(self, sums: Sums) -> Layer:
+        """The same of a divided model: what attention and MLP give, adapters' changes included, is a part of a sum."""
+        attention, mlp = self.attention, self.mlp
+        return replace(
+            self,
+            attention=replace(attention, output=lambda x: sums.total(attention.output(x))),
+            mlp=replace(mlp, output=lambda x: sums.total(mlp.output(x))),
+        )
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """What follows attention; changes the stream x [tokens, hidden] in place and gives it.

@@ -46,6 +46,10 @@ class DecoderLoop:
 
     def __call__(self, step: Step) -> Tensor:
         """The wanted logits, [rows, vocab]. Writes keys and values at the step's places."""
+        return self._logits(self.stream(step))
+
+    def stream(self, step: Step) -> Tensor:
+        """What the last layer gives of the rows whose logits are wanted, [rows, hidden]; writes keys and values."""
         x = self._embedded(step)
         rotations = {kind: self._rotary(x, step.positions, kind) for kind in self._kinds}
         last = None if any(step.mixes) else len(self._layers) - 1  # adapters' plan is for every token of a step
@@ -54,7 +58,7 @@ class DecoderLoop:
             if number == last:
                 x, attended = x.index_select(0, step.logit_rows), attended.index_select(0, step.logit_rows)
             x = layer.finish(x, attended)
-        return self._logits(x if last is not None else x.index_select(0, step.logit_rows))
+        return x if last is not None else x.index_select(0, step.logit_rows)
 
     def _embedded(self, step: Step) -> Tensor:
         """[tokens, hidden], a tensor of its own."""

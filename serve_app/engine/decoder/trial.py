@@ -11,19 +11,24 @@ from serve_app.engine.decoder.building import NotDescribed, Scorings, build_loop
 from serve_app.engine.decoder.layout import join_linears, pack_head, pack_linears
 from serve_app.engine.decoder.stored import Widening, widen_rest
 from serve_app.engine.probe import CHUNKS, FEW_CHUNKS, Witness, check, compute_in_steps, distance, storage_for
+from serve_app.engine.shards.sums import Sums
 
 logger = logging.getLogger(__name__)
 
 
-def settle(module: PreTrainedModel, witness: Witness) -> Scorings | None:
+def settle(module: PreTrainedModel, witness: Witness, *, sums: Sums | None = None) -> Scorings | None:
     """Lay a model's linears out for this machine and check it; say with what the loop is built where it may serve.
+
+    sums: of a divided model, of which all shards are computed by the loop, or none
 
     Raises ModelNotSupported.
     """
     _lay_out(module)
     is_described = family_of(module) is not None
-    reason = _try_loop(module, witness) if is_described else None
+    reason = _try_loop(module, witness, sums) if is_described else None
     has_loop = is_described and reason is None
+    if sums is not None:
+        has_loop = bool(sums.least(has_loop))
     check(module, witness, chunks=FEW_CHUNKS if has_loop else CHUNKS)  # modules compute what recorders watch
     if reason is not None:
         logger.warning("%s: computed by transformers' modules, not by the loop: %s", module.config.model_type, reason)
@@ -41,10 +46,10 @@ def _lay_out(module: PreTrainedModel) -> None:
 
 
 @torch.inference_mode()
-def _try_loop(module: PreTrainedModel, witness: Witness) -> str | None:
+def _try_loop(module: PreTrainedModel, witness: Witness, sums: Sums | None) -> str | None:
     """Why the loop may not serve; None where it gives the model's own logits."""
     try:
-        loop = build_loop(module, witness.shape, witness.scorings)
+        loop = build_loop(module, witness.shape, witness.scorings, sums=sums)
         ours = compute_in_steps(witness, storage_for(module, witness), lambda step, _: loop(step))
     except (NotDescribed, RuntimeError, AttributeError, TypeError, ValueError) as error:
         return str(error)

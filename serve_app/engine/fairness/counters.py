@@ -18,8 +18,9 @@ MAX_KNOWN = 4096
 class Counters:
     """Charged at the step for what was computed. Belongs to the engine's thread, but for `gap`.
 
-    A flow that begins to wait is lifted to the least of those that wait, or where nobody does to the highest that
-    stopped waiting: what it did not ask for meanwhile is not made up for. What it was served beyond its share stays.
+    A flow that begins to wait is lifted to a quantum below the least of those that wait, or where nobody does below the
+    highest that stopped waiting: what it did not ask for meanwhile is not made up for, but for a quantum, so that who
+    asks now and then does not wait for the turn of who asks all the time. What it was served beyond its share stays.
 
     holder:      the flow that had the last turn
     num_changes: turns that were given and adapters that were charged; between steps nothing else changes an order
@@ -38,7 +39,10 @@ class Counters:
 
     @property
     def floor(self) -> float:
-        """What a flow that begins to wait is lifted to; amortised O(log flows), as counters of those that wait grow."""
+        """A quantum above what a flow that begins to wait is lifted to.
+
+        Amortised O(log flows), as counters of those that wait grow.
+        """
         while self._least:
             written, flow = self._least[0]
             now = self._counters[flow] if flow in self._num_lines else None
@@ -62,7 +66,7 @@ class Counters:
     def enter(self, flow: str) -> None:
         """A line of the flow's requests begins to wait."""
         if flow not in self._num_lines:
-            self._counters[flow] = max(self.of(flow), self.floor)
+            self._counters[flow] = max(self.of(flow), self.floor - self.rules.quantum)
             heappush(self._least, (self._counters[flow], flow))
         self._num_lines[flow] += 1
         if len(self._least) > 2 * len(self._num_lines) + SLACK:
@@ -106,7 +110,7 @@ class Counters:
 
     def _forget(self) -> None:
         """Those that would be lifted anyway, and if need be the least served of the others; none that waits."""
-        floor = self.floor
+        floor = self.floor - self.rules.quantum
         idle = {f: value for f, value in self._counters.items() if f not in self._num_lines and value > floor}
         kept = nlargest(MAX_KNOWN // 2, idle, key=idle.__getitem__)
         self._counters = {flow: self._counters[flow] for flow in (*self._num_lines, *kept)}

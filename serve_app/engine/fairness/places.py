@@ -19,8 +19,8 @@ class Places:
     """A place is given by a flow of a lower class, or by one that is a quantum further above its share and has more
     places for its weight than the other would have then.
 
-    Law: between two places that a flow gives, a quantum is computed for it. So what is computed again is a small part
-    of what is computed, whoever comes and whatever they ask.
+    Law: between two places that a flow gives, a quantum is computed for it, and PAID times what it had to compute
+    again. So what is computed again is a bounded part of what is computed, whoever comes and whatever they ask.
     """
 
     def __init__(self, counters: Counters) -> None:

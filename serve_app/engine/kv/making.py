@@ -8,18 +8,22 @@ from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.loading import LoadedModel
+from serve_app.engine.shards.mirror import MirroredStorage
 
 
 def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:
-    """A store of as many blocks as the model's budget holds."""
+    """A store of as many blocks as the model's budget holds; of a divided model all shards have a part of each."""
     bytes_per_block = model.shape.bytes_per_token(model.dtype) * config.block_size
     num_blocks = model.kv_cache_bytes // bytes_per_block
+    storage = _make_storage(config, model, num_blocks)
+    if model.crew is not None:
+        storage = MirroredStorage(storage, model.crew.note)
     return KeyValueStore(
-        _make_storage(config, model, num_blocks),
+        storage,
         num_blocks=num_blocks,
         block_size=config.block_size,
         num_places=config.max_num_sequences,
-        bytes_per_block=bytes_per_block,
+        bytes_per_block=bytes_per_block * config.tensor_parallel,
     )
 
 

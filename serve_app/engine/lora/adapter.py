@@ -14,6 +14,7 @@ from serve_app.engine.decoder.linears import LinearPart, PackedLinear
 from serve_app.engine.lora.errors import AdapterRefused
 from serve_app.engine.lora.weights_file import WeightsFile
 from serve_app.engine.quantized.linear import QuantisedLinear
+from serve_app.engine.shards.division import Division
 
 LINEARS = (nn.Linear, Conv1D, PackedLinear, LinearPart, QuantisedLinear)
 
@@ -34,8 +35,10 @@ class Adapter:
         return max(change.rank for change in self.changes.values())
 
 
-def bind_adapter(record: AdapterRecord, model: nn.Module) -> Adapter:
+def bind_adapter(record: AdapterRecord, model: nn.Module, *, division: Division | None = None) -> Adapter:
     """Bind each change to a linear module of the model. What the files hold was judged where they were found.
+
+    division: of a model that is a part of one
 
     Raises AdapterRefused: with the record's own reason, or where it does not fit the model. The weights themselves
     are read, and judged, where they move in.
@@ -46,7 +49,11 @@ def bind_adapter(record: AdapterRecord, model: nn.Module) -> Adapter:
     for name, change in record.changes.items():
         if name not in linears:
             raise AdapterRefused(f"the model has no linear module {name} that an adapter may change")
+        if division is not None and change.magnitude is not None:
+            raise AdapterRefused(f"module {name}: DoRA is not computed where a model is divided (tensor_parallel)")
         wanted = tuple(frame_of(linears[name]).shape)
+        if division is not None and (cut := division.cut(name)) is not None:
+            wanted = cut.whole_of(wanted)
         if (change.outputs, change.inputs) != wanted:
             raise AdapterRefused(
                 f"module {name}: lora_A {(change.rank, change.inputs)} and lora_B {(change.outputs, change.rank)} do"

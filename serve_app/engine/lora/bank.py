@@ -100,7 +100,7 @@ class AdapterBank:
         with self._staging:
             self._free(slot)
             try:
-                weights = read_weights(adapter, self._linears, dtype=self._dtype)
+                weights = self._read(adapter)
                 place = self._shelves[rank].put(weights)
                 self._places[slot] = (rank, place)
                 has_gain = self._put_gains(slot, weights)
@@ -132,6 +132,10 @@ class AdapterBank:
         """Give the model its own modules back."""
         for name, linear in self._linears.items():
             _replace(self._model, name, linear)
+
+    def _read(self, adapter: Adapter) -> dict[str, LowRank]:
+        """What it does to each of the modules that are here. Raises AdapterRefused."""
+        return read_weights(adapter, self._linears, dtype=self._dtype)
 
     def _plan(self, mixes: tuple[Mix, ...]) -> Plan | None:
         present = {slot for mix in set(mixes) for slot, _ in mix}

@@ -16,6 +16,8 @@ from serve_app.engine.lora.bank import AdapterBank
 from serve_app.engine.lora.errors import AdapterRefused
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.lora.shelf import shelf_rank
+from serve_app.engine.shards.adapters import PartBank
+from serve_app.engine.shards.shard import Shard
 from serve_app.engine.text_part import text_config
 
 logger = logging.getLogger(__name__)
@@ -25,16 +27,18 @@ MAX_COLUMNS = 256  # columns of low rank in memory at once, however many adapter
 MAX_ADAPTERS = 8
 
 
-def probe(model: nn.Module, adapters: Items[Adapter]) -> dict[str, str]:
+def probe(model: nn.Module, adapters: Items[Adapter], *, shard: Shard | None = None) -> dict[str, str]:
     """Run a few tokens through each adapter and without one.
+
+    shard: of a model that is divided; what is not finite in one of them is not
 
     Returns the reasons of those that are refused, by version. Leaves the model as it was.
     """
     faults: dict[str, str] = {}
     for group in _groups(adapters):
-        bank = AdapterBank(model, group, max_slots=len(group))
+        bank = _bank(model, group, shard)
         try:
-            faults |= _probe_group(model, bank, [adapter.version for adapter in group])
+            faults |= _probe_group(model, bank, [adapter.version for adapter in group], shard)
         finally:
             bank.unwrap()
     return faults
@@ -54,7 +58,13 @@ def _groups(adapters: Items[Adapter]) -> Iterator[list[Adapter]]:
         yield group
 
 
-def _probe_group(model: nn.Module, bank: AdapterBank, versions: Items[str]) -> dict[str, str]:
+def _bank(model: nn.Module, group: Items[Adapter], shard: Shard | None) -> AdapterBank:
+    if shard is None:
+        return AdapterBank(model, group, max_slots=len(group))
+    return PartBank(model, group, division=shard.division, max_slots=len(group))
+
+
+def _probe_group(model: nn.Module, bank: AdapterBank, versions: Items[str], shard: Shard | None) -> dict[str, str]:
     faults: dict[str, str] = {}
     slot_of: dict[str, int] = {}
     for slot, version in enumerate(versions):
@@ -69,21 +79,23 @@ def _probe_group(model: nn.Module, bank: AdapterBank, versions: Items[str]) -> d
     if not slot_of:
         return faults
     try:
-        return faults | _compare(model, bank, slot_of)
+        return faults | _compare(model, bank, slot_of, shard)
     except Exception as error:
         if len(slot_of) == 1:
             logger.exception("adapter version %s failed its probe", versions[0])
             return faults | dict.fromkeys(slot_of, f"the model cannot be computed with it: {error}")
     for version in slot_of:  # one of them is at fault: each by itself
-        faults |= _probe_group(model, bank, [version])
+        faults |= _probe_group(model, bank, [version], shard)
     return faults
 
 
 @torch.inference_mode()
-def _compare(model: nn.Module, bank: AdapterBank, slot_of: dict[str, int]) -> dict[str, str]:
+def _compare(model: nn.Module, bank: AdapterBank, slot_of: dict[str, int], shard: Shard | None) -> dict[str, str]:
     """One row of tokens per adapter, once all with the base and once each with its own."""
     plain, _ = _forward(model, bank, [()] * len(slot_of))
     adapted, is_finite = _forward(model, bank, [((slot, 1.0),) for slot in slot_of.values()])
+    if shard is not None:
+        is_finite = shard.sums.everywhere(is_finite)
     faults: dict[str, str] = {}
     for row, version in enumerate(slot_of):
         if not is_finite[row] or not torch.isfinite(adapted[row]).all():

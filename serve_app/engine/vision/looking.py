@@ -81,13 +81,13 @@ class Looking:
             if (found := each or await self._see(image, is_wanted)) is None:
                 return ()
             seen.append(found)
-            self._check_length(request, [len(every.rows) for every in seen])
+        self._check_length(request, [len(each.rows) for each in seen])
         return tuple(seen)
 
     async def _count(
         self, request: GenerationRequest, known: Items[Seen | None], is_wanted: Callable[[], bool]
     ) -> None:
-        """Decode all images once only to check that they fit: a hundredth of the time that seeing them takes."""
+        """Decode all images once more than they are seen, only to check that they fit."""
         loop, num_rows = asyncio.get_running_loop(), list[int]()
         for image, each in zip(request.prompt.images, known, strict=True):
             if not is_wanted():

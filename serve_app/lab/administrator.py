@@ -1,0 +1,61 @@
+"""What an administrator's key opens, for a notebook: teams with keys of their own, and the ledger as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pandas
+
+from serve_app.lab.background import Background
+from serve_app.lab.wire import Wire
+
+
+class Administrator:
+    """Asks one service under an administrator's key. Failures are a ServiceError.
+
+    http_client, background: as of `Client`
+    """
+
+    def __init__(self, url: str, key: str, *, http_client: Any = None, background: Background | None = None) -> None:
+        self._wire = Wire(url.rstrip("/"), key, http_client)
+        self.background = background if background is not None else Background()
+
+    def key_of(self, team: str, **declared: Any) -> str:
+        """A new key of a team, which is added with these fields (`weight`, `models`, `limits`, …), or gets them now."""
+        if team in self.teams().index:
+            self.background.run(self._wire.patch(f"/admin/tenants/{quote(team, safe='')}", declared))
+        else:
+            self._post("/admin/tenants", {"name": team, **declared})
+        return str(self._post("/admin/keys", {"tenant": team})["key"])
+
+    def remove(self, team: str) -> None:
+        """Remove a team with its keys; what it used stays in the ledger."""
+        self.background.run(self._wire.delete(f"/admin/tenants/{quote(team, safe='')}"))
+
+    def teams(self) -> pandas.DataFrame:
+        """A row per team."""
+        return pandas.DataFrame(self._rows("/admin/tenants")).set_index("name")
+
+    def ledger(self, by: str = "tenant,model,adapter", **only: str) -> pandas.DataFrame:
+        """What was used and what it cost: a row for each value of `by`, which are its index.
+
+        only: `tenant`, and the days `since` and `until`
+        """
+        names = by.split(",")
+        rows = self._rows(f"/admin/usage?{urlencode({'by': by, **only})}")
+        return pandas.DataFrame(rows, columns=None if rows else pandas.Index(names)).set_index(names)
+
+    def close(self) -> None:
+        """Close connections and end the thread."""
+        self.background.run(self._wire.close())
+        self.background.close()
+
+    def _rows(self, path: str) -> list[Mapping[str, Any]]:
+        data: list[Mapping[str, Any]] = json.loads(self.background.run(self._wire.text(path)))["data"]
+        return data
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self.background.run(self._wire.post(path, body))

@@ -1,0 +1,89 @@
+"""What an administrator does in a notebook is done in the store, and what the ledger tells is a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from serve_app.core.ledger import Row
+from serve_app.lab import Client
+from serve_app.lab.administrator import Administrator
+from serve_app.lab.background import Background
+from serve_app.lab.errors import ServiceError
+from tests.flow.house import House
+
+AT = 1.8e9
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def administrator(house: House) -> Iterator[Administrator]:
+    """In the loop in which the house is kept open."""
+    background = Background()
+    entered = house.kept_open()
+    background.run(entered.__aenter__())
+    made = Administrator("http://door", house.admin, http_client=asking(house), background=background)
+    yield made
+    background.run(entered.__aexit__(None, None, None))
+    made.close()
+
+
+def asking(house: House) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app=house.app))
+
+
+def test_a_team_is_added_with_what_is_said_of_it_and_its_key_opens_the_door(
+    house: House, administrator: Administrator
+) -> None:
+    key = administrator.key_of("research", weight=3, models=["tiny"])
+    assert administrator.teams().loc["research", ["weight", "models"]].to_list() == [3.0, ["tiny"]]
+    own = Client("http://door", key, http_client=asking(house), background=administrator.background)
+    assert list(own.models().index) == ["tiny"]
+    with pytest.raises(ServiceError, match="admin"):
+        Administrator("http://door", key, http_client=asking(house), background=administrator.background).teams()
+
+
+def test_a_team_that_is_there_is_changed_and_keeps_its_keys(house: House, administrator: Administrator) -> None:
+    first = administrator.key_of("research", weight=3, models=["tiny"])
+    second = administrator.key_of("research", weight=1)
+    assert administrator.teams().loc["research", ["weight", "models"]].to_list() == [1.0, ["tiny"]]
+    for key in (first, second):
+        assert len(Client("http://door", key, http_client=asking(house), background=administrator.background).models())
+
+
+def test_a_removed_teams_key_is_good_for_nothing(house: House, administrator: Administrator) -> None:
+    key = administrator.key_of("research")
+    administrator.remove("research")
+    assert "research" not in administrator.teams().index
+    with pytest.raises(ServiceError) as refused:
+        Client("http://door", key, http_client=asking(house), background=administrator.background).models()
+    assert refused.value.status == 401
+
+
+def test_what_the_service_refuses_is_told_in_its_words(administrator: Administrator) -> None:
+    with pytest.raises(ServiceError) as refused:
+        administrator.key_of("research", weight=-1)
+    assert (refused.value.status, "weight" in str(refused.value)) == (400, True)
+
+
+def test_the_ledger_is_a_table_by_what_was_asked_for(house: House, administrator: Administrator) -> None:
+    rows = [
+        Row(id=f"{tenant}/{number}", tenant=tenant, key_id="key", request_id="r", model="tiny", at=AT, cost=5 * 10**8)
+        for tenant in ("acme", "beta")
+        for number in range(2)
+    ]
+    house.office.ledger.record(rows, (), AT)
+    told = administrator.ledger("tenant,model")
+    assert told.index.names == ["tenant", "model"]
+    assert told.loc[("acme", "tiny"), ["requests", "cost"]].to_list() == [2, 1.0]
+    assert list(administrator.ledger("tenant", tenant="beta").index) == ["beta"]
+    assert len(administrator.ledger("tenant,model", since="2999-01-01")) == 0

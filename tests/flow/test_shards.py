@@ -1,0 +1,71 @@
+"""Bytes to bytes where a replica's model is divided among processes, and what becomes of it when one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from serve_app.core.errors import EngineFailed
+from serve_app.engine.shards.crew import Crew
+from tests.flow.stack import Stack, running_stack
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+
+PROMPTS = ["Once upon a time there was a fox", "Once upon a time there was an owl", "The sea"]
+MODELS = ["demo", "demo:pirate", "demo:shout", "demo:json"]
+
+
+def crew_of(stack: Stack) -> Crew:
+    found = stack.services[0].engine.model.crew
+    assert found is not None
+    return found
+
+
+async def answers(stack: Stack) -> list[object]:
+    asked = [
+        {"model": model, "prompt": PROMPTS, "max_tokens": 16, "n": 2, "temperature": 0.8, "seed": 5, "logprobs": 1}
+        for model in MODELS
+    ]
+    bodies = await asyncio.gather(*(stack.complete(**one) for one in asked))
+    return [[(choice["text"], choice["finish_reason"]) for choice in body["choices"]] for body in bodies]
+
+
+async def test_a_divided_model_answers_as_the_whole_one_does_and_leaves_no_process() -> None:
+    async with running_stack(num_replicas=1) as whole:
+        expected = await answers(whole)
+    async with running_stack(num_replicas=1, tensor_parallel=2) as divided:
+        [process_id] = crew_of(divided).process_ids
+        assert await answers(divided) == expected
+        await divided.settled()
+        divided.services[0].check()
+    assert not is_there(process_id)
+
+
+async def test_a_replica_that_lost_a_shard_fails_its_health_check_and_its_requests_end() -> None:
+    async with running_stack(num_replicas=1, tensor_parallel=2) as stack:
+        [process_id] = crew_of(stack).process_ids
+        running = asyncio.create_task(
+            stack.post({"model": "demo", "prompt": "The sea", "max_tokens": 600, "ignore_eos": True})
+        )
+        await until(lambda: stack.services[0].engine.num_steps > 3)
+        os.kill(process_id, signal.SIGKILL)
+        assert (await running).status_code == 500
+        with pytest.raises(EngineFailed):
+            stack.services[0].check()
+        assert (await stack.post({"model": "demo", "prompt": "The sea", "max_tokens": 4})).status_code == 500
+    assert not is_there(process_id)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def is_there(process_id: int) -> bool:
+    return Path(f"/proc/{process_id}").exists()
