@@ -15,8 +15,10 @@ from serve_app.core.ledger import News
 from serve_app.engine.batch import Batch
 from serve_app.engine.charging import charge, with_times
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.crossing import Landing
 from serve_app.engine.fairness.accounts import Accounts
 from serve_app.engine.fairness.counters import Counters
+from serve_app.engine.gpu.graphs import CudaCapture
 from serve_app.engine.kv.making import make_store
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.adapter import Adapter
@@ -92,10 +94,13 @@ class Engine:
             uses_prefixes=config.prefix_cache,
         )
         self._runner = runner(model, self._store.storage, self._bank)
+        if config.graphs == "auto" and model.device.type == "cuda" and model.kernels != "torch":
+            self._runner.record_steps(CudaCapture(), num_places=config.max_num_sequences)
         self._recorder = Recorder(model.module)
         self._masks = MaskComputer()
         self._output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
-        self._verifier = Verifier(self._masks, Sampler(model.eos_token_ids), self._output)
+        land = None if model.device.type == "cpu" else Landing
+        self._verifier = Verifier(self._masks, Sampler(model.eos_token_ids, land=land), self._output)
         self._unsampled: list[Sequence] = []
         self._work_clock = work_clock(model.device.type)
         self.num_steps = self.num_failed_steps = self._changes_before = 0

@@ -12,7 +12,9 @@ from torch import Tensor
 from serve_app.engine.attention import PackedAttention
 from serve_app.engine.batch import Batch
 from serve_app.engine.decoder.building import build_loop
+from serve_app.engine.gpu.graphs import Capture, DecodeGraphs
 from serve_app.engine.illustrated import lay_images
+from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.bank import AdapterBank
@@ -30,9 +32,30 @@ class Runner:
         self._attention = PackedAttention(self._current, model.shape)
         model.module.set_attn_implementation(self._attention.name)
         self._crew = model.crew
+        self.graphs: DecodeGraphs | None = None
         self._loop = None
         if model.scorings is not None:
             self._loop = build_loop(model.module, model.shape, model.scorings, sums=model.sums)
+
+    @torch.inference_mode()
+    def record_steps(self, capture: Capture, *, num_places: int) -> None:
+        """From now on have steps that decode computed by graphs, where they are of the loop's and of nothing else.
+
+        num_places: sequences that may run at once
+        """
+        if self._loop is None or self._crew is not None or not isinstance(self._storage, PageStorage):
+            return
+        loop = self._loop
+        self.graphs = DecodeGraphs(
+            lambda step: loop(step).float(),
+            self._storage,
+            self._bank,
+            capture,
+            num_places=num_places,
+            max_model_len=self._model.max_model_len,
+            device=self._model.device,
+        )
+        self.graphs.prepare()
 
     @property
     def has_loop(self) -> bool:
@@ -50,6 +73,10 @@ class Runner:
         images = lay_images(batch, layout.positions, device=device)
         is_recorded = any(span.sequence.record is not None for span in batch.spans)
         by_modules = self._loop is None or is_recorded or images.rope_positions is not None
+        if self.graphs is not None and not by_modules and images.embeddings is None:
+            logits = self.graphs.logits(layout)
+            if logits is not None:
+                return logits
         with self._crew.computing(layout, by_modules=by_modules) if self._crew else nullcontext():
             step = layout.step(self._storage, device=device, images=images)
             with self._adapted(step):
