@@ -14,7 +14,6 @@ from serve_app.engine.loading import load_model
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config
 
-
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 

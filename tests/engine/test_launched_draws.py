@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Literal
 
@@ -47,17 +48,12 @@ def usual_rows(count: int) -> list[Sequence]:
     """The same ones at every call."""
     draw = random.Random(4)
     wanted = [None, None, LogprobParams(top=0), LogprobParams(top=3), LogprobParams(top=None)]
-    return [
-        row(
-            usual_params(draw),
-            prompt=[1, 2, 3],
-            output=[draw.randrange(40) for _ in range(place % 9)],
-            sample=place,
-            stop=StopParams(min_tokens=draw.choice([0, 20])),
-            logprobs=draw.choice(wanted),
-        )  # fmt: skip
-        for place in range(count)
-    ]
+    rows = []
+    for place in range(count):
+        output = [draw.randrange(40) for _ in range(place % 9)]
+        stop, logprobs = StopParams(min_tokens=draw.choice([0, 20])), draw.choice(wanted)
+        rows.append(row(usual_params(draw), output=output, sample=place, stop=stop, logprobs=logprobs))
+    return rows
 
 
 def logits_of(count: int, *, spread: float = 3.0, vocab: int = VOCAB) -> Tensor:
@@ -164,7 +160,7 @@ def test_nothing_is_looked_at_before_the_end(which: Literal["greedy", "drawn", "
 
 def test_whoever_looks_is_caught() -> None:
     rows = usual_rows(12)
-    with pytest.raises(Looked, match="_local_scalar_dense|copy"), NoLooking():
+    with pytest.raises(Looked, match="copy to the host"), NoLooking():
         Sampler(EOS).sample(torch.empty(12, VOCAB, device=DEVICE), batch_of(rows))
     device = torch.ones(3, device=DEVICE)
     looks = {
@@ -177,7 +173,13 @@ def test_whoever_looks_is_caught() -> None:
         "filled": lambda: device.copy_(torch.ones(3)),
         "to the host": lambda: device.to("cpu", non_blocking=True),
     }
-    for name, look in looks.items():
-        with pytest.raises(Looked), NoLooking():
+    assert [name for name, look in looks.items() if not is_caught(look)] == []
+
+
+def is_caught(look: Callable[[], object]) -> bool:
+    try:
+        with NoLooking():
             look()
-            pytest.fail(name)
+    except Looked:
+        return True
+    return False

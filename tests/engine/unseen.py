@@ -1,4 +1,4 @@
-"""Watches that nothing of a device is looked at: meta tensors stand for a device's, as they have no numbers to look at."""
+"""Watches that nothing of a device is looked at: meta tensors stand for a device's, as they have no numbers."""
 
 from __future__ import annotations
 
@@ -44,12 +44,10 @@ class NoLooking(TorchDispatchMode):
                 raise Looked(f"{name} looks at the device's numbers")
             if name in {"index", "index_put", "index_put_"}:
                 self._check_indices(given["indices"])
-        source = (
-            given["src"].device if name == "copy_" else given["self"].device if name in {"to", "_to_copy"} else None
-        )
-        target = None if source is None else given["self"].device if name == "copy_" else _target(given)
-        if source is not None and target is not None:
-            self._check_copy(source, target, bool(given.get("non_blocking")))
+        if name == "copy_":
+            self._check_copy(given["src"].device, given["self"].device, bool(given.get("non_blocking")))
+        elif name in {"to", "_to_copy"} and (target := _target(given)) is not None:
+            self._check_copy(given["self"].device, target, bool(given.get("non_blocking")))
         return func(*args, **(kwargs or {}))
 
     def _check_indices(self, indices: Any) -> None:

@@ -74,7 +74,7 @@ class DecodeRows:
 
 
 def _lay(own: Tensor, each: ShelfRows) -> None:
-    """Put a shelf's rows into [5, size] int32: rows, factors as they are in memory, tiles; the other tiles are empty."""
+    """Put a shelf's rows into [5, size] int32: rows, factors by their bits, tiles; the other tiles are empty."""
     own[0, : len(each.rows)] = torch.tensor(each.rows, dtype=torch.int32)
     own[1, : len(each.factors)] = torch.tensor(each.factors, dtype=torch.float32).view(torch.int32)
     own[2:, : len(each.tiles)] = torch.tensor(each.tiles, dtype=torch.int32).T

@@ -7,6 +7,7 @@ kernels that follow the block tables by themselves.
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 

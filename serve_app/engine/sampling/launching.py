@@ -98,7 +98,10 @@ def launch(logits: Tensor, edited: Tensor, sequences: Items[Sequence], masks: St
 
 
 def score_blindly(logits: Tensor, targets: Tensor, num_top: int) -> list[Tensor]:
-    """As `score`; [rows, vocab] float32, [rows] int64 -> float64: the targets' [rows], the likeliest ids, theirs, flat"""
+    """As `score`, in float64: log-probabilities of the targets [rows], ids of the likeliest, theirs, both flat.
+
+    logits: [rows, vocab] float32;  targets: [rows] int64
+    """
     highest = block_maxima(logits).amax(-1)
     weights = torch.sub(logits, highest[:, None]).exp_()
     totals = highest.double() + torch.log(row_sums(weights))

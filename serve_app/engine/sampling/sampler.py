@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.batch import Batch, Span
-from serve_app.engine.masks import StepMasks
 from serve_app.engine.crossing import Land
+from serve_app.engine.masks import StepMasks
 from serve_app.engine.sampling.blind import is_usual
 from serve_app.engine.sampling.candidates import likeliest
 from serve_app.engine.sampling.drawing import Drawn, draw_tokens
