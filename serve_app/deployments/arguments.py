@@ -56,6 +56,7 @@ class ModelArgs(BaseModel):
     kv_storage: Literal["auto", "lanes", "pages"] = "auto"
     kernels: Literal["auto", "flashinfer", "triton", "torch"] = "auto"
     graphs: Literal["auto", "none"] = "auto"
+    run_ahead: Literal["auto", "none"] = "auto"
     block_size: PositiveInt = 16
     max_adapters: Annotated[int, Field(ge=0)] = 16
     max_waiting: Annotated[int, Field(ge=0)] = 1024

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,8 +64,10 @@ class Runner:
         return self._loop is not None
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, token_ids: Tensor | None = None) -> Tensor:
         """Compute a batch; where the model is divided, with the other shards.
+
+        token_ids: [tokens] int64, on the device, in the place of those that sequences have; not of a divided model
 
         Returns the wanted logits, [rows, vocab] float32, rows in the order of the spans: first a span's scored
         positions, then its sampled one.
@@ -74,11 +77,12 @@ class Runner:
         is_recorded = any(span.sequence.record is not None for span in batch.spans)
         by_modules = self._loop is None or is_recorded or images.rope_positions is not None
         if self.graphs is not None and not by_modules and images.embeddings is None:
-            logits = self.graphs.logits(layout)
+            logits = self.graphs.logits(layout, token_ids)
             if logits is not None:
                 return logits
         with self._crew.computing(layout, by_modules=by_modules) if self._crew else nullcontext():
             step = layout.step(self._storage, device=device, images=images)
+            step = step if token_ids is None else replace(step, token_ids=token_ids)
             with self._adapted(step):
                 if self._loop is None or by_modules:
                     return self._compute(step).float()

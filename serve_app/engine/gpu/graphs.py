@@ -81,9 +81,12 @@ class DecodeGraphs:
         for size in reversed(self._sizes):
             self._graph(size, ())
 
-    def logits(self, layout: Layout) -> Tensor | None:
+    def logits(self, layout: Layout, token_ids: Tensor | None = None) -> Tensor | None:
         """The step's logits [rows, vocab] float32, which the next step overwrites; None where it is to be computed
-        otherwise."""
+        otherwise.
+
+        token_ids: [rows] int64, on the device, in the place of the layout's
+        """
         shelves = self._shelves(layout)
         if shelves is None or self._is_given_up:
             return None
@@ -94,6 +97,8 @@ class DecodeGraphs:
         if graph is None:
             return None
         graph.rows.fill(layout, shelves)
+        if token_ids is not None:
+            graph.rows.token_ids[:num_rows].copy_(token_ids)
         return graph.replay()[:num_rows]
 
     def _shelves(self, layout: Layout) -> tuple[ShelfRows, ...] | None:

@@ -47,6 +47,16 @@ class Launched:
     scoring: dict[int, list[int]]
     landing: Landing
 
+    def take(self, places: list[int]) -> Tensor:
+        """The tokens at these places, on the device."""
+        if places == list(range(len(self.sequences))):
+            return self.token_ids
+        return self.token_ids.index_select(0, sent(torch.tensor(places), self.token_ids.device))
+
+    def tokens_on_device(self) -> list[int]:
+        """Wait for them, and tell which tokens the device has, those of open rows too."""
+        return [int(number) for number in self.landing.wait()[: len(self.sequences)].tolist()]
+
     def look(self) -> Looks:
         """Wait for them."""
         numbers: list[float] = self.landing.wait().tolist()
