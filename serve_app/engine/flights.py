@@ -18,6 +18,7 @@ from serve_app.engine.kv.storage import Holding
 from serve_app.engine.masks import MaskComputer
 from serve_app.engine.recorder import Recorder
 from serve_app.engine.runner import Runner
+from serve_app.engine.sampling.launching import Launched
 from serve_app.engine.sampling.sampler import Begun
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.sequence import Sequence
@@ -38,21 +39,19 @@ class Flight:
     batch: Batch
     begun: Begun
     holdings: Items[Holding | None]
-    before: tuple[Begun, Items[int]] | None = None
+    before: tuple[Launched, Items[int]] | None = None
 
     def standing(self) -> list[bool]:
         """Of each span, whether it still is what comes next of its sequence, which lost neither place nor draw.
 
         To be asked when what came before has landed.
         """
-        tokens = None
-        if self.before is not None and self.before[0].launched is not None:
-            drawn = self.before[0].launched.tokens_on_device()
-            tokens = [drawn[row] for row in self.before[1]]
-        return [
-            _stands(span, holding, None if tokens is None else tokens[number])
-            for number, (span, holding) in enumerate(zip(self.batch.spans, self.holdings, strict=True))
-        ]
+        if self.before is None:  # nothing has happened since
+            return [True] * len(self.batch.spans)
+        launched, rows = self.before
+        drawn = launched.tokens_on_device()
+        facts = zip(self.batch.spans, self.holdings, rows, strict=True)
+        return [_stands(span, holding, drawn[row]) for span, holding, row in facts]
 
 
 class Flights:
@@ -93,17 +92,17 @@ class Flights:
     def follow(self, flight: Flight) -> Flight:
         """Launch the step behind one that has not landed, where that is known; returns the one, whose logits stay."""
         going = self._going_on(flight) if self.runs_ahead else []
-        if not going or flight.begun.launched is None:
+        launched = flight.begun.launched
+        if not going or launched is None:
             return flight
         if self._runner.graphs is not None and any(not s.request.sampling.is_greedy for s, _ in flight.begun.usual):
             flight = replace(flight, begun=replace(flight.begun, logits=flight.begun.logits.clone()))
         rows = [row for row, _ in going]
         with _presumed([span.sequence for _, span in going]):
             batch = Batch(tuple(Span(span.sequence, span.end, 1, samples=True) for _, span in going))
-            token_ids = flight.begun.launched.take(rows)  # type: ignore[union-attr]
-            begun = self._verifier.begin(self._runner.forward(batch, token_ids), batch, None)
+            begun = self._verifier.begin(self._runner.forward(batch, launched.take(rows)), batch, None)
         holdings = [span.sequence.holding for span in batch.spans]
-        self._next = Flight(batch, begun, holdings, (flight.begun, rows))
+        self._next = Flight(batch, begun, holdings, (launched, rows))
         self.num_followed += 1
         return flight
 
@@ -135,12 +134,12 @@ class Flights:
         return going
 
 
-def _stands(span: Span, holding: Holding | None, token_id: int | None) -> bool:
-    """token_id: which its token was taken for, if the host did not know"""
+def _stands(span: Span, holding: Holding | None, token_id: int) -> bool:
+    """token_id: which its token was on the device"""
     sequence = span.sequence
     if sequence.is_finished or sequence.holding is not holding or sequence.num_computed != span.start:
         return False
-    return token_id is None or sequence.token_ids[span.start] == token_id
+    return sequence.token_ids[span.start] == token_id
 
 
 def _is_single(span: Span) -> bool:
