@@ -63,7 +63,7 @@ class Layout:
     def step(self, storage: Storage, *, device: torch.device, images: Illustrated = NO_IMAGES) -> Step:
         """One tensor per field, all of them sent at once."""
         fields = (self.token_ids, self.positions, self.places, self.logit_rows)
-        numbers = torch.tensor([number for field in fields for number in field], dtype=torch.int64)
+        numbers = torch.tensor([*fields[0], *fields[1], *fields[2], *fields[3]], dtype=torch.int64)
         token_ids, positions, written, logit_rows = sent(numbers, device).split([len(field) for field in fields])
         return Step(
             token_ids=token_ids,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,12 @@ from serve_app.core.request import LogprobParams, SamplingParams
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.engine import Engine
 from serve_app.engine.gpu.block_tables import BlockTables
+from serve_app.engine.gpu.decode_rows import DecodeRows
 from serve_app.engine.gpu.graphs import DecodeGraphs, Replay, sizes_up_to
 from serve_app.engine.kv.groups import Reading
+from serve_app.engine.lora.plan import Mix, Resident
+from serve_app.engine.lora.tiles import lay_rows, lay_tiles
+from serve_app.engine.step import Layout
 from tests.engine.conftest import DEMO
 from tests.engine.harness import Outcome, complete, config, make_engine, request, sequences
 
@@ -72,10 +77,6 @@ def asked(count: int, **more: object) -> list[tuple[object, list[int]]]:
         one = request(f"{number}", max_tokens=3 + number % 9, sampling=sampling, logprobs=wanted, **more)  # type: ignore[arg-type]
         found.append((one, [40 + number] * (1 + 5 * number)))
     return found
-
-
-def told(outcomes: dict[tuple[str, int], Outcome]) -> dict[tuple[str, int], tuple[object, ...]]:
-    return {name: (each.token_ids, each.text, each.finish) for name, each in outcomes.items()}
 
 
 def tokens(outcomes: dict[tuple[str, int], Outcome]) -> dict[tuple[str, int], tuple[object, ...]]:
@@ -163,6 +164,33 @@ def test_sizes_are_enough_and_none_is_twice_what_is_needed(most: int) -> None:
     assert all(size >= most for size in sizes[-1:])
     for rows in range(1, most + 1):
         assert next(size for size in sizes if size >= rows) < 2 * rows or rows == 1
+
+
+def test_rows_of_adapters_lie_where_kernels_look_for_them() -> None:
+    residents = {
+        0: Resident(version="a", rank=8, place=1, has_gain=False),
+        1: Resident(version="b", rank=16, place=0, has_gain=False),
+        2: Resident(version="c", rank=8, place=0, has_gain=False),
+    }
+    mixes: list[Mix] = [((0, 1.0),), (), ((1, 0.5),), ((2, -2.0),), ((0, 1.0),)]
+    rows = DecodeRows(8, ranks=(8, 16), device=CPU)
+    layout = Layout(
+        token_ids=[3] * 5, positions=[9] * 5, places=[4] * 5, logit_rows=list(range(5)), mixes=tuple(mixes),
+        readings=tuple(Reading(first_token=at, place=at, blocks=[0], start=9, length=1) for at in range(5)),
+    )  # fmt: skip
+    rows.fill(layout, lay_rows(mixes, residents) or ())
+    laid = lay_tiles(mixes, residents, device=CPU) or ()
+    for own, expected in zip(rows.shelf_tiles(), laid, strict=True):
+        count, num_tiles = len(expected.rows), expected.tiles.shape[1]
+        assert own.rank == expected.rank
+        assert torch.equal(own.rows[:count], expected.rows)
+        assert torch.equal(own.factors[:count], expected.factors)
+        assert torch.equal(own.tiles[:, :num_tiles], expected.tiles)
+        assert not own.tiles[2, num_tiles:].any(), "the other tiles have no rows"
+    assert rows.places.tolist() == [4] * 5 + [-1] * 3
+    assert rows.tiles(torch.zeros(9, 2)).singles[3].tolist() == [1] * 5 + [0] * 3
+    rows.fill(replace(layout, mixes=((),) * 5), ())
+    assert not any(each.tiles.any() for each in rows.shelf_tiles())
 
 
 def test_tables_are_sent_what_they_have_gained() -> None:

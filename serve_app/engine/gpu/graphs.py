@@ -79,7 +79,8 @@ class DecodeGraphs:
     def prepare(self) -> None:
         """Record the graphs of all sizes without adapters, the largest first, as the others fit into its memory."""
         for size in reversed(self._sizes):
-            self._graph(size, ())
+            if not self._is_given_up:
+                self._graph(size, ())
 
     def logits(self, layout: Layout, token_ids: Tensor | None = None) -> Tensor | None:
         """The step's logits [rows, vocab] float32, which the next step overwrites; None where it is to be computed
