@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -167,7 +167,7 @@ class CudaCapture:
     """Records CUDA graphs, which share their memory, as one at a time is replayed."""
 
     def __init__(self) -> None:
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # a handle, of a type that torch keeps to itself
 
     def __call__(self, compute: Callable[[], Tensor]) -> Replay:
         own, stream = torch.cuda.current_stream(), torch.cuda.Stream()
