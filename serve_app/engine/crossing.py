@@ -44,3 +44,8 @@ class Landing:
         if self._event is not None:
             self._event.synchronize()
         return self._host
+
+
+def landing_on(device: torch.device) -> Land | None:
+    """How what was computed there comes to the host; None where it is there."""
+    return None if device.type == "cpu" else Landing

@@ -15,11 +15,10 @@ from serve_app.core.ledger import News
 from serve_app.engine.batch import Batch
 from serve_app.engine.charging import charge, with_times
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.crossing import Landing
+from serve_app.engine.crossing import landing_on
 from serve_app.engine.fairness.accounts import Accounts
 from serve_app.engine.fairness.counters import Counters
 from serve_app.engine.flights import Flights
-from serve_app.engine.gpu.graphs import CudaCapture
 from serve_app.engine.kv.making import make_store
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.adapter import Adapter
@@ -29,7 +28,7 @@ from serve_app.engine.output import Output
 from serve_app.engine.pace import Pace, work_clock
 from serve_app.engine.queue import WaitingQueue
 from serve_app.engine.recorder import Recorder
-from serve_app.engine.runner import Runner
+from serve_app.engine.runner import Runner, record_on_gpus
 from serve_app.engine.sampling.sampler import Sampler
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.sequence import Sequence
@@ -96,15 +95,16 @@ class Engine:
             uses_prefixes=config.prefix_cache,
         )
         self._runner = runner(model, self._store.storage, self._bank)
-        if config.graphs == "auto" and model.device.type == "cuda" and model.kernels != "torch":
-            self._runner.record_steps(CudaCapture(), num_places=config.max_num_sequences)
-        recorder = Recorder(model.module)
+        record_on_gpus(self._runner, config, model)
         self._masks = MaskComputer()
         self._output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
-        land = None if model.device.type == "cpu" else Landing
-        self._verifier = Verifier(self._masks, Sampler(model.eos_token_ids, land=land), self._output)
-        self._flights = Flights(self._scheduler, self._masks, recorder, self._runner, self._verifier)
-        self._flights.runs_ahead = config.run_ahead == "auto" and land is not None and model.crew is None
+        self._verifier = Verifier(
+            self._masks, Sampler(model.eos_token_ids, land=landing_on(model.device)), self._output
+        )
+        self._flights = Flights(
+            self._scheduler, self._masks, Recorder(model.module), self._runner, self._verifier,
+            runs_ahead=config.run_ahead == "auto" and model.device.type == "cuda" and model.crew is None,
+        )  # fmt: skip
         self._unsampled: list[Sequence] = []
         self._work_clock = work_clock(model.device.type)
         self.num_steps = self.num_failed_steps = self._changes_before = 0

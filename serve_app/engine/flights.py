@@ -62,7 +62,14 @@ class Flights:
     """
 
     def __init__(
-        self, scheduler: Scheduler, masks: MaskComputer, recorder: Recorder, runner: Runner, verifier: Verifier
+        self,
+        scheduler: Scheduler,
+        masks: MaskComputer,
+        recorder: Recorder,
+        runner: Runner,
+        verifier: Verifier,
+        *,
+        runs_ahead: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._masks = masks
@@ -70,7 +77,7 @@ class Flights:
         self._runner = runner
         self._verifier = verifier
         self._next: Flight | None = None
-        self.runs_ahead = False
+        self.runs_ahead = runs_ahead
         self.num_followed = self.num_dropped = 0
 
     @property

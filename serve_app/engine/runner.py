@@ -12,8 +12,9 @@ from torch import Tensor
 
 from serve_app.engine.attention import PackedAttention
 from serve_app.engine.batch import Batch
+from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.building import build_loop
-from serve_app.engine.gpu.graphs import Capture, DecodeGraphs
+from serve_app.engine.gpu.graphs import Capture, CudaCapture, DecodeGraphs
 from serve_app.engine.illustrated import lay_images
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Storage
@@ -130,3 +131,9 @@ class Runner:
         """Give the model its own attention back."""
         self._model.module.set_attn_implementation("eager")
         self._attention.close()
+
+
+def record_on_gpus(runner: Runner, config: EngineConfig, model: LoadedModel) -> None:
+    """Have steps that decode computed by CUDA graphs, where kernels follow the block tables."""
+    if config.graphs == "auto" and model.device.type == "cuda" and model.kernels != "torch":
+        runner.record_steps(CudaCapture(), num_places=config.max_num_sequences)
