@@ -73,27 +73,18 @@ class Engine:
         self._store = make_store(config, model)
         self.on_staged: Callable[[], None] = lambda: None
         self._slots = Slots(
-            self._bank.num_slots,
-            self._bank.stage,
-            vacate=self._bank.vacate,
-            executor=loader,
+            self._bank.num_slots, self._bank.stage, vacate=self._bank.vacate, executor=loader,
             on_staged=lambda: self.on_staged(),
-        )
+        )  # fmt: skip
         self.speculator = Speculator(config, model.eos_token_ids)
         self._accounts = Accounts()
         self._counters = Counters(config.fairness, self._accounts)
         self._scheduler = Scheduler(
-            self._store,
-            self._slots,
-            WaitingQueue(self._counters),
-            max_batch_tokens=config.max_batch_tokens,
-            max_logit_rows=config.max_logit_rows,
-            max_forced=config.max_forced_tokens,
-            pace=Pace(config.max_step_stretch),
-            speculator=self.speculator,
-            max_bypass_s=config.max_bypass_s,
+            self._store, self._slots, WaitingQueue(self._counters), max_batch_tokens=config.max_batch_tokens,
+            max_logit_rows=config.max_logit_rows, max_forced=config.max_forced_tokens,
+            pace=Pace(config.max_step_stretch), speculator=self.speculator, max_bypass_s=config.max_bypass_s,
             uses_prefixes=config.prefix_cache,
-        )
+        )  # fmt: skip
         self._runner = runner(model, self._store.storage, self._bank)
         record_on_gpus(self._runner, config, model)
         self._masks = MaskComputer()
