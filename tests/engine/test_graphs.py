@@ -31,23 +31,26 @@ class Recorded:
     """In the place of CUDA's graphs. What is replayed is computed anew, into the tensor of the first time, as a graph
     would; so what it reads elsewhere than in tensors that stay, or what is kept of its result, is seen to be wrong.
 
-    num_replayed: by number of rows
+    num_replayed: by number of rows; without the first of each, which is compared
     """
 
-    def __init__(self, *, fails_at: int = 1 << 30) -> None:
+    def __init__(self, *, fails_at: int = 1 << 30, errs: float = 0.0) -> None:
         self.num_replayed: dict[int, int] = {}
         self.num_captured = 0
         self._fails_at = fails_at
+        self._errs = errs
 
     def __call__(self, compute: Callable[[], Tensor]) -> Replay:
         self.num_captured += 1
         if self.num_captured >= self._fails_at:
             raise RuntimeError("the driver is of another mind")
-        result = compute().clone()
+        result, compared = compute().clone(), []
 
         def replay() -> Tensor:
-            self.num_replayed[len(result)] = self.num_replayed.get(len(result), 0) + 1
-            return result.copy_(compute())
+            if compared:
+                self.num_replayed[len(result)] = self.num_replayed.get(len(result), 0) + 1
+            compared.append(True)
+            return result.copy_(compute() + self._errs)
 
         return replay
 
@@ -144,6 +147,15 @@ def test_where_recording_fails_steps_are_computed_as_ever(caplog: pytest.LogCapt
     expected, found = (complete(engine, asked(5)) for engine in (plain, own))  # type: ignore[arg-type]
     assert tokens(found) == tokens(expected)
     assert caplog.text.count("they could not be recorded: the driver is of another mind") == 1
+
+
+def test_what_a_graph_computes_is_compared_before_anything_is_computed_by_it(caplog: pytest.LogCaptureFixture) -> None:
+    recorded = Recorded(errs=3.0)
+    plain, own = endless(paged()), recording(paged(), recorded)
+    expected, found = (complete(engine, asked(5)) for engine in (plain, own))  # type: ignore[arg-type]
+    assert tokens(found) == tokens(expected)
+    assert not recorded.num_replayed
+    assert caplog.text.count("what was recorded differs from what is computed, by up to 3") == 1
 
 
 def test_lanes_and_models_of_others_have_no_graphs() -> None:
