@@ -105,6 +105,8 @@ class Idempotent:
         finally:
             if self._book is not None and found is None:  # also where it is not known whether it was claimed
                 self._begin(_deliver(self._book, claim, recording.so_far if is_kept else None))
+            elif self._book is not None:
+                self._book.leave(claim)
             self._replays.end(claim.tenant, claim.key, recording, is_kept=is_kept, error=failure)
 
     async def _claimed(self, claim: Claim) -> tuple[Message, ...] | None:
@@ -160,13 +162,16 @@ class Idempotent:
 
 async def _deliver(book: ClaimBook, claim: Claim, answer: tuple[Message, ...] | None) -> None:
     """Tell the other routers, again and again where they cannot be reached."""
-    for _ in range(MAX_DELIVERIES):
-        try:
-            await book.deliver(claim, answer)
-        except Unavailable:
-            await asyncio.sleep(DELIVERY_S)
-        else:
-            return
+    try:
+        for _ in range(MAX_DELIVERIES):
+            try:
+                await book.deliver(claim, answer)
+            except Unavailable:
+                await asyncio.sleep(DELIVERY_S)
+            else:
+                return
+    finally:
+        book.leave(claim)
 
 
 async def _left(receive: Receive) -> None:

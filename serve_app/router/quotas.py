@@ -161,7 +161,7 @@ class Quotas:
             raise account.refusal(denied, need)
         if await self._wait(account, need):
             return Permit(wallet, need)
-        if not self._is_reached:
+        if not (self._is_reached and wallet.is_valid(self._clock())):
             raise Unavailable(
                 "What is left of the limits is not known now; retry.", None, {"retry_after_s": MIN_RETRY_S}
             )
