@@ -84,7 +84,7 @@ async def test_while_the_ledger_is_slow_claims_looks_and_other_tenants_go_on(acc
         assert leases[1].granted[Meter.IN_FLIGHT] >= 4, "five for one, and what is left for the other"
     assert (slow.num_reads, slow.is_free.is_set()) == (1, False), "it is asked once, whoever waits"
     slow.is_free.set()
-    while (leases := await accounts.renew("r0", statements))[0] == NEVER_TOLD:
+    while (leases := await accounts.renew("r0", statements))[0] == NEVER_TOLD:  # noqa: ASYNC110
         await asyncio.sleep(0)
     assert leases[0].granted == {Meter.DAY: 5}
     assert slow.num_reads == 1
