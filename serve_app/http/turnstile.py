@@ -29,6 +29,8 @@ MIN_HANDED_ON = 64
 """Before the router has told anything, and for models of few slots."""
 MAX_READ_ON_PER_S = 100.0
 """Refused connections that are read on at once, and may be refused again: some 2 % of a processor."""
+BELIEF_S = 1.0
+"""Busy seconds that this weighs as much as: those told by it come again too early, and are the first of all."""
 MAX_WAIT_S = 5.0
 """In the proxy. Behind it the router sees the rest of a wait, and knows better which model it is for."""
 
@@ -123,7 +125,7 @@ class Turnstile:
         self._inside: Counter[str] = Counter()
         self._waiting: dict[str, dict[Visit, None]] = {}  # the flow whose turn was last is last
         self._clock = clock
-        self._pace = Pace(self.settings.max_requests / BELIEVED_S, now=clock())
+        self._pace = Pace(self.settings.max_requests / BELIEVED_S, now=clock(), belief_s=BELIEF_S)
         self._departures = Departures()
         self._bookings: OrderedDict[str, Bookings] = OrderedDict()
         self._reports_at = clock()
