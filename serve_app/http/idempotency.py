@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from contextvars import Context
 from uuid import uuid4
 
@@ -58,11 +58,14 @@ class Idempotent:
         self._max_stall_s = max_stall_s
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Whoever sends no such header pays nothing on each of its way's turns."""
         seconds = self._replays.settings.seconds
-        if not seconds or all(name != NAME for name, _ in scope["headers"]):
-            await self._app(scope, receive, send)
-            return
+        if not seconds or NAME not in [name for name, _ in scope["headers"]]:
+            return self._app(scope, receive, send)
+        return self._follow(scope, receive, send, seconds=seconds)
+
+    async def _follow(self, scope: Scope, receive: Receive, send: Send, *, seconds: float) -> None:
         headers = Headers(scope=scope)
         key = headers[NAME.decode()]
         identity: Identity = scope["state"]["identity"]
