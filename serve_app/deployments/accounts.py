@@ -28,6 +28,7 @@ from serve_app.router.replays import Message
 from serve_app.tenants.directory import Directory
 from serve_app.tenants.errors import NotThere, TenancyError
 from serve_app.tenants.held import HeldDirectory
+from serve_app.tenants.keys import KEY
 from serve_app.tenants.lending import Lending, Period
 from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
@@ -39,6 +40,8 @@ from serve_app.tenants.wallet import NEVER_TOLD
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.5
+SPACING_S = 0.05
+"""Between looks for keys that nobody knows, however many are presented."""
 TIMEOUT_S = 2.0
 ADMINISTRATION_TIMEOUT_S = 20.0
 PRUNING_PERIOD_S = 3600.0
@@ -163,6 +166,9 @@ class AccountsLink:
         self._held = HeldDirectory(grace_s=grace_s)
         self._answering: dict[str, Claim] = {}  # by attempt
         self._is_reached = True
+        self._looked_at = -math.inf
+        self._turn = asyncio.Lock()
+        self._again: asyncio.Task[None] | None = None
 
     def last_for(self, grace_s: float) -> None:
         """Go by what was heard for so long."""
@@ -240,6 +246,24 @@ class AccountsLink:
             return
         self._held.hear(found, asked_at)
         self._is_reached = True
+
+    async def look_again(self, presented: str) -> None:
+        """Look before this key is refused: it may have been made a moment ago, through another router.
+
+        Whoever comes before a look begins shares it.
+        """
+        if not self._is_reached or KEY.fullmatch(presented) is None:
+            return
+        if self._again is None:
+            self._again = asyncio.get_running_loop().create_task(self._look_in_turn(), context=Context())
+        await asyncio.shield(self._again)
+
+    async def _look_in_turn(self) -> None:
+        async with self._turn:
+            await asyncio.sleep(max(0.0, self._looked_at + SPACING_S - time.monotonic()))
+            self._looked_at = time.monotonic()
+            self._again = None  # who comes from here on may ask for what is newer
+            await self.look()
 
     async def _ask(self, ask: Any, *, timeout_s: float) -> Any:
         """In an empty context, as Serve would cancel the call with the client's request. Raises Unavailable."""
