@@ -10,6 +10,7 @@ import pytest
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import Scope, Tenant
 from serve_app.deployments.accounts import SPACING_S, AccountsLink
+from serve_app.router.claims import Claim
 from serve_app.tenants.directory import Directory
 from serve_app.tenants.keys import Key, digest_of, new_key
 
@@ -23,6 +24,7 @@ class AskedAccounts:
         self.keys: list[str] = []
         self.asked, self.most_at_once, self._at_once = 0, 0, 0
         self.does_answer = True
+        self.told: list[object] = []
 
     @property
     def directory(self) -> AskedAccounts:
@@ -31,7 +33,12 @@ class AskedAccounts:
     def options(self, **changes: Any) -> AskedAccounts:
         return self
 
+    @property
+    def claim(self) -> AskedAccounts:
+        return self
+
     def remote(self, *arguments: object) -> AskedAnswer:
+        self.told.append(arguments)
         return AskedAnswer(self)
 
     async def answer(self) -> Directory:
@@ -124,3 +131,15 @@ async def test_a_client_that_leaves_takes_no_look_from_others() -> None:
     one.cancel()
     await other
     assert link.identify(accounts.keys[0]).key_id == "k0"
+
+
+async def test_every_look_says_which_requests_are_still_answered_until_they_are_left() -> None:
+    accounts, link = linked()
+    claim = Claim(tenant="a", key="k", fingerprint=b"f", attempt="1", seconds=60.0)
+    await link.claim(claim)
+    for _ in range(2):
+        await link.look()
+        assert accounts.told[-1] == (-1 if len(accounts.told) == 2 else 0, "router-0", [(("a", "k"), "1")])
+    link.leave(claim)
+    await link.look()
+    assert accounts.told[-1] == (0, "router-0", [])
