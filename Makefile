@@ -38,8 +38,7 @@ test-cluster: $(VENV)/.installed-dev ## The tests that start one, each alone
 
 lint: $(VENV)/.installed-dev ## Lint, types, and what bandit knows to be dangerous
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive serve_app
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive serve_app & $(BIN)/mypy && wait $$!
 
 audit: $(VENV)/.installed-audit ## Ask PyPI's database which of the pinned versions are known to be vulnerable; needs the network
 	$(BIN)/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextvars import Context
 from functools import partial
 from pathlib import Path
@@ -23,24 +23,32 @@ from serve_app.core.quotas import Lease, Statement
 from serve_app.core.tenants import Identity, Limits
 from serve_app.deployments.logs import log_as_configured
 from serve_app.deployments.transport import by_value
-from serve_app.router.claims import Claim, Claimed, Claims
+from serve_app.router.claims import Attempts, Claim, Claimed, Claims
 from serve_app.router.replays import Message
 from serve_app.tenants.directory import Directory
 from serve_app.tenants.errors import NotThere, TenancyError
 from serve_app.tenants.held import HeldDirectory
-from serve_app.tenants.lending import Lending
+from serve_app.tenants.keys import KEY
+from serve_app.tenants.lending import Lending, Period
 from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
 from serve_app.tenants.pepper import VARIABLE
 from serve_app.tenants.retention import prune
 from serve_app.tenants.store import Author
+from serve_app.tenants.wallet import NEVER_TOLD
 
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.5
+SPACING_S = 0.05
+"""Between looks for keys that nobody knows, however many are presented."""
 TIMEOUT_S = 2.0
 ADMINISTRATION_TIMEOUT_S = 20.0
 PRUNING_PERIOD_S = 3600.0
+READING_S = 0.5
+"""Less than a router waits for its leases."""
+MAX_READING = 2
+"""Budgets at once, so that a slow database leaves threads to those who look for tenants."""
 
 
 class Accounts:
@@ -60,10 +68,12 @@ class Accounts:
         self._claims = Claims(clock=time.monotonic)
         self._ledger_days, self._pruned_at = ledger_days, -math.inf
         self._writing = asyncio.Lock()
+        self._reading: dict[tuple[str, Period], asyncio.Task[None]] = {}
+        self._few_reading = asyncio.Semaphore(MAX_READING)
 
-    async def directory(self, known_version: int, router_id: str) -> Directory | None:
-        """All tenants and keys; None where that version is what there is."""
-        self._claims.heard(router_id)
+    async def directory(self, known_version: int, router_id: str, attempts: Attempts = ()) -> Directory | None:
+        """All tenants and keys; None where that version is what there is. attempts: that the router still answers"""
+        self._claims.heard(router_id, attempts)
         return await asyncio.to_thread(self._newer, known_version)
 
     async def administer(self, service: str, arguments: Mapping[str, object], actor: str) -> object:
@@ -77,8 +87,14 @@ class Accounts:
             return InvalidRequest(str(error))
 
     async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
-        """Leases of tenants' limits, as they are now; on the event loop alone, so that there is one writer."""
-        return [self._lending.renew(router_id, statement) for statement in statements]
+        """Leases of tenants' limits, as they are now; on the event loop alone, so that there is one writer. What the
+        ledger has to say first is read beside it; whose budgets are not read in time is told nothing.
+        """
+        await self._read_budgets({statement.tenant for statement in statements})
+        return [
+            NEVER_TOLD if self._lending.unread(statement.tenant) else self._lending.renew(router_id, statement)
+            for statement in statements
+        ]
 
     async def record(self, rows: Sequence[Row], counted: Sequence[Counted]) -> None:
         """As LedgerStore.record, one batch after the other."""
@@ -105,6 +121,27 @@ class Accounts:
         """Called by Serve; a store that cannot be read is opened anew by another replica."""
         await asyncio.to_thread(lambda: self._store.version)
 
+    async def _read_budgets(self, tenants: Collection[str]) -> None:
+        """Wait for what the ledger says of these tenants' budgets, but not for long; each is read once at a time."""
+        for tenant in tenants:
+            for period in self._lending.unread(tenant):
+                if (tenant, period) not in self._reading:
+                    task = asyncio.get_running_loop().create_task(self._read_budget(tenant, period), context=Context())
+                    self._reading[tenant, period] = task
+        wanted = [task for (tenant, _), task in self._reading.items() if tenant in tenants]
+        if wanted:
+            await asyncio.wait(wanted, timeout=READING_S)
+
+    async def _read_budget(self, tenant: str, period: Period) -> None:
+        try:
+            async with self._few_reading:
+                spent = await asyncio.to_thread(self._office.ledger.cost_of, tenant, period[1])
+            self._lending.tell(tenant, period, spent)
+        except Exception:
+            logger.warning("the ledger does not say what tenant %s spent in %s", tenant, period[1], exc_info=True)
+        finally:
+            del self._reading[tenant, period]
+
     def _newer(self, known_version: int) -> Directory | None:
         version = self._store.version
         if self._directory.version != version:
@@ -127,7 +164,11 @@ class AccountsLink:
         self._accounts = by_value(accounts)
         self._router_id = router_id
         self._held = HeldDirectory(grace_s=grace_s)
+        self._answering: dict[str, Claim] = {}  # by attempt
         self._is_reached = True
+        self._looked_at = -math.inf
+        self._turn = asyncio.Lock()
+        self._again: asyncio.Task[None] | None = None
 
     def last_for(self, grace_s: float) -> None:
         """Go by what was heard for so long."""
@@ -170,6 +211,7 @@ class AccountsLink:
 
     async def claim(self, claim: Claim) -> Claimed:
         """Raises KeyReused, Unavailable."""
+        self._answering[claim.attempt] = claim
         found = await self._ask(partial(self._accounts.claim.remote, claim, self._router_id), timeout_s=TIMEOUT_S)
         if isinstance(found, ServeError):
             raise found
@@ -181,6 +223,9 @@ class AccountsLink:
         ask = partial(self._accounts.deliver.remote, claim, self._router_id, answer)
         await self._ask(ask, timeout_s=ADMINISTRATION_TIMEOUT_S)
 
+    def leave(self, claim: Claim) -> None:
+        self._answering.pop(claim.attempt, None)
+
     async def run(self) -> None:
         """Look for ever."""
         while True:
@@ -190,10 +235,10 @@ class AccountsLink:
     async def look(self) -> None:
         """Hear what changed; where nobody answers, what is held stays."""
         asked_at = time.monotonic()
+        attempts = [((each.tenant, each.key), each.attempt) for each in self._answering.values()]
+        ask = partial(self._accounts.directory.remote, self._held.version, self._router_id, attempts)
         try:
-            found = await self._ask(
-                partial(self._accounts.directory.remote, self._held.version, self._router_id), timeout_s=TIMEOUT_S
-            )
+            found = await self._ask(ask, timeout_s=TIMEOUT_S)
         except Exception as error:  # whatever it is, this loop is how it ends
             if self._is_reached:
                 logger.warning("accounts cannot be reached, what is known goes on being good: %s", error)
@@ -201,6 +246,24 @@ class AccountsLink:
             return
         self._held.hear(found, asked_at)
         self._is_reached = True
+
+    async def look_again(self, presented: str) -> None:
+        """Look before this key is refused: it may have been made a moment ago, through another router.
+
+        Whoever comes before a look begins shares it.
+        """
+        if not self._is_reached or KEY.fullmatch(presented) is None:
+            return
+        if self._again is None:
+            self._again = asyncio.get_running_loop().create_task(self._look_in_turn(), context=Context())
+        await asyncio.shield(self._again)
+
+    async def _look_in_turn(self) -> None:
+        async with self._turn:
+            await asyncio.sleep(max(0.0, self._looked_at + SPACING_S - time.monotonic()))
+            self._looked_at = time.monotonic()
+            self._again = None  # who comes from here on may ask for what is newer
+            await self.look()
 
     async def _ask(self, ask: Any, *, timeout_s: float) -> Any:
         """In an empty context, as Serve would cancel the call with the client's request. Raises Unavailable."""

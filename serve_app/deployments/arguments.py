@@ -54,7 +54,9 @@ class ModelArgs(BaseModel):
     max_logit_rows: PositiveInt = 64
     kv_cache_bytes: PositiveInt | Literal["auto"] = "auto"
     kv_storage: Literal["auto", "lanes", "pages"] = "auto"
-    kernels: Literal["auto", "triton", "torch"] = "auto"
+    kernels: Literal["auto", "flashinfer", "triton", "torch"] = "auto"
+    graphs: Literal["auto", "none"] = "auto"
+    run_ahead: Literal["auto", "none"] = "auto"
     block_size: PositiveInt = 16
     max_adapters: Annotated[int, Field(ge=0)] = 16
     max_waiting: Annotated[int, Field(ge=0)] = 1024

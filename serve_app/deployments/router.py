@@ -168,4 +168,6 @@ class RouterReplica:
         if self._accounts is None:
             raise ValueError("`auth: keys` needs a store: set args.store of the router's application")
         link = self._accounts
-        return Door(identify=link.identify, origins=link.origins, administer=link.administer)
+        return Door(
+            identify=link.identify, look_again=link.look_again, origins=link.origins, administer=link.administer
+        )

@@ -27,7 +27,12 @@ class EngineConfig:
                        could fill
     kv_storage:        "lanes" are contiguous, "pages" are shared; "auto" is pages on cuda, else lanes
     kernels:           who computes attention over pages and what adapters change; "torch" gathers pages first, "auto"
-                       is triton on cuda where its kernels pass a check at start, else torch
+                       is flashinfer on cuda where that is installed, else triton, whose kernels pass a check at start,
+                       else torch; flashinfer leaves some layers, graphs and adapters to triton
+    graphs:            whether steps that decode are recorded and launched as a whole; "auto" is on cuda where kernels
+                       follow the block tables, and the model is one of the loop's and whole
+    run_ahead:         whether a step may be launched while the one before is computed, where nothing but its tokens is
+                       needed; "auto" is on cuda, where the model is whole
     block_size:        positions per block; the unit of accounting and of prefix hits
     max_adapters:      adapters resident at once
     max_waiting:       sequences queued beyond those running; more are refused
@@ -78,7 +83,9 @@ class EngineConfig:
     max_logit_rows: int = 64
     kv_cache_bytes: int | Literal["auto"] = "auto"
     kv_storage: Literal["auto", "lanes", "pages"] = "auto"
-    kernels: Literal["auto", "triton", "torch"] = "auto"
+    kernels: Literal["auto", "flashinfer", "triton", "torch"] = "auto"
+    graphs: Literal["auto", "none"] = "auto"
+    run_ahead: Literal["auto", "none"] = "auto"
     block_size: int = 16
     max_adapters: int = 16
     max_waiting: int = 1024

@@ -15,8 +15,10 @@ from serve_app.core.ledger import News
 from serve_app.engine.batch import Batch
 from serve_app.engine.charging import charge, with_times
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.crossing import landing_on
 from serve_app.engine.fairness.accounts import Accounts
 from serve_app.engine.fairness.counters import Counters
+from serve_app.engine.flights import Flights
 from serve_app.engine.kv.making import make_store
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.adapter import Adapter
@@ -26,11 +28,12 @@ from serve_app.engine.output import Output
 from serve_app.engine.pace import Pace, work_clock
 from serve_app.engine.queue import WaitingQueue
 from serve_app.engine.recorder import Recorder
-from serve_app.engine.runner import Runner
+from serve_app.engine.runner import Runner, record_on_gpus
 from serve_app.engine.sampling.sampler import Sampler
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.shards.making import make_bank
+from serve_app.engine.siblings import start_siblings
 from serve_app.engine.speculation.speculator import Speculator
 from serve_app.engine.speculation.verification import Verifier
 from serve_app.engine.spending import note_given_up, note_tokens
@@ -70,32 +73,29 @@ class Engine:
         self._store = make_store(config, model)
         self.on_staged: Callable[[], None] = lambda: None
         self._slots = Slots(
-            self._bank.num_slots,
-            self._bank.stage,
-            vacate=self._bank.vacate,
-            executor=loader,
+            self._bank.num_slots, self._bank.stage, vacate=self._bank.vacate, executor=loader,
             on_staged=lambda: self.on_staged(),
-        )
+        )  # fmt: skip
         self.speculator = Speculator(config, model.eos_token_ids)
         self._accounts = Accounts()
         self._counters = Counters(config.fairness, self._accounts)
         self._scheduler = Scheduler(
-            self._store,
-            self._slots,
-            WaitingQueue(self._counters),
-            max_batch_tokens=config.max_batch_tokens,
-            max_logit_rows=config.max_logit_rows,
-            max_forced=config.max_forced_tokens,
-            pace=Pace(config.max_step_stretch),
-            speculator=self.speculator,
-            max_bypass_s=config.max_bypass_s,
+            self._store, self._slots, WaitingQueue(self._counters), max_batch_tokens=config.max_batch_tokens,
+            max_logit_rows=config.max_logit_rows, max_forced=config.max_forced_tokens,
+            pace=Pace(config.max_step_stretch), speculator=self.speculator, max_bypass_s=config.max_bypass_s,
             uses_prefixes=config.prefix_cache,
-        )
+        )  # fmt: skip
         self._runner = runner(model, self._store.storage, self._bank)
-        self._recorder = Recorder(model.module)
+        record_on_gpus(self._runner, config, model)
         self._masks = MaskComputer()
         self._output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
-        self._verifier = Verifier(self._masks, Sampler(model.eos_token_ids), self._output)
+        self._verifier = Verifier(
+            self._masks, Sampler(model.eos_token_ids, land=landing_on(model.device)), self._output
+        )
+        self._flights = Flights(
+            self._scheduler, self._masks, Recorder(model.module), self._runner, self._verifier,
+            runs_ahead=config.run_ahead == "auto" and model.device.type == "cuda" and model.crew is None,
+        )  # fmt: skip
         self._unsampled: list[Sequence] = []
         self._work_clock = work_clock(model.device.type)
         self.num_steps = self.num_failed_steps = self._changes_before = 0
@@ -103,7 +103,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._unsampled)
+        return self._scheduler.has_work or bool(self._unsampled) or self._flights.is_ahead
 
     @property
     def load(self) -> Load:
@@ -187,6 +187,7 @@ class Engine:
             running = self._scheduler.running
             extra = about(sequence.request.client_request_id for sequence in running)
             logger.exception("a step of %d running sequences failed", len(running), extra=extra)
+            self._flights.forget()
             deltas += self._lose(self._scheduler.clear(), EngineFailed(LOST))
         return deltas
 
@@ -194,6 +195,7 @@ class Engine:
         """Give up every sequence and all keys and values, and begin anew; no delta tells of it."""
         note_given_up(self._scheduler.withdraw(lambda sequence: True), self._accounts)
         note_given_up(self._scheduler.clear(), self._accounts)
+        self._flights.forget()
         self._unsampled.clear()
 
     def check_integrity(self) -> None:
@@ -218,28 +220,33 @@ class Engine:
 
     def _advance(self, deltas: list[Delta]) -> None:
         """Compute one batch; what it gives is added to `deltas` as it comes."""
-        since_ns = self._accounts.now_ns()
-        self._slots.poll()
-        batch = self._scheduler.schedule()
-        for sequence, reason in self._scheduler.take_failures():
-            found = f"{sequence.request.model.name}: {reason}"
-            error = AdapterUnusable.refusing("model", must="name an adapter that can be used", found=found)
-            deltas += self._lose([sequence], error)
-        self.is_stalled = not batch and self.has_work
-        if not batch:
-            return
+        since_ns, work_started = self._accounts.now_ns(), self._work_clock()
+        flight = self._flights.take()
+        if flight is None:
+            batch = self._scheduled(deltas)
+            self.is_stalled = not batch and self.has_work
+            if not batch:
+                return
+            work_started = self._work_clock()
+            flight = self._flights.launch(batch)
         self.num_steps += 1
-        work_started = self._work_clock()
-        masks = self._masks.begin(batch)
-        with self._recorder.watching(batch):
-            logits = self._runner.forward(batch)
-        deltas += self._verifier.draw(logits, batch, masks)
+        batch, gained = self._flights.land(self._flights.follow(flight))
+        deltas += gained
         try:
             deltas += self._settle(batch)
         finally:  # what was drawn was spent, whatever fails now
             self.step_s += charge(batch, self._counters, since_ns=since_ns) / 1e9
         deltas[:] = with_times(deltas, batch)
         self._note(batch, self._work_clock() - work_started)
+
+    def _scheduled(self, deltas: list[Delta]) -> Batch:
+        self._slots.poll()
+        batch = self._scheduler.schedule()
+        for sequence, reason in self._scheduler.take_failures():
+            found = f"{sequence.request.model.name}: {reason}"
+            error = AdapterUnusable.refusing("model", must="name an adapter that can be used", found=found)
+            deltas += self._lose([sequence], error)
+        return batch
 
     def _note(self, batch: Batch, work_s: float) -> None:
         """Learn what steps take; of those with guesses the prompts' pace learns nothing."""
@@ -264,25 +271,9 @@ class Engine:
         if sequence.is_sound and not sequence.is_prompt_published:
             self._scheduler.publish(sequence)
         if sequence.siblings and sequence.is_prompt_computed:
-            self._start_siblings(sequence)
+            start_siblings(sequence, self._scheduler)
         if sequence.is_finished:
             self._scheduler.release(sequence)
-
-    def _start_siblings(self, leader: Sequence) -> None:
-        """Fork the computed prompt, all but its last token, whose logits each sibling needs for itself.
-
-        As many as may be copied at once; the others follow with the next steps, or queue where there is no room.
-        """
-        shared = leader.prompt_length - 1
-        siblings, scheduler = leader.siblings, self._scheduler
-        if leader.record is not None:
-            for sibling in siblings:
-                sibling.record = leader.record.fork(shared)
-        while siblings and scheduler.may_copy and scheduler.place_beside(leader, siblings[0], shared):
-            del siblings[0]  # not earlier: where placing fails, it is lost with its leader and its client is told
-        if scheduler.may_copy or leader.is_finished:
-            while siblings:
-                scheduler.waiting.push_front(siblings.pop())
 
     def _lose(self, sequences: Items[Sequence], error: ServeError) -> list[Delta]:
         """End sequences, and what was to follow them, with an error each."""

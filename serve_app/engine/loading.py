@@ -6,7 +6,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -19,7 +19,7 @@ from serve_app.engine.decoder.narrowing import Narrowing
 from serve_app.engine.decoder.stored import stored_dtype, storing
 from serve_app.engine.decoder.trial import settle
 from serve_app.engine.errors import ModelNotSupported
-from serve_app.engine.gpu.availability import choose_kernels
+from serve_app.engine.gpu.availability import Kernels, choose_kernels
 from serve_app.engine.judgement import Judged, judge
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.precision import choose_dtype
@@ -66,12 +66,12 @@ class LoadedModel:
     scorings: Scorings | None = None
     eyes: Eyes | None = None
     blindness: str | None = None
-    kernels: Literal["triton", "torch"] = "torch"
+    kernels: Kernels = "torch"
     shard: Shard | None = None
 
     @property
     def uses_triton(self) -> bool:
-        return self.kernels == "triton"
+        return self.kernels != "torch"
 
     @property
     def crew(self) -> Crew | None:
@@ -219,20 +219,22 @@ def bits_of(config: EngineConfig, device: torch.device) -> Bits | None:
     return config.weights
 
 
-def _settle_kernels(module: PreTrainedModel, witness: Witness, config: EngineConfig) -> Literal["triton", "torch"]:
-    """Whose kernels serve: Triton's only where the model computes the same with them. Raises ModelNotSupported."""
+def _settle_kernels(module: PreTrainedModel, witness: Witness, config: EngineConfig) -> Kernels:
+    """Whose kernels serve: another's than torch's only where the model computes the same with them. Raises
+    ModelNotSupported."""
     device = module.device
-    kernels = choose_kernels(config.kernels, device, is_paged=config.is_paged(device.type))
-    if kernels == "torch":
-        return kernels
-    try:
-        check(module, witness, kernels=kernels)
-    except Exception as error:  # compilers of kernels fail in ways of their own
-        if config.kernels != "auto":
-            raise ModelNotSupported(f"kernels: triton was asked for: {error}") from error
-        logger.warning("%s: attention is torch's, as Triton's kernels did not pass: %s", config.name, error)
-        return "torch"
-    return kernels
+    for kernels in choose_kernels(config.kernels, device, is_paged=config.is_paged(device.type)):
+        if kernels == "torch":
+            break
+        try:
+            check(module, witness, kernels=kernels)
+        except Exception as error:  # compilers of kernels fail in ways of their own
+            if config.kernels != "auto":
+                raise ModelNotSupported(f"kernels: {kernels} was asked for: {error}") from error
+            logger.warning("%s: attention is not %s's, whose kernels did not pass: %s", config.name, kernels, error)
+        else:
+            return kernels
+    return "torch"
 
 
 def choose_device(name: str, *, count: int = 1) -> torch.device:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from serve_app.engine.attention import PackedAttention, register, unregister
 from serve_app.engine.decoder.stored import giving_zeros
 from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.gpu.availability import Kernels
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.plan import Scoring
@@ -77,7 +78,7 @@ def check(
     module: PreTrainedModel,
     witness: Witness,
     *,
-    kernels: Literal["triton", "torch"] = "torch",
+    kernels: Kernels = "torch",
     chunks: Sequence[int] = CHUNKS,
 ) -> None:
     """Compute the same tokens in steps by the engine's attention, and compare the logits. Raises ModelNotSupported.
@@ -117,9 +118,7 @@ def distance(witness: Witness, logits: Tensor, dtype: torch.dtype) -> tuple[floa
     return float((witness.logits - logits).abs().max()), limit
 
 
-def storage_for(
-    module: PreTrainedModel, witness: Witness, *, kernels: Literal["triton", "torch"] = "torch"
-) -> PageStorage:
+def storage_for(module: PreTrainedModel, witness: Witness, *, kernels: Kernels = "torch") -> PageStorage:
     """Room for the tokens of a witness."""
     num_blocks = -(-len(witness.token_ids) // BLOCK_SIZE)
     return PageStorage(

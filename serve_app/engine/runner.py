@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +12,11 @@ from torch import Tensor
 
 from serve_app.engine.attention import PackedAttention
 from serve_app.engine.batch import Batch
+from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.building import build_loop
+from serve_app.engine.gpu.graphs import Capture, CudaCapture, DecodeGraphs
 from serve_app.engine.illustrated import lay_images
+from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.bank import AdapterBank
@@ -30,9 +34,30 @@ class Runner:
         self._attention = PackedAttention(self._current, model.shape)
         model.module.set_attn_implementation(self._attention.name)
         self._crew = model.crew
+        self.graphs: DecodeGraphs | None = None
         self._loop = None
         if model.scorings is not None:
             self._loop = build_loop(model.module, model.shape, model.scorings, sums=model.sums)
+
+    @torch.inference_mode()
+    def record_steps(self, capture: Capture, *, num_places: int) -> None:
+        """From now on have steps that decode computed by graphs, where they are of the loop's and of nothing else.
+
+        num_places: sequences that may run at once
+        """
+        if self._loop is None or self._crew is not None or not isinstance(self._storage, PageStorage):
+            return
+        loop = self._loop
+        self.graphs = DecodeGraphs(
+            lambda step: loop(step).float(),
+            self._storage,
+            self._bank,
+            capture,
+            num_places=num_places,
+            max_model_len=self._model.max_model_len,
+            device=self._model.device,
+        )
+        self.graphs.prepare()
 
     @property
     def has_loop(self) -> bool:
@@ -40,8 +65,10 @@ class Runner:
         return self._loop is not None
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, token_ids: Tensor | None = None) -> Tensor:
         """Compute a batch; where the model is divided, with the other shards.
+
+        token_ids: [tokens] int64, on the device, in the place of those that sequences have; not of a divided model
 
         Returns the wanted logits, [rows, vocab] float32, rows in the order of the spans: first a span's scored
         positions, then its sampled one.
@@ -50,8 +77,13 @@ class Runner:
         images = lay_images(batch, layout.positions, device=device)
         is_recorded = any(span.sequence.record is not None for span in batch.spans)
         by_modules = self._loop is None or is_recorded or images.rope_positions is not None
+        if self.graphs is not None and not by_modules and images.embeddings is None:
+            logits = self.graphs.logits(layout, token_ids)
+            if logits is not None:
+                return logits
         with self._crew.computing(layout, by_modules=by_modules) if self._crew else nullcontext():
             step = layout.step(self._storage, device=device, images=images)
+            step = step if token_ids is None else replace(step, token_ids=token_ids)
             with self._adapted(step):
                 if self._loop is None or by_modules:
                     return self._compute(step).float()
@@ -99,3 +131,9 @@ class Runner:
         """Give the model its own attention back."""
         self._model.module.set_attn_implementation("eager")
         self._attention.close()
+
+
+def record_on_gpus(runner: Runner, config: EngineConfig, model: LoadedModel) -> None:
+    """Have steps that decode computed by CUDA graphs, where kernels follow the block tables."""
+    if config.graphs == "auto" and model.device.type == "cuda" and model.kernels != "torch":
+        runner.record_steps(CudaCapture(), num_places=config.max_num_sequences)

@@ -53,8 +53,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.paused: list[Sequence] = []
         self.pace = pace or Pace(max_stretch=2.0)
-        self.num_preemptions = 0
-        self.num_prefix_hit_tokens = 0
+        self.num_preemptions = self.num_prefix_hit_tokens = 0
         self._store = store
         self._slots = slots
         self._speculator = speculator
@@ -123,6 +122,10 @@ class Scheduler:
             raise
         child.num_computed = num_tokens
         return True
+
+    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Make room for so many tokens of a running sequence; False, and nothing changed, where others would lose."""
+        return self._store.reserve(_holding(sequence), num_tokens)
 
     def pause(self, is_wanted: Callable[[Sequence], bool]) -> None:
         """Take sequences out until they are resumed; they lose their places and keep their tokens."""
@@ -203,8 +206,7 @@ class Scheduler:
             return spans
         rows = self._max_logit_rows - sum(span.scores for span in spans)
         left = min(rows, self._max_batch_tokens - sum(span.length for span in spans))
-        reserve = lambda sequence, num_tokens: self._store.reserve(_holding(sequence), num_tokens)  # noqa: E731
-        return self._speculator.extend(spans, Room(max_guesses=max(left, 0), reserve=reserve))
+        return self._speculator.extend(spans, Room(max_guesses=max(left, 0), reserve=self.reserve))
 
     @staticmethod
     def _span(sequence: Sequence, budget: int, rows: int) -> Span:

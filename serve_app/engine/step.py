@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.batch import Batch
+from serve_app.engine.crossing import sent
 from serve_app.engine.illustrated import Illustrated
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.plan import AttentionPlan
@@ -60,13 +61,15 @@ class Layout:
     readings: tuple[Reading, ...]
 
     def step(self, storage: Storage, *, device: torch.device, images: Illustrated = NO_IMAGES) -> Step:
-        """One tensor per field."""
-        written = torch.tensor(self.places, device=device)
+        """One tensor per field, all of them sent at once."""
+        fields = (self.token_ids, self.positions, self.places, self.logit_rows)
+        numbers = torch.tensor([*fields[0], *fields[1], *fields[2], *fields[3]], dtype=torch.int64)
+        token_ids, positions, written, logit_rows = sent(numbers, device).split([len(field) for field in fields])
         return Step(
-            token_ids=torch.tensor(self.token_ids, device=device),
-            positions=torch.tensor(self.positions, device=device),
+            token_ids=token_ids,
+            positions=positions,
             places=written,
-            logit_rows=torch.tensor(self.logit_rows, dtype=torch.int64, device=device),
+            logit_rows=logit_rows,
             mixes=self.mixes,
             attention=storage.plan(self.readings, written),
             embeddings=images.embeddings,

@@ -11,12 +11,14 @@ from starlette.websockets import WebSocketClose
 
 from serve_app.api.paths import OPEN
 from serve_app.api.shown import shown
-from serve_app.core.errors import Forbidden, NotFound
+from serve_app.core.errors import Forbidden, NotFound, Unauthenticated
 from serve_app.core.tenants import LOCAL, NOBODY, Identity, Tenant
 from serve_app.http.routes import path_of
 
 Identify = Callable[[str | None], Identity]
 """Whose key it is that a request came with, if it came with one. Raises Unauthenticated."""
+LookAgain = Callable[[str], Awaitable[None]]
+"""Hears of the key that was presented, if it was made a moment ago and elsewhere."""
 Administer = Callable[[str, Mapping[str, object], str], Awaitable[Mapping[str, object]]]
 """What becomes of a service of the office, its arguments and the id of the key that asks. Raises ServeError."""
 
@@ -29,15 +31,21 @@ def anybody(key: str | None) -> Identity:
     return LOCAL
 
 
+async def heard_all(key: str) -> None:
+    """Where every key is known as soon as it is made."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
     """Who is let in.
 
+    look_again: awaited before a key that nobody knows is refused
     origins:    pages of these may call with some tenant's key
     administer: who answers administrators; None where nothing is administered
     """
 
     identify: Identify = anybody
+    look_again: LookAgain = heard_all
     origins: Callable[[], frozenset[str]] = frozenset
     administer: Administer | None = None
 
@@ -65,18 +73,25 @@ class Guard:
         if scope["type"] != "http":
             await WebSocketClose()(scope, receive, send)
             return
-        identity = self._admit(scope)
+        key = presented_key(scope["headers"])
+        try:
+            identity = self._admit(scope, key)
+        except Unauthenticated:
+            if key is None:
+                raise
+            await self._door.look_again(key)
+            identity = self._admit(scope, key)
         scope["state"]["identity"] = identity
         await self._of(identity.tenant)(scope, receive, send)
 
-    def _admit(self, scope: Scope) -> Identity:
+    def _admit(self, scope: Scope, key: str | None) -> Identity:
         """Raises Unauthenticated, Forbidden for a key that is for something else, and NotFound for what is no path of
         ours: whatever the routes would make of it, no scope is known for it.
         """
         path = path_of(scope["path"])
         if path in OPEN:
             return LOCAL if self._door.is_open else NOBODY
-        identity = LOCAL if self._door.is_open else self._door.identify(presented_key(scope["headers"]))
+        identity = LOCAL if self._door.is_open else self._door.identify(key)
         if path is None:
             raise NotFound(f"There is no route {shown(scope['path'])}.")
         if path.scope is not None and path.scope not in identity.scopes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from contextvars import Context
 from uuid import uuid4
 
@@ -58,11 +58,14 @@ class Idempotent:
         self._max_stall_s = max_stall_s
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Whoever sends no such header pays nothing on each of its way's turns."""
         seconds = self._replays.settings.seconds
-        if not seconds or all(name != NAME for name, _ in scope["headers"]):
-            await self._app(scope, receive, send)
-            return
+        if not seconds or NAME not in [name for name, _ in scope["headers"]]:
+            return self._app(scope, receive, send)
+        return self._follow(scope, receive, send, seconds=seconds)
+
+    async def _follow(self, scope: Scope, receive: Receive, send: Send, *, seconds: float) -> None:
         headers = Headers(scope=scope)
         key = headers[NAME.decode()]
         identity: Identity = scope["state"]["identity"]
@@ -105,6 +108,8 @@ class Idempotent:
         finally:
             if self._book is not None and found is None:  # also where it is not known whether it was claimed
                 self._begin(_deliver(self._book, claim, recording.so_far if is_kept else None))
+            elif self._book is not None:
+                self._book.leave(claim)
             self._replays.end(claim.tenant, claim.key, recording, is_kept=is_kept, error=failure)
 
     async def _claimed(self, claim: Claim) -> tuple[Message, ...] | None:
@@ -160,13 +165,16 @@ class Idempotent:
 
 async def _deliver(book: ClaimBook, claim: Claim, answer: tuple[Message, ...] | None) -> None:
     """Tell the other routers, again and again where they cannot be reached."""
-    for _ in range(MAX_DELIVERIES):
-        try:
-            await book.deliver(claim, answer)
-        except Unavailable:
-            await asyncio.sleep(DELIVERY_S)
-        else:
-            return
+    try:
+        for _ in range(MAX_DELIVERIES):
+            try:
+                await book.deliver(claim, answer)
+            except Unavailable:
+                await asyncio.sleep(DELIVERY_S)
+            else:
+                return
+    finally:
+        book.leave(claim)
 
 
 async def _left(receive: Receive) -> None:

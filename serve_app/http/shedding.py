@@ -8,8 +8,6 @@ a task and its messages. One here is a look at a counter and bytes that are writ
 from __future__ import annotations
 
 import asyncio
-import math
-import random
 import select
 import urllib.parse
 from functools import partial
@@ -22,17 +20,16 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serve_app.api.dialects.tables import HEADER, UNION
 from serve_app.api.paths import POSTED
+from serve_app.http.caller import Caller
 from serve_app.http.failures import request_id_of
 from serve_app.http.flows import Headers as HeaderLines
 from serve_app.http.header_limits import LINGER_S, BoundedHeaders
 from serve_app.http.refusals import dialect_heard, error_response
 from serve_app.http.slots import SLOTS, TENANT
-from serve_app.http.turnstile import MAX_RETRY_S, Turnstile, Visit
+from serve_app.http.turnstile import Turnstile, Visit
 from serve_app.http.untold import tell
 from serve_app.http.written_refusals import WrittenRefusals
 
-MAX_IN_A_ROW = 3
-"""Refusals of one connection, after which it is not read for a while."""
 MAX_DROPPED_BYTES = 1024 * 1024
 """Of the body of a refused request. The connection of a larger one is closed, as that costs less than to read on."""
 DROP_TIMEOUT_S = 10.0
@@ -69,11 +66,8 @@ class Shedding(BoundedHeaders):
         self._num_dropped = 0
         self._drop_timer: asyncio.TimerHandle | None = None
         self._pause: asyncio.TimerHandle | None = None
-        self._num_in_a_row = 0
+        self._caller = Caller(turnstile)
         self._is_sent_away = False  # by the application
-        self._is_due = False  # as it was told to come now
-        self._was_answered = False  # and not refused, when it asked last
-        self._appointment_at = 0.0
         self._visit: Visit | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -152,14 +146,8 @@ class Shedding(BoundedHeaders):
             and self._is_idle()
             and not self.parser.should_upgrade()
             and _is_counted(self.url)
-            and self._is_too_many()
+            and self._caller.is_one_too_many(self._flow_of(self.headers), self.loop.time())
         )
-
-    def _is_too_many(self) -> bool:
-        flow = self._flow_of(self.headers)
-        may_be_due = self._appointment_at <= self.loop.time() and not self._was_answered
-        self._is_due = may_be_due and self._turnstile.keep(flow)
-        return self._turnstile.is_full(flow, is_due=self._is_due)
 
     def _flow_of(self, headers: HeaderLines) -> str:
         return self._turnstile.flows.of(headers, self.client[0] if self.client else "")
@@ -174,7 +162,7 @@ class Shedding(BoundedHeaders):
         self._is_closing = self._is_last(int(headers.get(b"content-length", 0)))
         response = self._refusals.response(
             dialect_heard(cast(Scope, self.scope), UNION) if DIALECT in headers else UNION,
-            self._retry_after_s(),
+            self._caller.refuse(self._flow_of(self.headers), self.loop.time()),
             server_headers=self.server_state.default_headers,
             request_id=request_id_of(headers.get(b"x-request-id", b"").decode("latin-1")),
             is_last=self._is_closing,
@@ -189,26 +177,13 @@ class Shedding(BoundedHeaders):
         keeps_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         return not keeps_alive or self.expect_100_continue or num_bytes > MAX_DROPPED_BYTES
 
-    def _retry_after_s(self) -> int:
-        """Until the appointment that the client has already, or a new one."""
-        now = self.loop.time()
-        left_s = self._appointment_at - now
-        if left_s > 0 and self._turnstile.settings.pause_s:
-            self._turnstile.refuse_again()
-            return math.ceil(left_s)
-        retry_after_s = self._turnstile.refuse(self._flow_of(self.headers))
-        self._appointment_at, self._was_answered = now + retry_after_s, False
-        return retry_after_s
-
     def _await_next_request(self) -> None:
-        self._num_in_a_row += 1
-        pause_s = min(self._turnstile.settings.pause_s, self._appointment_at - self.loop.time())
-        is_patient = self._num_in_a_row < MAX_IN_A_ROW and self._turnstile.reads_on()
-        if not is_patient and pause_s > 0 and self._pause is None:
-            self._num_in_a_row = 0
+        if self._pause is not None:
+            return
+        if pause_s := self._caller.pause_s(self.loop.time()):
             self.flow.pause_reading()
-            self._pause = self.loop.call_later(pause_s * random.uniform(0.5, 1.0), self._end_pause)  # nosec B311
-        elif self._pause is None:
+            self._pause = self.loop.call_later(pause_s, self._end_pause)
+        else:
             self._await_until_timeout()
 
     def _end_pause(self) -> None:
@@ -233,11 +208,13 @@ class Shedding(BoundedHeaders):
             super()._start_asgi_task(cycle, app)
             return
         flow = self._flow_of(cycle.scope["headers"])
-        if self._turnstile.is_full(flow, is_due=self._is_due):  # it has waited behind another one of its connection
+        if self._turnstile.is_full(
+            flow, is_due=self._caller.is_due
+        ):  # it has waited behind another one of its connection
             super()._start_asgi_task(cycle, cast(Any, self._refuse_late))
         else:
             begin = partial(super()._start_asgi_task, cycle, cast(Any, self._counted(app)))
-            self._is_due, self._was_answered, self._appointment_at = False, True, 0.0
+            self._caller.enter(flow, self.loop.time())
             self._visit = self._turnstile.enter(begin, flow)
 
     def _counted(self, app: ASGIApp) -> ASGIApp:
@@ -266,9 +243,9 @@ class Shedding(BoundedHeaders):
         told = dict(start["headers"]).get(b"retry-after", b"") if start["status"] in (429, 503) else b""
         self._is_sent_away = told.isdigit()
         if self._is_sent_away:
-            self._appointment_at = self.loop.time() + min(int(told), MAX_RETRY_S)
+            self._caller.send_away(int(told), self.loop.time())
         else:
-            self._num_in_a_row = 0
+            self._caller.please()
 
     async def _refuse_late(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._turnstile.refusal(self._turnstile.refuse(self._flow_of(scope["headers"])))

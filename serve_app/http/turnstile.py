@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from serve_app.core.errors import Overloaded
 from serve_app.http.bookings import Bookings
+from serve_app.http.departures import Departures, take_one
 from serve_app.http.flows import Flows
 from serve_app.router.pace import Pace
 
@@ -28,6 +29,8 @@ MIN_HANDED_ON = 64
 """Before the router has told anything, and for models of few slots."""
 MAX_READ_ON_PER_S = 100.0
 """Refused connections that are read on at once, and may be refused again: some 2 % of a processor."""
+BELIEF_S = 1.0
+"""Busy seconds that this weighs as much as: those told by it come again too early, and are the first of all."""
 MAX_WAIT_S = 5.0
 """In the proxy. Behind it the router sees the rest of a wait, and knows better which model it is for."""
 
@@ -36,8 +39,12 @@ PLACES_PER_FREE_ONE = 3
 five that want them all, and some for whoever comes besides."""
 MAX_BOOKS = 1024
 """Of appointments: one for each of so many flows that were refused last."""
-MORE_IF_DUE = 2
+MORE_IF_DUE = 3
 """Who was told to come now may find so many times as many before it: the pace that was measured was not quite right."""
+MAX_WAIT_IF_DUE_S = MAX_RETRY_S
+"""And wait for as long as it might be told to."""
+BOOKED = 0.75
+"""Of the pace: were it all promised, chance would make a queue of those who come when told that never gets shorter."""
 MOST_BOOKED = 4
 """One of so many places is left at most for those who were told to come now: they may not."""
 KEPT = 8
@@ -102,7 +109,7 @@ class Turnstile:
     Retry-After is an appointment, at the pace at which requests left while others waited or could have, a tenant's own
     part of it where there are several, and 30 s at most. Whoever is told the end of a long queue would be away when it
     went faster; whoever comes too early is refused once more, which costs next to nothing. Who comes when told finds a
-    place: those whose last request has just been answered do not take it.
+    place: those whose last request has just been answered do not take it, nor those who come before they were told to.
     """
 
     def __init__(
@@ -118,7 +125,8 @@ class Turnstile:
         self._inside: Counter[str] = Counter()
         self._waiting: dict[str, dict[Visit, None]] = {}  # the flow whose turn was last is last
         self._clock = clock
-        self._pace = Pace(self.settings.max_requests / BELIEVED_S, now=clock())
+        self._pace = Pace(self.settings.max_requests / BELIEVED_S, now=clock(), belief_s=BELIEF_S)
+        self._departures = Departures()
         self._bookings: OrderedDict[str, Bookings] = OrderedDict()
         self._reports_at = clock()
         self._num_reported = 0
@@ -134,14 +142,16 @@ class Turnstile:
 
         is_due: it was told to come now, as `keep` says. For others those who were count as if they were here
         """
-        num_due, much = (0, MORE_IF_DUE) if is_due else (self._num_due(flow), 1)
+        num_due, more, max_wait_s = 0, MORE_IF_DUE, MAX_WAIT_IF_DUE_S
+        if not is_due:
+            num_due, more, max_wait_s = self._num_due(flow), 1, MAX_WAIT_S
         num_free = self.settings.max_requests - self.num_inside
         if num_free <= num_due:
             return True
-        if self.flows.has_tenants and self._inside[flow] + num_due >= much * PLACES_PER_FREE_ONE * num_free:
+        if self.flows.has_tenants and self._inside[flow] + num_due >= more * PLACES_PER_FREE_ONE * num_free:
             return True
-        num_before = self._num_before(flow)
-        return num_before > 0 and num_before + num_due >= much * MAX_WAIT_S * self._pace.per_s
+        num_waiting = len(self._waiting.get(flow, ()))
+        return num_waiting > 0 and num_waiting + num_due >= max_wait_s * self._pace_of(flow)
 
     @property
     def max_handed_on(self) -> int:
@@ -161,10 +171,11 @@ class Turnstile:
     def leave(self, visit: Visit) -> None:
         """The request is over, or its client has gone."""
         self._pace.note(self._clock(), is_busy=self._is_busy, num_completed=1)
-        _take_one(self._inside, visit.flow)
+        self._departures.note(visit.flow)
+        take_one(self._inside, visit.flow)
         if visit.has_begun:
             self._num_handed_on -= 1
-            _take_one(self._handed_on, visit.flow)
+            take_one(self._handed_on, visit.flow)
         else:
             self._stop_waiting(visit)
         self._hand_on()
@@ -179,14 +190,20 @@ class Turnstile:
         self._bookings[name] = bookings
         if len(self._bookings) > MAX_BOOKS:
             self._bookings.popitem(last=False)
-        ahead_s = (self._num_before(flow) + self._num_due(flow)) / self._pace.per_s
-        excess_s = max(0.0, ahead_s - MAX_WAIT_S / 2)
-        return bookings.make(pace_per_s=self._pace.per_s * self._part_of(flow), excess_s=excess_s)
+        ahead_s = (len(self._waiting.get(flow, ())) + self._num_due(flow)) / self._pace_of(flow)
+        pace_per_s = self._pace_of(flow) if self.flows.has_tenants else self._pace.per_s
+        return bookings.make(pace_per_s=BOOKED * pace_per_s, excess_s=max(0.0, ahead_s - MAX_WAIT_S / 2))
 
     def keep(self, flow: str = "") -> bool:
         """Somebody comes who may have been told to come now: whether that is so of one who has not come yet."""
         bookings = self._bookings.get(self._book_of(flow))
         return bookings is not None and bookings.keep()
+
+    def cancel(self, flow: str, at: float) -> None:
+        """Who was told to come then is here already. at: by this clock"""
+        bookings = self._bookings.get(self._book_of(flow))
+        if bookings is not None:
+            bookings.cancel(at)
 
     def refuse_again(self) -> None:
         """Count it; the client has an appointment already."""
@@ -221,20 +238,18 @@ class Turnstile:
     def _book_of(self, flow: str) -> str:
         return flow if self.flows.has_tenants else ""
 
-    def _num_before(self, flow: str) -> int:
-        """Requests that are handed on before the next one of this flow, as all have their turns."""
-        return len(self._waiting.get(flow, ())) * len(self._waiting)
-
     def _num_due(self, flow: str) -> int:
         """Places that are left for those of the flow who are to come now."""
         bookings = self._bookings.get(self._book_of(flow))
         return 0 if bookings is None else min(bookings.num_due, self.settings.max_requests // MOST_BOOKED)
 
-    def _part_of(self, flow: str) -> float:
-        """Of the requests that leave: as many as it has of those inside, and at least its share."""
-        if not self.flows.has_tenants:
-            return 1.0
-        return max(self._inside[flow] / max(1, self.num_inside), self._share_of(flow))
+    def _pace_of(self, flow: str) -> float:
+        """Of the requests that leave, those of one flow: as many as of those that left last, and at least its share.
+
+        Those inside would tell another part: whoever sends few is soon done, and whoever sends many waits.
+        """
+        part_inside = (self._inside[flow] + 1) / (self.num_inside + 1)
+        return self._pace.per_s * max(self._departures.part_of(flow, belief=part_inside), self._share_of(flow))
 
     def _share_of(self, flow: str) -> float:
         """By weight, beside those inside and one who may come."""
@@ -280,9 +295,3 @@ class Turnstile:
             self._num_handed_on,
             self._num_waiting,
         )
-
-
-def _take_one(counts: Counter[str], flow: str) -> None:
-    counts[flow] -= 1
-    if not counts[flow]:
-        del counts[flow]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -12,7 +12,7 @@ from serve_app.core.errors import KeyReused
 from serve_app.router.replays import Message, ReplaySettings, size_of
 
 LOST_S = 10.0
-"""A router that was not heard of for so long answers nothing any more."""
+"""What its router did not say for so long that it still answers, it answers no more, be it gone or its word lost."""
 MAX_TOTAL_BYTES = 256 << 20
 """Of the answers of all tenants together."""
 
@@ -41,6 +41,8 @@ class Claim:
 
 Place = tuple[str, str]
 """A tenant and its key."""
+Attempts = Iterable[tuple[Place, str]]
+"""Which are still being answered: where, and which attempt."""
 Claimed = Standing | tuple[Message, ...]
 """A standing, or the answer that was given."""
 
@@ -56,12 +58,17 @@ class ClaimBook(Protocol):
         """The answer to what was claimed; None where it is not to be kept. Raises Unavailable."""
         ...
 
+    def leave(self, claim: Claim) -> None:
+        """Nothing more is done for it, whether its answer was delivered or not; until then it is still answered."""
+        ...
+
 
 @dataclass(slots=True)
 class _Running:
     claim: Claim
     holder: str
     expires_at: float
+    lost_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,9 @@ class _Shelf:
 class Claims:
     """One writer. Answers are in memory alone: they hold what models wrote, which is kept nowhere.
 
+    A request holds its key for as long as its router says again and again that it is still answered, however long that
+    takes; that it was heard of says nothing, as a claim may come after the word that it is over, or that word never.
+
     What a call costs does not grow with what is kept.
 
     clock: seconds, monotonic
@@ -109,45 +119,45 @@ class Claims:
         self._clock = clock
         self._settings = settings or ReplaySettings()
         self._max_total_bytes = max_total_bytes
-        self._running: dict[Place, _Running] = {}
+        self._running: OrderedDict[Place, _Running] = OrderedDict()  # those last heard of are last
         self._everybodys = _Shelf()
         self._shelves: dict[str, _Shelf] = {}
-        self._heard_at: dict[str, float] = {}
 
     @property
     def num_bytes(self) -> int:
         return self._everybodys.num_bytes
 
-    def heard(self, holder: str) -> None:
-        """The router lives. What was left by those that do not is anybody's."""
-        now = self._clock()
-        alive = {each: at for each, at in self._heard_at.items() if now - at < LOST_S}
-        if len(alive) < len(self._heard_at):
-            self._running = {place: each for place, each in self._running.items() if each.holder in alive}
-        self._heard_at = alive | {holder: now}
+    def heard(self, holder: str, attempts: Attempts = ()) -> None:
+        """The router still answers these. What nobody answers any more is anybody's."""
+        lost_at = self._clock() + LOST_S
+        for place, attempt in attempts:
+            running = self._running.get(place)
+            if running is not None and (running.holder, running.claim.attempt) == (holder, attempt):
+                running.lost_at = lost_at
+                self._running.move_to_end(place)
+        self._forget_lost()
 
     def claim(self, claim: Claim, holder: str) -> Claimed:
         """Raises KeyReused where another request came with the key."""
-        self.heard(holder)
-        place = claim.tenant, claim.key
+        self._forget_lost()
+        place, now = (claim.tenant, claim.key), self._clock()
         found = self._answer(place) or self._running.get(place)
-        if found is None:
-            self._running[place] = _Running(claim, holder, self._clock() + claim.seconds)
-            return Standing.YOURS
-        if found.claim.fingerprint != claim.fingerprint:
+        if found is not None and found.claim.fingerprint != claim.fingerprint:
             raise KeyReused.refusing(
                 "Idempotency-Key", must="be sent with the same request again", found="another body or route"
             )
         if isinstance(found, _Answer):
             return found.messages
-        if found.holder != holder:
+        if found is not None and found.holder != holder:
             return Standing.RUNNING
-        found.claim = claim
+        expires_at = now + claim.seconds if found is None else found.expires_at
+        self._running[place] = _Running(claim, holder, expires_at, now + LOST_S)
+        self._running.move_to_end(place)
         return Standing.YOURS
 
     def deliver(self, claim: Claim, holder: str, answer: Sequence[Message] | None) -> None:
         """What nobody knows of any more, as after a restart, is taken in too; what another attempt answers is not."""
-        self.heard(holder)
+        self._forget_lost()
         place = claim.tenant, claim.key
         running = self._running.get(place)
         if self._answer(place) is not None or (running is not None and not _is_of(running, claim, holder)):
@@ -160,6 +170,11 @@ class Claims:
         for shelf in (self._everybodys, self._shelves.setdefault(claim.tenant, _Shelf())):
             shelf.put(place, kept)
         self._make_room(claim.tenant)
+
+    def _forget_lost(self) -> None:
+        now = self._clock()
+        while self._running and next(iter(self._running.values())).lost_at <= now:
+            self._running.popitem(last=False)
 
     def _answer(self, place: Place) -> _Answer | None:
         """What is there under the key and still good."""

@@ -116,9 +116,12 @@ class _Account:
             {"limit": meter.value, "retry_after_s": at},
         )
 
-    def serve(self, asked: list[_Waiting], now: float) -> None:
-        """Let those who were asked for have what is there now, in their order; the others are told that it is not."""
-        self.waiting = [each for each in self.waiting if each not in asked]
+    def serve(self, num_asked: int, now: float) -> None:
+        """Let those who were asked for have what is there now, in their order; the others are told that it is not.
+
+        num_asked: of those who wait, the first
+        """
+        asked, self.waiting = self.waiting[:num_asked], self.waiting[num_asked:]
         for each in asked:
             if not each.reserved.done():
                 each.reserved.set_result(self.wallet.take(each.need, now))
@@ -161,7 +164,7 @@ class Quotas:
             raise account.refusal(denied, need)
         if await self._wait(account, need):
             return Permit(wallet, need)
-        if not self._is_reached:
+        if not (self._is_reached and wallet.is_valid(self._clock())):
             raise Unavailable(
                 "What is left of the limits is not known now; retry.", None, {"retry_after_s": MIN_RETRY_S}
             )
@@ -191,27 +194,28 @@ class Quotas:
 
     async def renew(self) -> None:
         """Renew everything that is not idle; a renewal that runs already will do."""
+        await asyncio.shield(self._renewing())
+
+    def _renewing(self) -> asyncio.Task[None]:
         if self._renewal is None:
             self._renewal = asyncio.get_running_loop().create_task(self._renew(), context=Context())
-        await asyncio.shield(self._renewal)
+        return self._renewal
 
     async def _wait(self, account: _Account, need: Amounts) -> bool:
         """Whether it could be taken, after asking for it."""
         waiting = _Waiting(need=need, reserved=asyncio.get_running_loop().create_future())
         account.waiting.append(waiting)
+        self._renewing()
         try:
-            while not waiting.reserved.done():
-                await self.renew()
-            return waiting.reserved.result()
+            return await waiting.reserved
         except asyncio.CancelledError:
-            if waiting.reserved.done() and waiting.reserved.result():
+            if not waiting.reserved.cancelled() and waiting.reserved.result():
                 account.wallet.give(need)
-            waiting.reserved.cancel()
             raise
 
     async def _renew(self) -> None:
         await asyncio.sleep(0)  # who comes in the same turn of the loop is asked for along
-        asked = {account: list(account.waiting) for account in self._accounts.values() if account.needs_renewal}
+        asked = {account: len(account.waiting) for account in self._accounts.values() if account.needs_renewal}
         statements = [account.statement() for account in asked]
         now = self._clock()
         try:
@@ -226,8 +230,10 @@ class Quotas:
             self._is_reached = False
         finally:
             self._renewal = None
-            for account, waiting in asked.items():
-                account.serve(waiting, self._clock())
+            for account, num_waiting in asked.items():
+                account.serve(num_waiting, self._clock())
+            if any(account.waiting for account in self._accounts.values()):
+                self._renewing()  # for those who came meanwhile
 
     def _account(self, tenant: Tenant) -> _Account:
         account = self._accounts.get(tenant.name)

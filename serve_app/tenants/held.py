@@ -30,7 +30,12 @@ class HeldDirectory:
         return frozenset() if self._directory is None else self._directory.origins
 
     def hear(self, directory: Directory | None, heard_at: float) -> None:
-        """directory: None says that what is held is what there is"""
+        """directory: None says that what is held is what there is
+
+        What was asked for earlier than what is held, and comes later, is passed over.
+        """
+        if heard_at < self._heard_at:
+            return
         if directory is not None:
             self._directory = directory
         self._heard_at = heard_at

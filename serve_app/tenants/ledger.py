@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DataError, IntegrityError
 
-from serve_app.core.ledger import SUMS, UNATTRIBUTED, Counted, Row, UsageLine, UsageQuestion
+from serve_app.core.ledger import OTHER_MIXES, SUMS, UNATTRIBUTED, Counted, Row, UsageLine, UsageQuestion
 from serve_app.tenants import ledger_tables as tables
 from serve_app.tenants.meters import period_of
 from serve_app.tenants.tables import creating
+
+logger = logging.getLogger(__name__)
+
+REFUSALS = (DataError, IntegrityError, UnicodeError, OverflowError)
+"""Of what a row holds, and not of a database that cannot be reached or written."""
+MAX_MIXES = 64
+"""Of a tenant on one model, that have a line of their own in a day."""
 
 Key = tuple[str, ...]
 Sums = Counter[str]
@@ -75,9 +85,25 @@ class LedgerStore:
             return int(connection.execute(wanted).scalar() or 0)
 
     def _keep_rows(self, connection: Connection, rows: Sequence[Row]) -> list[Row]:
-        """Those of them that were not there."""
+        """Those of them that were not there. One that the database refuses is left out, and keeps no other out."""
         if not rows:
             return []
+        try:
+            with self._trying(connection):
+                return self._insert_rows(connection, rows)
+        except REFUSALS as error:
+            if len(rows) == 1:
+                reason = type(error).__name__
+                logger.error("the database refuses row %s, which stays unattributed: %s", rows[0].id, reason)
+                return []
+        half = len(rows) // 2
+        return self._keep_rows(connection, rows[:half]) + self._keep_rows(connection, rows[half:])
+
+    def _trying(self, connection: Connection) -> AbstractContextManager[object]:
+        """SQLite undoes a statement that fails; elsewhere nothing more could be done in the transaction."""
+        return nullcontext() if connection.dialect.name == "sqlite" else connection.begin_nested()
+
+    def _insert_rows(self, connection: Connection, rows: Sequence[Row]) -> list[Row]:
         by_id = {row.id: row for row in rows}
         values = [asdict(row) | {"day": period_of(row.at, is_monthly=False)} for row in by_id.values()]
         statement = self._insert(tables.rows).values(values).on_conflict_do_nothing().returning(tables.rows.c.id)
@@ -97,9 +123,12 @@ class LedgerStore:
 
     def _add_days(self, connection: Connection, rows: Iterable[Row]) -> None:
         sums: dict[Key, Sums] = {}
+        mixes = _Mixes(connection)
         for row in rows:
-            line = (period_of(row.at, is_monthly=False), row.tenant, row.model, row.adapter, row.key_id)
+            day = period_of(row.at, is_monthly=False)
+            adapter = mixes.line_of((day, row.tenant, row.model), row.adapter)
             amounts = {name: getattr(row, name) for name in SUMS if name != "requests"}
+            line = (day, row.tenant, row.model, adapter, row.key_id)
             sums.setdefault(line, Counter()).update({"requests": 1, **amounts})
         for key, amounts_of_key in sums.items():
             self._add(connection, tables.days, key, SUMS, amounts_of_key)
@@ -154,6 +183,41 @@ class LedgerStore:
     def _put(self, connection: Connection, table: Table, key: Mapping[str, str], values: Mapping[str, Any]) -> None:
         statement = self._insert(table).values({**key, **values})
         connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=dict(values)))
+
+
+class _Mixes:
+    """Which mixes of adapters have lines of their own among the sums by day, as one transaction finds and makes them.
+
+    Adapters are as many as an administrator has registered, mixes as many as there are numbers: beyond the first ones
+    of a day, all of a tenant's on one model share a line. Rows keep the whole name.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._known: dict[Key, set[str]] = {}
+
+    def line_of(self, place: Key, adapter: str) -> str:
+        """place: day, tenant and model"""
+        if not _is_mix(adapter):
+            return adapter
+        if place not in self._known:
+            self._known[place] = self._found(place)
+        known = self._known[place]
+        if adapter not in known and len(known) >= MAX_MIXES:
+            return OTHER_MIXES
+        known.add(adapter)
+        return adapter
+
+    def _found(self, place: Key) -> set[str]:
+        days = tables.days.c
+        day, tenant, model = place
+        wanted = select(days.adapter).distinct().where(days.day == day, days.tenant == tenant, days.model == model)
+        return {adapter for (adapter,) in self._connection.execute(wanted) if _is_mix(adapter)} - {OTHER_MIXES}
+
+
+def _is_mix(adapter: str) -> bool:
+    """Names of adapters have neither sign."""
+    return "*" in adapter or "+" in adapter
 
 
 def _fitting(row: Row) -> Row:

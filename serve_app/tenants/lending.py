@@ -15,6 +15,8 @@ LEASE_S = 5.0
 LimitsOf = Callable[[str], Limits]
 SpentOf = Callable[[str, str], int]
 """What a tenant spent within a period, `2026-11-22` or `2026-11`, in billionths of the currency."""
+Period = tuple[Meter, str]
+"""Of a budget: which one, and its day or month."""
 
 
 def nothing_spent(tenant: str, period: str) -> int:
@@ -36,7 +38,8 @@ class Lending:
 
     limits_of: what a tenant has now; it may change
     clock:     seconds, monotonic;  wall: seconds since 1970
-    spent_of:  what the ledger says, asked once per tenant, budget and life of this object
+    spent_of:  what the ledger says, asked for what was not told before (`unread`): once per tenant, budget and life of
+               this object, and where a clock that was ahead comes to a period that it had left out
     """
 
     def __init__(
@@ -55,6 +58,20 @@ class Lending:
         self._lease_s = lease_s
         self._meters: dict[tuple[str, Meter], AnyMeter] = {}
         self._loans: dict[tuple[str, str], _Loan] = {}
+
+    def unread(self, tenant: str) -> list[Period]:
+        """Its budgets of which only the ledger knows what was spent, by now."""
+        return [each for name, _ in self._bounds(tenant) if name.is_budget for each in self._unread(tenant, name)]
+
+    def tell(self, tenant: str, period: Period, spent: int) -> None:
+        """What the ledger says of what was unread; where more is known by now, that counts."""
+        name, day_or_month = period
+        budget = self._meters.get((tenant, name))
+        if isinstance(budget, Budget):
+            budget.tell(day_or_month, spent)
+        else:
+            is_monthly = name is Meter.MONTH
+            self._meters[tenant, name] = Budget(0, is_monthly=is_monthly, period=day_or_month, spent=spent)
 
     def free(self, tenant: str) -> Amounts:
         """What of each of its limits nobody holds."""
@@ -109,20 +126,18 @@ class Lending:
         return list(bounds_of(self._limits_of(tenant)).items())
 
     def _meter(self, tenant: str, name: Meter, bound: int) -> AnyMeter:
+        for period in self._unread(tenant, name) if name.is_budget else ():
+            self.tell(tenant, period, self._spent_of(tenant, period[1]))
         meter = self._meters.get((tenant, name))
         if meter is None:
-            meter = self._meters[tenant, name] = self._new_meter(tenant, name, bound)
+            meter = self._meters[tenant, name] = Gauge(bound) if name.is_gauge else Window(bound)
         meter.limit = bound
         return meter
 
-    def _new_meter(self, tenant: str, name: Meter, bound: int) -> AnyMeter:
-        if name.is_gauge:
-            return Gauge(bound)
-        if not name.is_budget:
-            return Window(bound)
-        is_monthly = name is Meter.MONTH
-        period = period_of(self._wall(), is_monthly=is_monthly)
-        return Budget(bound, is_monthly=is_monthly, period=period, spent=self._spent_of(tenant, period))
+    def _unread(self, tenant: str, name: Meter) -> list[Period]:
+        """Nothing, or the period of now."""
+        budget, period = self._meters.get((tenant, name)), period_of(self._wall(), is_monthly=name is Meter.MONTH)
+        return [] if isinstance(budget, Budget) and budget.knows(period) else [(name, period)]
 
     def _now(self, meter: Meter) -> float:
         return self._wall() if meter.is_budget else self._clock()

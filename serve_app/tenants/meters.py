@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 MINUTE_S = 60
+DAY_S = 86_400
 GAUGE_WAIT_S = 1.0
 """When a place in flight becomes free nobody knows; so long is worth waiting."""
+MAX_PERIODS = 8
+"""Of one budget, those counted last: more than a clock that is set to and fro goes through."""
 
 
 class Window:
@@ -96,7 +100,10 @@ class Gauge:
 
 
 class Budget:
-    """At most so much from the beginning of a day or a month, UTC. A clock that is set back begins none anew.
+    """At most so much from the beginning of a day or a month, UTC.
+
+    What was taken is kept by its period, so that a clock that is set ahead and back finds what it left, and begins
+    nothing anew. A period earlier than all that are known is not begun before it is told what was spent in it.
 
     now: seconds since 1970
     """
@@ -106,19 +113,26 @@ class Budget:
         self.limit = limit
         self._is_monthly = is_monthly
         self._period = period
-        self._spent = spent
+        self._spent = {period: spent}
+
+    def knows(self, period: str) -> bool:
+        """Whether what was spent within it is known here; of later ones it is, as nothing was."""
+        return period in self._spent or period > max(self._spent)
+
+    def tell(self, period: str, spent: int) -> None:
+        """What was spent within a period that is not known."""
+        if not self.knows(period):
+            self._spent[period] = spent
 
     def free(self, now: float) -> int:
-        self._begin(now)
-        return max(0, self.limit - self._spent)
+        return max(0, self.limit - self._spent[self._begin(now)])
 
     def take(self, amount: int, now: float) -> None:
-        self._begin(now)
-        self._spent += amount
+        self._spent[self._begin(now)] += amount
 
     def give(self, amount: int, now: float) -> None:
-        self._begin(now)
-        self._spent = max(0, self._spent - amount)
+        period = self._begin(now)
+        self._spent[period] = max(0, self._spent[period] - amount)
 
     def wait_s(self, amount: int, now: float) -> float:
         return self.reset_s(now) if amount > self.free(now) else 0.0
@@ -128,10 +142,15 @@ class Budget:
         month = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
         return (month if self._is_monthly else today + timedelta(days=1)).timestamp() - now
 
-    def _begin(self, now: float) -> None:
+    def _begin(self, now: float) -> str:
+        """The period that is counted now."""
         period = period_of(now, is_monthly=self._is_monthly)
-        if period > self._period:
-            self._period, self._spent = period, 0
+        if period != self._period and self.knows(period):
+            self._period = period
+            self._spent[period] = self._spent.pop(period, 0)
+            while len(self._spent) > MAX_PERIODS:
+                del self._spent[next(iter(self._spent))]
+        return self._period
 
 
 AnyMeter = Window | Gauge | Budget
@@ -139,4 +158,10 @@ AnyMeter = Window | Gauge | Budget
 
 def period_of(now: float, *, is_monthly: bool) -> str:
     """The day as `2026-11-22`, or the month as `2026-11`, that a Unix time is in, UTC."""
-    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m" if is_monthly else "%Y-%m-%d")
+    return _period_of_day(int(now // DAY_S), is_monthly=is_monthly)
+
+
+@lru_cache(maxsize=64)
+def _period_of_day(day: int, *, is_monthly: bool) -> str:
+    """day: since the first of 1970, each of as many seconds"""
+    return datetime.fromtimestamp(day * DAY_S, UTC).strftime("%Y-%m" if is_monthly else "%Y-%m-%d")

@@ -195,7 +195,7 @@ async def stages(setup: Setup, *, rounds: int, num: int) -> dict[str, object]:
         await bring()
     sync: Mapping[str, Callable[[], object]] = {
         "identify": lambda: setup.directory.identify(setup.key, time.time()),
-        "admit": lambda: guard._admit(_scope(setup.key)),
+        "admit": lambda: guard._admit(_scope(setup.key), setup.key),
         "routes": lambda: guard._of(setup.tenant),
         "lower": lambda: router.lowered(request, "r"),
         "headers": lambda: rate_headers(router.rates),

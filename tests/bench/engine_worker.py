@@ -6,6 +6,7 @@ PYTHONPATH, so that processes of two trees can take turns.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import statistics
@@ -48,13 +49,16 @@ class FillingRunner(Runner):
     def forward(self, batch: Any) -> Tensor:
         if not FillingRunner.is_filling:
             return super().forward(batch)
-        step = pack(batch, self._storage).step(self._storage, device=self._model.device)
+        device = self._model.device
+        step = pack(batch, self._storage).step(self._storage, device=device)
         tokens, dtype = len(step.token_ids), next(self._model.module.parameters()).dtype
         for number, layer in enumerate(self._model.shape.layers):
-            key = torch.randn(tokens, layer.heads, layer.key_dim, dtype=dtype)
-            value = torch.randn(tokens, layer.heads, layer.value_dim, dtype=dtype)
+            key = torch.randn(tokens, layer.heads, layer.key_dim, dtype=dtype, device=device)
+            value = torch.randn(tokens, layer.heads, layer.value_dim, dtype=dtype, device=device)
             self._storage.write(number, step.places, key, value)
-        return torch.zeros(len(step.logit_rows), self._model.vocab_size).index_fill_(1, torch.tensor([300]), 1.0)
+        logits = torch.zeros(len(step.logit_rows), self._model.vocab_size, device=device)
+        logits[:, 300] = 1.0
+        return logits
 
 
 class Bench:
@@ -75,6 +79,14 @@ class Bench:
         if case["kind"] == "decode":
             return self._decode(case, steps)
         return self._prefill(case)
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        self._engine.close()
+        del self._engine
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def _decode(self, case: dict[str, Any], steps: int) -> dict[str, float]:
         rows = [self._row(case, number, self._prompt(case["context"]), steps + 8) for number in range(case["rows"])]

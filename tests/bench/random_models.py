@@ -51,11 +51,30 @@ def one_billion() -> PreTrainedConfig:
     )  # fmt: skip
 
 
+def one_and_a_half_billion() -> PreTrainedConfig:
+    """The shape of Qwen2.5-1.5B."""
+    return Qwen2Config(
+        vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
+        num_key_value_heads=2, max_position_embeddings=32768, tie_word_embeddings=True, eos_token_id=0,
+    )  # fmt: skip
+
+
+def eight_billion() -> PreTrainedConfig:
+    """The shape of Llama-3.1-8B, with its plain rotation."""
+    return LlamaConfig(
+        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, max_position_embeddings=32768, tie_word_embeddings=False, eos_token_id=0,
+        bos_token_id=0,
+    )  # fmt: skip
+
+
 SHAPES: dict[str, Callable[[], PreTrainedConfig]] = {
     "random-tiny": tiny,
     "random-small": small,
     "random-0.5b": half_billion,
     "random-1b": one_billion,
+    "random-1.5b": one_and_a_half_billion,
+    "random-8b": eight_billion,
 }
 
 

@@ -12,7 +12,7 @@ from tests.bench.bench_tenancy import Setup, spend
 
 NUM_REQUESTS = 16
 NUM_ROUNDS = 8
-MAX_CALLS = {"keys": 12, "books": 105}
+MAX_CALLS = {"keys": 8, "books": 95}
 """Of functions of this project per request, beyond what a request takes where nobody is asked for a key."""
 
 

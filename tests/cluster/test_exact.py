@@ -64,7 +64,7 @@ def test_two_hundred_at_once_of_one_tenant_exceed_no_limit_by_more_than_a_lease(
     house = town.house
     house.command("tenants", "add", "many", "--models", "demo", "--requests-per-minute", str(LIMIT))
     key = house.command("keys", "create", "many")["key"]
-    house.until_known(key)
+    house.check_known(key)
 
     async def ask() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=200)
@@ -87,7 +87,7 @@ def test_what_a_client_that_leaves_had_reserved_is_there_again(town: Town) -> No
     house = town.house
     house.command("tenants", "add", "few", "--models", "demo", "--max-in-flight", "2")
     key = house.command("keys", "create", "few")["key"]
-    house.until_known(key)
+    house.check_known(key)
     body = {"model": "demo", "prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     headers = {"authorization": f"Bearer {key}"}
     with httpx.Client(base_url=house.run.url, timeout=60) as client:
@@ -122,7 +122,7 @@ def test_no_file_of_a_cluster_has_a_canary_and_a_repeat_is_one_request_at_any_ro
     house = town.house
     house.command("tenants", "add", "birds", "--models", "demo", "demo:*")
     key = house.command("keys", "create", "birds")["key"]
-    house.until_known(key)
+    house.check_known(key)
     sessions = {folder for each in house.run.processes() for folder in session_folders(each.command)}
     check_repeats(house, key)
     headers = {"authorization": f"Bearer {key}", "user-agent": f"{CANARY}-agent", "cookie": f"{CANARY}-cookie"}

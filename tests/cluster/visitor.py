@@ -155,7 +155,7 @@ def visit(house: House) -> None:
     house.command("tenants", "add", "visitors")
     key = house.command("keys", "create", "visitors", "--scopes", "infer", "metrics")["key"]
     house.run.until_ready()
-    house.until_known(key)
+    house.check_known(key)
 
     def lose() -> None:
         (proxy,) = (each for each in house.run.processes() if PROXY in each.command)

@@ -91,8 +91,7 @@ def sequences(engine: Engine, asked: GenerationRequest, prompt_ids: Items[int]) 
     room = engine.model.max_model_len - len(prompt_ids)
     wanted = asked.stop.max_tokens
     max_tokens = room if wanted is None else min(wanted, room)
-    bounds = RecordBounds.of(engine.model.module, max_bytes=1 << 30)
-    records = bounds.records(asked, len(prompt_ids), max_tokens=max_tokens)
+    records = record_bounds_of(engine).records(asked, len(prompt_ids), max_tokens=max_tokens)
     return [
         Sequence(
             asked,
@@ -105,6 +104,14 @@ def sequences(engine: Engine, asked: GenerationRequest, prompt_ids: Items[int]) 
         )
         for sample in range(asked.n)
     ]
+
+
+def record_bounds_of(engine: Engine) -> RecordBounds:
+    """Made once for each engine, as a service does: every module is looked at for experts."""
+    if not hasattr(engine, "record_bounds"):
+        engine.record_bounds = RecordBounds.of(engine.model.module, max_bytes=1 << 30)  # type: ignore[attr-defined]
+    found: RecordBounds = engine.record_bounds
+    return found
 
 
 @dataclass

@@ -12,8 +12,10 @@ from serve_app.engine.collector import exempt_what_is_loaded, resting
 
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
-    yield
+    """Before a test all is looked through, and behind it what was so before it began is exempt again."""
     gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ from serve_app.engine.loading import load_model
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config
 
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
 
 @pytest.mark.parametrize(
     ("wanted", "is_paged", "chosen"),
@@ -22,7 +24,28 @@ from tests.engine.harness import config
 def test_on_a_cpu_tritons_are_taken_only_where_they_are_asked_for(
     wanted: Literal["auto", "triton", "torch"], is_paged: bool, chosen: str
 ) -> None:
-    assert choose_kernels(wanted, torch.device("cpu"), is_paged=is_paged) == chosen
+    assert choose_kernels(wanted, CPU, is_paged=is_paged) == [chosen]
+
+
+@pytest.mark.parametrize(
+    ("installed", "tried"),
+    [
+        ({"triton", "flashinfer"}, ["flashinfer", "triton", "torch"]),
+        ({"triton"}, ["triton", "torch"]),
+        ({"flashinfer"}, ["torch"]),
+        (set(), ["torch"]),
+    ],
+)
+def test_on_a_gpu_the_best_that_is_installed_is_tried_first(installed: set[str], tried: list[str]) -> None:
+    assert choose_kernels("auto", CUDA, is_paged=True, has=installed.__contains__) == tried
+    assert choose_kernels("auto", CPU, is_paged=True, has=installed.__contains__) == ["torch"]
+    assert choose_kernels("triton", CUDA, is_paged=True, has=installed.__contains__) == ["triton"]
+
+
+@pytest.mark.skipif(find_spec("flashinfer") is not None, reason="flashinfer is installed")
+def test_flashinfer_that_was_asked_for_and_is_not_installed_is_refused_at_start() -> None:
+    with pytest.raises(ModelNotSupported, match="kernels: flashinfer was asked for: No module named 'flashinfer'"):
+        load_model(config(DEMO, kv_storage="pages", kernels="flashinfer"))
 
 
 @pytest.mark.skipif(find_spec("triton") is not None, reason="triton is installed")

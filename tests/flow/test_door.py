@@ -61,6 +61,26 @@ async def client(backend: FakeBackend) -> AsyncIterator[httpx.AsyncClient]:
     await fleet.close()
 
 
+@pytest.mark.parametrize("is_made", [True, False], ids=["made", "not made"])
+async def test_a_key_that_was_made_elsewhere_a_moment_ago_is_heard_of_before_it_is_refused(is_made: bool) -> None:
+    known = [Directory([], [], pepper=PEPPER)]
+    looked_for = []
+
+    async def look_again(presented: str) -> None:
+        looked_for.append(presented)
+        if is_made:
+            known[:] = [directory()]
+
+    door = Door(identify=lambda key: known[0].identify(key, 1.0), look_again=look_again)
+    app = build_app(Router(Fleet("router-0"), RouterConfig()), door=door)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://door") as client:
+        assert (await client.get("/v1/models")).status_code == 401
+        assert not looked_for, "without a key there is none to hear of"
+        answers = [await client.get("/v1/models", headers=key("whole")) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == ([200, 200] if is_made else [401, 401])
+    assert looked_for == [SECRETS["whole"]] * (1 if is_made else 2)
+
+
 def key(name: str) -> dict[str, str]:
     return {"authorization": f"Bearer {SECRETS[name]}"}
 

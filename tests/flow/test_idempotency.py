@@ -33,14 +33,17 @@ class LocalBook:
     """The one book, as a router of that name reaches it.
 
     fails: so many calls do not come to it;  loses: so many claims come to it, and what it says is lost
+    answering: attempts that were not left
     """
 
     claims: Claims
     name: str
     fails: int = 0
     loses: int = 0
+    answering: set[str] = field(default_factory=set)
 
     async def claim(self, claim: Claim) -> Claimed:
+        self.answering.add(claim.attempt)
         self._fail()
         found = self.claims.claim(claim, self.name)
         if self.loses:
@@ -52,6 +55,9 @@ class LocalBook:
     async def deliver(self, claim: Claim, answer: Sequence[Message] | None) -> None:
         self._fail()
         self.claims.deliver(claim, self.name, answer)
+
+    def leave(self, claim: Claim) -> None:
+        self.answering.remove(claim.attempt)
 
     def _fail(self) -> None:
         if self.fails:
@@ -238,6 +244,7 @@ async def test_a_repeat_at_another_router_gets_the_same_bytes_and_nothing_is_com
     answers = [await asking.post(body, router=number % 2) for number in range(4)]
     assert (len({each.content for each in answers}), asking.num_computed) == (1, 1)
     assert ["idempotency-replayed" in each.headers for each in answers] == [False, True, True, True]
+    assert not asking.book.answering
     other = await asking.post(body | {"max_tokens": 6}, router=1)
     assert (other.status_code, other.json()["error"]["error_code"]) == (422, "idempotency_key_reused")
     assert "idempotency-replayed" not in (await asking.post(body, tenant="b", router=1)).headers
@@ -253,9 +260,10 @@ async def test_a_repeat_at_another_router_waits_for_what_is_still_computed(
         await asyncio.sleep(0)
     again = [asking.post(body, router=1) for _ in range(3)]
     await asyncio.sleep(0.01)
-    assert asking.backend.num_live == 1
+    assert (asking.backend.num_live, len(asking.book.answering)) == (1, 1)
     await asking.step_to_the_end()
     answers = await asyncio.gather(first, *again)
+    assert not asking.book.answering
     assert (len({each.content for each in answers}), asking.num_computed) == (1, 1)
 
 
@@ -299,6 +307,7 @@ async def test_a_claim_whose_answer_was_lost_is_given_back(asking: Asking) -> No
     asking.book.loses = 1
     assert ((await asking.post(BODY)).status_code, asking.num_computed) == (503, 0)
     assert (await asyncio.wait_for(asking.post(BODY, router=1), 5)).status_code == 200
+    assert not asking.book.answering
 
 
 async def test_a_claim_whose_computation_raised_is_given_back() -> None:
@@ -307,7 +316,8 @@ async def test_a_claim_whose_computation_raised_is_given_back() -> None:
     async def fail(scope: AsgiScope, receive: Receive, send: Send) -> None:
         raise RuntimeError("no")
 
-    app = Idempotent(fail, Replays(), max_body_bytes=100, book=LocalBook(claims, "router-0"))
+    book = LocalBook(claims, "router-0")
+    app = Idempotent(fail, Replays(), max_body_bytes=100, book=book)
     identity = Identity(tenant=Tenant(name="a"), key_id="key")
     state = {"identity": identity, "request_id": "r"}
     scope = {"type": "http", "path": "/v1/x", "headers": [(b"idempotency-key", b"k")], "state": state}
@@ -325,6 +335,7 @@ async def test_a_claim_whose_computation_raised_is_given_back() -> None:
         await app(scope, receive, send)
     await asyncio.sleep(0)
     assert not claims._running
+    assert not book.answering
 
 
 @dataclass(slots=True)

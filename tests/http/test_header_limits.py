@@ -31,6 +31,10 @@ class Patient(BoundedHeaders):
 
 
 async def echo(request: Request) -> Response:
+    return PlainTextResponse(await request.body())
+
+
+async def echo_late(request: Request) -> Response:
     """Answers after the time in which Hasty wants the headers."""
     body = await request.body()
     await asyncio.sleep(2 * Hasty.headers_timeout_s)
@@ -44,8 +48,8 @@ async def connection(
     app: Starlette | None = None,
     websockets: Literal["none", "websockets-sansio"] = "none",
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """To a server that speaks so, by default one that echoes."""
-    app = app or Starlette(routes=[Route("/", echo, methods=["POST"])])
+    """To a server that speaks so, by default one that echoes: at once where headers may take their time."""
+    app = app or Starlette(routes=[Route("/", echo if protocol is Patient else echo_late, methods=["POST"])])
     config = uvicorn.Config(app, port=0, http=protocol, ws=websockets, lifespan="off", log_config=None)
     config.load()
     state = uvicorn.server.ServerState()

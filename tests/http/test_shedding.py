@@ -18,10 +18,11 @@ from uvicorn.server import ServerState
 
 from serve_app.api.dialects.tables import DIALECTS, UNION
 from serve_app.core.tenants import Identity, Tenant
+from serve_app.http.caller import MAX_IN_A_ROW
 from serve_app.http.failures import REQUEST_ID
 from serve_app.http.proxy import protect, protocol_of
 from serve_app.http.refusals import error_response
-from serve_app.http.shedding import MAX_DROPPED_BYTES, MAX_IN_A_ROW, Shedding
+from serve_app.http.shedding import MAX_DROPPED_BYTES, Shedding
 from serve_app.http.slots import TellsSlots
 from serve_app.http.turnstile import MAX_READ_ON_PER_S, MIN_HANDED_ON, Turnstile, TurnstileSettings
 from serve_app.http.written_refusals import WrittenRefusals

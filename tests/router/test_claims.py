@@ -14,6 +14,7 @@ from serve_app.router.replays import MESSAGE_BYTES, Message, ReplaySettings
 
 YOURS, RUNNING = Standing.YOURS, Standing.RUNNING
 ANSWER: tuple[Message, ...] = ({"type": "http.response.body", "body": b"x" * 100},)
+STILL = [(("acme", "k"), "1")]
 SIZE = MESSAGE_BYTES + 100
 
 
@@ -61,13 +62,37 @@ def test_a_router_that_was_not_heard_of_leaves_its_work_to_others(clock: Clock) 
     claims = Claims(clock=clock)
     claims.claim(claim(), "a")
     clock.now = LOST_S / 2
-    claims.heard("a")
+    claims.heard("a", STILL)
     clock.now = LOST_S
     assert claims.claim(claim(), "b") is RUNNING
     clock.now = LOST_S * 1.5
     assert claims.claim(claim(), "b") is YOURS
     claims.deliver(claim(), "a", ANSWER)  # it was only slow; the other one computes now
     assert claims.claim(claim(), "c") is RUNNING
+
+
+def test_a_request_holds_its_key_for_as_long_as_it_is_answered(clock: Clock) -> None:
+    claims = Claims(clock=clock)
+    claims.claim(claim(), "a")
+    for _ in range(50_000):  # the time for which an answer is good is long over
+        clock.now += LOST_S / 2
+        claims.heard("a", STILL)
+    assert claims.claim(claim(), "b") is RUNNING
+
+
+def test_what_its_router_says_no_more_is_anybodys_though_the_router_lives(clock: Clock) -> None:
+    """A claim may reach the book after the word that it is over, and that word may be lost."""
+    claims = Claims(clock=clock)
+    claims.deliver(claim(), "a", None)
+    claims.claim(claim(), "a")
+    claims.claim(claim("other"), "a")
+    for _ in range(10):
+        clock.now += LOST_S / 10
+        claims.heard("a", [(("acme", "other"), "1")])
+        claims.heard("b", STILL)  # which has nothing there
+        claims.heard("a", [(("acme", "k"), "2")])
+    assert claims.claim(claim(), "b") is YOURS
+    assert claims.claim(claim("other"), "b") is RUNNING
 
 
 def test_an_answer_is_taken_in_by_a_book_that_was_begun_anew(clock: Clock) -> None:

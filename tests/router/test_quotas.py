@@ -13,16 +13,20 @@ from serve_app.core.quotas import Amount, Lease, Meter, Statement, bounds_of
 from serve_app.core.tenants import Limits, Tenant
 from serve_app.router.quotas import Permit, Quotas
 from serve_app.tenants.lending import Lending
+from serve_app.tenants.wallet import NEVER_TOLD
+
+LIMITED = Limits(budget_per_day=1.0, requests_per_minute=10)
 
 
 @dataclass(slots=True)
 class FakeAccounts:
-    """Lends at once. num_calls: counted;  is_gone: it cannot be reached"""
+    """Lends at once. num_calls: counted;  is_gone: it cannot be reached;  is_slow: it knows nothing yet"""
 
     limits: Limits
     now: float = 1000.0
     num_calls: int = 0
     is_gone: bool = False
+    is_slow: bool = False
     lending: Lending = field(init=False)
 
     def __post_init__(self) -> None:
@@ -36,7 +40,7 @@ class FakeAccounts:
         await asyncio.sleep(0)
         if self.is_gone:
             raise ConnectionError("accounts are gone")
-        return [self.lending.renew(router_id, each) for each in statements]
+        return [NEVER_TOLD if self.is_slow else self.lending.renew(router_id, each) for each in statements]
 
 
 def quotas(accounts: FakeAccounts, name: str = "a") -> Quotas:
@@ -177,3 +181,13 @@ async def test_a_tenant_without_limits_asks_nobody() -> None:
     accounts = FakeAccounts(Limits())
     await asked(quotas(accounts), Tenant(name="free"), Amount(requests=1, tokens=10**9), 10)
     assert (accounts.num_calls, bounds_of(Limits())) == (0, {})
+
+
+async def test_what_the_lender_does_not_know_yet_is_not_said_to_be_spent() -> None:
+    accounts, tenant = FakeAccounts(LIMITED), Tenant(name="acme", limits=LIMITED)
+    accounts.is_slow = True
+    router = quotas(accounts)
+    with pytest.raises(Unavailable):
+        await router.reserve(tenant, Amount(requests=1, cost=1))
+    accounts.is_slow = False
+    assert isinstance(await router.reserve(tenant, Amount(requests=1, cost=1)), Permit)

@@ -45,3 +45,10 @@ def test_a_wrong_key_is_refused_as_ever() -> None:
     held.hear(directory(1), 0.0)
     with pytest.raises(Unauthenticated):
         held.identify(new_key(), now=1.0, at=1.0)
+
+
+def test_an_answer_that_was_overtaken_does_not_bring_back_what_was_before() -> None:
+    held = HeldDirectory(grace_s=10.0)
+    held.hear(directory(5), 101.0)
+    held.hear(directory(4, origins=("https://a",)), 100.0)
+    assert (held.version, held.origins, held.age_s(102.0)) == (5, frozenset(), 1.0)

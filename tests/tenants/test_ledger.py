@@ -6,13 +6,14 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
 
-from serve_app.core.ledger import SUMS, UNATTRIBUTED, Counted, Row, Spent, UsageQuestion
+from serve_app.core.ledger import OTHER_MIXES, SUMS, UNATTRIBUTED, Counted, Row, Spent, UsageQuestion
 from serve_app.core.prices import Price, Prices
-from serve_app.tenants.ledger import LedgerStore
+from serve_app.tenants.ledger import MAX_MIXES, LedgerStore
 from serve_app.tenants.retention import prune
 
 DAY_S = 86_400.0
@@ -61,6 +62,40 @@ def test_a_row_that_no_database_could_hold_keeps_nothing_else_out(store: LedgerS
     assert sums(store)["requests"] == 5
     assert sums(store)["prompt_tokens"] == 50
     assert sums(store, adapter=mix[:512])["requests"] == 1
+
+
+def test_lines_of_a_day_do_not_grow_with_what_a_client_mixes_and_their_sums_are_exact(store: LedgerStore) -> None:
+    rows = [row(f"{number}", adapter=f"pirate*{number / 1000}+poet*0.5", cost=number) for number in range(400)]
+    plain = [row(f"plain {number}", adapter=f"adapter-{number}", cost=1) for number in range(100)]
+    for first in range(0, 400, 100):
+        assert store.record([*rows[first : first + 100], *plain[first : first + 25]], (), 0.0) >= 100
+    assert store.record([*rows, *plain], (), 0.0) == 75, "known rows are known by their ids, whatever line they are in"
+    store.record([replace(rows[3], id="again"), replace(rows[399], id="late", at=DAY_S)], (), 0.0)
+    lines = store.usage(UsageQuestion(by=("adapter", "day")))
+    mixes = [line for line in lines if "*" in line.by["adapter"] and line.by["day"] == "1970-01-01"]
+    assert len(mixes) == MAX_MIXES + 1
+    assert len(lines) == MAX_MIXES + 1 + 100 + 1
+    assert sums(store, adapter=rows[3].adapter)["requests"] == 2
+    assert sums(store, adapter=OTHER_MIXES)["requests"] == 400 - MAX_MIXES
+    assert sums(store)["cost"] == sum(range(400)) + 100 + 3 + 399
+    assert sums(store)["prompt_tokens"] == 10 * 502
+    assert store.cost_of("acme", "1970-01") == sums(store)["cost"]
+
+
+@pytest.mark.parametrize("odd", [{"request_id": "a half \ud800"}, {"key_id": "nul\0"}, {"choices": 2**40}])
+def test_a_row_that_the_store_refuses_holds_up_no_other(
+    store: LedgerStore, odd: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [row(str(number)) for number in range(9)]
+    rows[5] = replace(rows[5], **odd)
+    spent = Spent(flow="acme", prompt_tokens=90, cached_tokens=9, completion_tokens=180, engine_ns=63)
+    new = store.record(rows, [counted("r0", spent)], 0.0)
+    assert new in (8, 9), "SQLite keeps nearly everything"
+    assert {name: sums(store)[name] for name in SPENT} == {name: getattr(spent, name) for name in SPENT}
+    assert sums(store, key_id=UNATTRIBUTED)["prompt_tokens"] == 90 - 10 * new
+    assert store.record([*rows, row("more")], (), 0.0) == 1
+    assert sum("refuses" in record.getMessage() for record in caplog.records) == 2 * (9 - new)
+    assert not any("half" in record.getMessage() for record in caplog.records)
 
 
 def test_what_no_row_explains_is_unattributed_until_one_does(store: LedgerStore) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from serve_app.core.quotas import NANO, Amount, Meter, bounds_of
+from serve_app.core.quotas import NANO, Amount, Meter, Statement, bounds_of
 from serve_app.core.tenants import Limits
 from serve_app.tenants.lending import LEASE_S, Lending
 from serve_app.tenants.wallet import SHARE, Wallet
@@ -20,6 +20,7 @@ LIMITS = Limits(
     max_in_flight_tokens=1500,
     budget_per_day=3e-5,
 )
+DAY_S = 86_400.0
 BOUNDS = bounds_of(LIMITS)
 LEASES = {meter: -(-bound // SHARE) for meter, bound in BOUNDS.items()}
 
@@ -176,6 +177,43 @@ def test_a_budget_goes_on_with_what_the_ledger_says_was_spent() -> None:
     lending = Lending(lambda tenant: Limits(budget_per_day=3.0), clock=clock, wall=clock, spent_of=spent)
     assert lending.free("acme") == {Meter.DAY: NANO}
     assert (lending.free("acme"), asked) == ({Meter.DAY: NANO}, [("acme", "1970-01-01")])
+
+
+def test_a_budget_counts_today_after_a_clock_was_ahead() -> None:
+    clock, wall, asked = Clock(), Clock(0.5 * DAY_S), []
+
+    def spent(tenant: str, period: str) -> int:
+        asked.append(period)
+        return 2 * NANO if period == "1970-01-02" else 0
+
+    lending = Lending(lambda tenant: Limits(budget_per_day=3.0), clock=clock, wall=wall, spent_of=spent)
+    statement = Statement(tenant="acme", used={Meter.DAY: 0}, wanted={Meter.DAY: 3 * NANO})
+    wall.now = 400 * DAY_S
+    assert lending.renew("a", statement).granted == {Meter.DAY: 3 * NANO}
+    assert lending.free("acme") == {Meter.DAY: 0}
+    wall.now = 0.6 * DAY_S
+    assert lending.free("acme") == {Meter.DAY: 3 * NANO}, "nothing was spent today"
+    wall.now = 1.5 * DAY_S
+    assert lending.free("acme") == {Meter.DAY: NANO}, "the ledger knows of today, whatever the clock said before"
+    assert asked == ["1971-02-05", "1970-01-01", "1970-01-02"]
+
+
+def test_what_was_told_in_time_is_not_asked_for() -> None:
+    clock = Clock()
+
+    def spent(tenant: str, period: str) -> int:
+        raise AssertionError
+
+    limits = Limits(budget_per_day=3.0, budget_per_month=5.0, max_in_flight=3)
+    lending = Lending(lambda tenant: limits, clock=clock, wall=clock, spent_of=spent)
+    assert lending.unread("acme") == [(Meter.DAY, "1970-01-01"), (Meter.MONTH, "1970-01")]
+    for period in lending.unread("acme"):
+        lending.tell("acme", period, NANO)
+        lending.tell("acme", period, 3 * NANO)  # late, and no more believed
+    assert lending.unread("acme") == []
+    assert lending.free("acme") == {Meter.IN_FLIGHT: 3, Meter.DAY: 2 * NANO, Meter.MONTH: 4 * NANO}
+    clock.now += DAY_S
+    assert lending.free("acme")[Meter.DAY] == 3 * NANO, "a new day needs nobody"
 
 
 def test_a_limit_that_is_changed_holds_from_the_next_renewal_on() -> None:

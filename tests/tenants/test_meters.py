@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from serve_app.tenants.meters import Budget, Gauge, Window
+from serve_app.tenants.meters import MAX_PERIODS, Budget, Gauge, Window
 
 DAY_S = 86_400.0
 
@@ -83,7 +83,27 @@ def test_a_budget_begins_anew_with_its_period_and_not_when_a_clock_is_set_back(i
     assert budget.wait_s(1, 100.0) == budget.reset_s(100.0) == (31 if is_monthly else 1) * DAY_S - 100.0
     assert budget.free(day * DAY_S) == 100
     budget.take(60, day * DAY_S)
-    assert (budget.free(0.0), budget.free(day * DAY_S + 1)) == (40, 40)
+    assert (budget.free(0.0), budget.free(day * DAY_S + 1)) == (0, 40)
+
+
+def test_a_budget_whose_clock_was_ahead_goes_on_where_it_was() -> None:
+    budget = Budget(100, is_monthly=False)
+    budget.take(70, 0.5 * DAY_S)
+    budget.take(100, 50 * DAY_S)  # the clock was set ahead, and is set back
+    assert (budget.free(0.6 * DAY_S), budget.free(50 * DAY_S)) == (30, 0)
+    assert (budget.knows("1970-01-02"), budget.knows("1970-02-21")) == (False, True)
+    assert budget.free(1.5 * DAY_S) == 0, "what was spent on that day nobody has said yet"
+    budget.tell("1970-01-02", 10)
+    budget.tell("1970-01-01", 0)
+    assert [budget.free(day * DAY_S) for day in (1.5, 0.6, 50, 51)] == [90, 30, 0, 100]
+
+
+def test_a_budget_keeps_few_periods_whatever_its_clock_does() -> None:
+    budget = Budget(100, is_monthly=False)
+    for day in range(3 * MAX_PERIODS):
+        budget.take(1, day * DAY_S)
+    assert len(budget._spent) == MAX_PERIODS
+    assert budget.free((3 * MAX_PERIODS - 2) * DAY_S) == 99
 
 
 def test_a_budget_knows_what_was_spent_before_it_began_to_count() -> None:

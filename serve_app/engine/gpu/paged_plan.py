@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from triton import next_power_of_2
 
+from serve_app.engine.crossing import sent
 from serve_app.engine.gpu.paged_kernels import attend_tile, merge_splits, write_pages
+from serve_app.engine.gpu.tiles import Tiles
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.plan import Scoring
 
@@ -22,22 +23,6 @@ CHUNK_QUERIES = 16
 KEYS_PER_TILE = 64
 NUM_PROGRAMS = 1024
 """Programs of one launch that keep a GPU busy; beyond it each takes several splits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
-    """Queries in tiles, as the kernels read them.
-
-    places: [tokens] int64, where new keys and values are written; negative is nowhere
-    tables: [rows, blocks] int32, block tables
-    singles, chunks: [4, tiles] int32: of each tile its table's row, its first token, that one's position, how many
-                     queries; a single is one query, or none
-    """
-
-    places: Tensor
-    tables: Tensor
-    singles: Tensor
-    chunks: Tensor
 
 
 class PagedPlan:
@@ -142,7 +127,7 @@ def lay_tiles(readings: Sequence[Reading], *, places: Tensor, block_size: int) -
         for at in range(0, each.length, CHUNK_QUERIES)
     ]
     numbers = [*tables, *_columns(singles), *_columns(chunks)]
-    packed = torch.tensor(numbers, dtype=torch.int32).to(places.device, non_blocking=True)
+    packed = sent(torch.tensor(numbers, dtype=torch.int32), places.device)
     tables_end = len(tables)
     singles_end = tables_end + 4 * len(singles)
     return Tiles(

@@ -1,18 +1,21 @@
 """Keys and values in pages: a block's contents stay where they are, whoever holds it, and running sequences share it.
 
 All memory is taken at once, as accelerators want it. Attention gathers the pages that it reads, or is computed by
-Triton's kernels, which follow the block tables by themselves.
+kernels that follow the block tables by themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from serve_app.engine.attention import GroupedPlan
+from serve_app.engine.gpu.availability import Kernels
+from serve_app.engine.gpu.flashinfer import FlashInfer, FlashInferPlan
+from serve_app.engine.gpu.gathered_plan import GatheredPlan
+from serve_app.engine.gpu.tiles import Tiles
 from serve_app.engine.kv.groups import Group, Reading, runs, tiles
 from serve_app.engine.kv.plan import AttentionPlan
 from serve_app.engine.kv.shape import KeyValueShape
@@ -25,6 +28,7 @@ class PageStorage:
     keys, values: per layer [num_blocks + 1, block_size, heads, dim]; the last page is zeros for ever, where tables
     are padded
     kernels: whose compute attention, with torch's as the reference
+    flashinfer: who is asked first, with any kernels; None is nobody, unless kernels says so
     max_model_len: the longest context, by which kernels share a long row out
     """
 
@@ -38,10 +42,12 @@ class PageStorage:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
-        kernels: Literal["triton", "torch"] = "torch",
+        kernels: Kernels = "torch",
         max_model_len: int = 0,
+        flashinfer: FlashInfer | None = None,
     ) -> None:
-        self._kernels = kernels
+        self._has_triton = kernels != "torch"
+        self._flashinfer = FlashInfer.on(device) if kernels == "flashinfer" and flashinfer is None else flashinfer
         self._max_model_len = max_model_len
         self._block_size = block_size
         self._num_blocks = num_blocks
@@ -83,12 +89,36 @@ class PageStorage:
         return [blocks[position // size] * size + position % size for position in range(begin, end)]
 
     def plan(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
-        if self._kernels == "triton":
-            from serve_app.engine.gpu.paged_plan import plan_paged, split_of
+        if self._flashinfer is not None:
+            return FlashInferPlan(
+                self._flashinfer, self._keys, self._values, readings, places,
+                others=lambda: self._own_plan(readings, places),
+            )  # fmt: skip
+        return self._own_plan(readings, places)
 
-            split = split_of(self._max_model_len)
-            return plan_paged(self._keys, self._values, readings, places, split=split)
-        return GroupedPlan(self, self.groups(readings), places)
+    def _own_plan(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
+        if not self._has_triton:
+            return GroupedPlan(self, self.groups(readings), places)
+        from serve_app.engine.gpu.paged_plan import plan_paged, split_of
+
+        return plan_paged(self._keys, self._values, readings, places, split=split_of(self._max_model_len))
+
+    def plan_tiles(self, tiles: Tiles, *, max_keys: int) -> AttentionPlan:
+        """A plan of single queries over tensors that may be filled anew for every step; no query sees more keys."""
+        if not self._has_triton:
+            return GatheredPlan(self._keys, self._values, tiles, padding=self._num_blocks)
+        from serve_app.engine.gpu.paged_plan import PagedPlan, split_of
+
+        return PagedPlan(self._keys, self._values, tiles, max_keys=max_keys, split=split_of(self._max_model_len))
+
+    @property
+    def padding(self) -> int:
+        """The page where tables are padded."""
+        return self._num_blocks
+
+    @property
+    def block_size(self) -> int:
+        return self._block_size
 
     def groups(self, readings: Sequence[Reading]) -> list[Group]:
         found: list[Group] = []

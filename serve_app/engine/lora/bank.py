@@ -11,7 +11,9 @@ Room for more: adapters of experts are the same plan over (row, expert) pairs, w
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +21,24 @@ from torch import Tensor, nn
 from serve_app.engine.lora.adapter import Adapter, frame_of, linear_modules
 from serve_app.engine.lora.banked import BankedLinear, Step
 from serve_app.engine.lora.plan import Mix, Plan, Resident, make_plan
-from serve_app.engine.lora.shelf import Shelf, shelf_rank
-from serve_app.engine.lora.tiles import ShelfTiles, lay_tiles
+from serve_app.engine.lora.shelf import Shelf, Stack, shelf_rank
+from serve_app.engine.lora.tiles import ShelfRows, ShelfTiles, lay_rows, lay_tiles
 from serve_app.engine.lora.weights import LowRank, read_weights
 
 SwapIn = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the stacks of some shelves were, which are there as long as this."""
+
+    stacks: tuple[Stack, ...]
+    _shelves: tuple[tuple[Shelf, int], ...]
+
+    @property
+    def is_so(self) -> bool:
+        """Whether they are there still."""
+        return all(shelf.num_changes == count for shelf, count in self._shelves)
 
 
 class AdapterBank:
@@ -127,6 +142,32 @@ class AdapterBank:
 
     def end_step(self) -> None:
         self._step.plan = self._step.tiles = None
+
+    def rows_of(self, mixes: Sequence[Mix]) -> tuple[ShelfRows, ...] | None:
+        """A step's adapted rows as kernels read them; None where kernels do not compute them."""
+        return lay_rows(mixes, self._residents) if self._uses_kernels else None
+
+    @contextmanager
+    def running(self, num_tokens: int, tiles: tuple[ShelfTiles, ...]) -> Iterator[None]:
+        """Within it all modules have these tiles computed by kernels."""
+        self._step.plan, self._step.tiles = Plan(num_tokens=num_tokens, passes=()), tiles
+        try:
+            yield
+        finally:
+            self.end_step()
+
+    @contextmanager
+    def standing(self, ranks: Iterable[int]) -> Iterator[Standing | None]:
+        """Within it nobody stages: the stacks of these ranks stay where they are; None where somebody does."""
+        if not self._staging.acquire(blocking=False):
+            yield None
+            return
+        try:
+            shelves = [self._shelves[rank] for rank in ranks]
+            stacks = tuple(stack for shelf in shelves for stack in shelf.stacks.values())
+            yield Standing(stacks, tuple((shelf, shelf.num_changes) for shelf in shelves))
+        finally:
+            self._staging.release()
 
     def unwrap(self) -> None:
         """Give the model its own modules back."""

@@ -56,12 +56,15 @@ class Shelf:
 
     One thread at a time changes it. Another may compute meanwhile with places that are filled: a stack is replaced
     by a larger copy, and the places that are written are nobody's.
+
+    num_changes: of which tensors the stacks are
     """
 
     def __init__(self, rank: int, weights: Mapping[str, Tensor]) -> None:
         """weights: [out, in] of every module that may be changed, for sizes, dtype and device."""
         self.rank = rank
         self.stacks: dict[str, Stack] = {}
+        self.num_changes = 0
         self._weights = weights
         self._capacity = 0
         self._taken: set[int] = set()
@@ -77,6 +80,7 @@ class Shelf:
             self._resize(max(1, 2 * self._capacity))
         for name in weights.keys() - self.stacks.keys():
             self.stacks[name] = self._new_stack(name)
+            self.num_changes += 1
         for name, stack in self.stacks.items():
             stack.put(place, weights.get(name))
         self._taken.add(place)
@@ -89,13 +93,15 @@ class Shelf:
     def trim(self) -> None:
         """Give back what is far more than needed."""
         needed = max(self._taken, default=-1) + 1
-        if not needed:
+        if not needed and self._capacity:
+            self.num_changes += 1
             self.stacks = {}
             self._capacity = 0
         elif needed <= self._capacity // 4:
             self._resize(self._capacity // 2)
 
     def _resize(self, capacity: int) -> None:
+        self.num_changes += 1
         for name in list(self.stacks):
             self.stacks[name] = self.stacks[name].resized(capacity)
         self._capacity = capacity

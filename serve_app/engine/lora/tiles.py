@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from serve_app.engine.crossing import sent
 from serve_app.engine.lora.plan import Mix, Resident
 
 TILE_ROWS = 16
@@ -29,9 +30,33 @@ class ShelfTiles:
     tiles: Tensor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShelfRows:
+    """The same in the host's memory; tiles: of each its place, the first of its rows, how many."""
+
+    rank: int
+    rows: list[int]
+    factors: list[float]
+    tiles: list[tuple[int, int, int]]
+
+    def tensors(self, device: torch.device) -> ShelfTiles:
+        return ShelfTiles(
+            rank=self.rank,
+            rows=sent(torch.tensor(self.rows, dtype=torch.int32), device),
+            factors=sent(torch.tensor(self.factors, dtype=torch.float32), device),
+            tiles=sent(torch.tensor(self.tiles, dtype=torch.int32).T.contiguous(), device),
+        )
+
+
 def lay_tiles(
     mixes: Sequence[Mix], residents: Mapping[int, Resident], *, device: torch.device
 ) -> tuple[ShelfTiles, ...] | None:
+    """As `lay_rows`, on the device."""
+    found = lay_rows(mixes, residents)
+    return None if found is None else tuple(each.tensors(device) for each in found)
+
+
+def lay_rows(mixes: Sequence[Mix], residents: Mapping[int, Resident]) -> tuple[ShelfRows, ...] | None:
     """The tiles of all passes, those of the rows' first adapters first; None where DoRA's gains are among them.
 
     mixes: [tokens]
@@ -40,15 +65,13 @@ def lay_tiles(
     if any(residents[slot].has_gain for each in used for _, slot, _ in each):
         return None
     return tuple(
-        _of_shelf(rank, [row for row in each if residents[row[1]].rank == rank], residents, device)
+        _of_shelf(rank, [row for row in each if residents[row[1]].rank == rank], residents)
         for each in used
         for rank in sorted({residents[slot].rank for _, slot, _ in each})
     )
 
 
-def _of_shelf(
-    rank: int, used: Sequence[tuple[int, int, float]], residents: Mapping[int, Resident], device: torch.device
-) -> ShelfTiles:
+def _of_shelf(rank: int, used: Sequence[tuple[int, int, float]], residents: Mapping[int, Resident]) -> ShelfRows:
     """used: row, slot and factor of each row"""
     ordered = sorted(used, key=lambda each: residents[each[1]].place)
     tiles: list[tuple[int, int, int]] = []
@@ -58,9 +81,6 @@ def _of_shelf(
             tiles[-1] = (place, tiles[-1][1], tiles[-1][2] + 1)
         else:
             tiles.append((place, at, 1))
-    return ShelfTiles(
-        rank=rank,
-        rows=torch.tensor([row for row, _, _ in ordered], dtype=torch.int32, device=device),
-        factors=torch.tensor([factor for _, _, factor in ordered], dtype=torch.float32, device=device),
-        tiles=torch.tensor(tiles, dtype=torch.int32, device=device).T.contiguous(),
+    return ShelfRows(
+        rank=rank, rows=[row for row, _, _ in ordered], factors=[factor for _, _, factor in ordered], tiles=tiles
     )

@@ -14,6 +14,7 @@ from math import inf
 import torch
 from torch import Tensor
 
+from serve_app.engine.crossing import sent
 from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sequence import Sequence
 
@@ -38,7 +39,7 @@ class SparseValues:
 
     def joined(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Places and values, [n] each."""
-        return torch.cat(self.places).to(device), torch.cat(self.values).to(device)
+        return sent(torch.cat(self.places), device), sent(torch.cat(self.values), device)
 
 
 def edit_logits(
@@ -82,7 +83,7 @@ def _narrow(edited: Tensor, sequences: Items[Sequence]) -> None:
     """Take all that is not allowed out of play."""
     for row, sequence in enumerate(sequences):
         if (allowed_ids := sequence.sampling_state.allowed_ids) is not None:
-            places = allowed_ids.to(edited.device)
+            places = sent(allowed_ids, edited.device)
             kept = edited[row, places]
             edited[row] = -inf
             edited[row, places] = kept

@@ -7,7 +7,9 @@ from math import inf
 import torch
 from torch import Tensor
 
-BYTE_BITS = 8
+from serve_app.engine.crossing import sent
+
+BYTE_BITS, WORD_BITS = 8, 32
 
 
 class Exhausted:
@@ -35,6 +37,13 @@ def unpacked(bits: Tensor, vocab: int) -> Tensor:
     places = bits.view(torch.uint8).int()
     eights = torch.index_select(_TABLE, 0, places.view(-1))
     return eights.view(torch.bool).view(len(bits), -1)[:, :vocab]
+
+
+def allowed_on(device: torch.device, bits: Tensor, vocab: int) -> Tensor:
+    """As `unpacked`, on a device: what is sent there are the bits."""
+    words = sent(bits, device)
+    flags = (words[:, :, None] >> torch.arange(WORD_BITS, dtype=torch.int32, device=device)) & 1
+    return flags.flatten(1)[:, :vocab].bool()
 
 
 def _table() -> Tensor:

@@ -49,7 +49,7 @@ def moments(candidates: Candidates, logits: Tensor, needed: Tensor, need: Need, 
     logits: [rows, vocab] float32 as they came to the chain
     needed: [rows] bool, the rows that ask
     """
-    sums = _of_candidates(candidates, need)
+    sums = of_candidates(candidates, need)
     if need is Need.NOTHING:
         return sums
     rows = torch.nonzero(needed & (candidates.rest == Rest.WHOLE))[:, 0].tolist()
@@ -85,7 +85,7 @@ def holds_too_little(candidates: Candidates, logits: Tensor, share: Tensor) -> T
     return is_hopeless
 
 
-def _of_candidates(candidates: Candidates, need: Need) -> Moments:
+def of_candidates(candidates: Candidates, need: Need) -> Moments:
     """Sums over those in play; nan where there are none."""
     num_rows, device = len(candidates.rest), candidates.logits.device
     log_total, entropy, deviation, count = torch.full((4, num_rows), nan, dtype=torch.float64, device=device)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from serve_app.engine.crossing import sent
 from serve_app.engine.sampling.draw import Stream, key, keys_tensor, uniform
 from serve_app.engine.sequence import Sequence
 
@@ -62,6 +63,21 @@ class Parameters:
 
     def of(self, rows: Tensor) -> Parameters:
         return Parameters(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def sent(self, device: torch.device) -> Parameters:
+        """The host's own on the device, in one copy."""
+        own = [getattr(self, field.name) for field in fields(self)]
+        there = sent(torch.stack([_as_words(each) for each in own]), device)
+        return Parameters(*(_of_words(words, each.dtype) for words, each in zip(there, own, strict=True)))
+
+
+def _as_words(values: Tensor) -> Tensor:
+    """Eight bytes each, the bits of floats as they are."""
+    return values.view(torch.int64) if values.dtype is torch.float64 else values.long()
+
+
+def _of_words(words: Tensor, dtype: torch.dtype) -> Tensor:
+    return words.view(dtype) if dtype is torch.float64 else words.to(dtype)
 
 
 def _xtc_applies(sequence: Sequence) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from math import log
@@ -10,10 +11,13 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.batch import Batch, Span
+from serve_app.engine.crossing import Land
 from serve_app.engine.masks import StepMasks
+from serve_app.engine.sampling.blind import is_usual
 from serve_app.engine.sampling.candidates import likeliest
 from serve_app.engine.sampling.drawing import Drawn, draw_tokens
 from serve_app.engine.sampling.edits import edit_logits
+from serve_app.engine.sampling.launching import Launched, Looks, launch
 from serve_app.engine.sampling.logprobs import Scored, score
 from serve_app.engine.sampling.masking import EXHAUSTED, Exhausted, is_allowed, restrict
 from serve_app.engine.sampling.mirostat import next_mu
@@ -39,14 +43,32 @@ class SampledSpan:
     prompt: tuple[Scored, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Draws of a step.
+
+    usual:    sequences whose draws were launched, with their rows of the logits;  others: those that were not
+    """
+
+    logits: Tensor
+    batch: Batch
+    masks: StepMasks | None
+    usual: Items[tuple[Sequence, int]]
+    others: Items[tuple[Sequence, int]]
+    launched: Launched | None
+
+
 class Sampler:
     """Draws as each sequence's parameters say. What it remembers, it keeps in the sequences.
 
     eos_token_ids: the model's own end tokens, out of play for sequences that must not end yet
+    land: brings what was chosen on a device to the host, once per step; None looks at it as it is computed, which costs
+          nothing on a CPU
     """
 
-    def __init__(self, eos_token_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(self, eos_token_ids: frozenset[int] = frozenset(), *, land: Land | None = None) -> None:
         self._eos_token_ids = eos_token_ids
+        self._land = land
         self._scratch = Scratch()
 
     @torch.inference_mode()
@@ -56,25 +78,36 @@ class Sampler:
         logits: [rows, vocab] float32, rows as `Runner.forward` gives them; those of guesses are left alone
         masks:  of those that are constrained; waited for
         """
-        first_rows = batch.first_rows
-        drawn = self._draw(logits, batch, first_rows, masks)
-        scored = self._score_drawn(logits, batch, first_rows, drawn)
+        return self.finish(self.begin(logits, batch, masks))
+
+    @torch.inference_mode()
+    def begin(self, logits: Tensor, batch: Batch, masks: StepMasks | None = None) -> Begun:
+        """Begin with the draws of a step: all of the usual ones, where the host is not to look at each."""
+        spans = [(s, row + s.scores) for s, row in zip(batch.spans, batch.first_rows, strict=True) if s.samples]
+        usual = [(span.sequence, row) for span, row in spans if self._land is not None and is_usual(span.sequence)]
+        others = [(span.sequence, row) for span, row in spans if self._land is None or not is_usual(span.sequence)]
+        launched = None
+        if self._land is not None and usual:
+            sequences, rows = [sequence for sequence, _ in usual], _take_rows(logits, [row for _, row in usual])
+            edited = edit_logits(rows, sequences, self._eos_token_ids, self._scratch)
+            launched = launch(rows, edited, sequences, masks, self._land)
+        return Begun(logits, batch, masks, usual, others, launched)
+
+    @torch.inference_mode()
+    def finish(self, begun: Begun) -> list[SampledSpan]:
+        """Wait for what was begun, and draw what is left."""
+        looks = Looks({}, {}, []) if begun.launched is None else begun.launched.look()
+        drawn, logits = dict(looks.drawn), begun.logits
+        if left := [*(begun.usual[place] for place in looks.open), *begun.others]:
+            sequences, rows = [sequence for sequence, _ in left], _take_rows(logits, [row for _, row in left])
+            chosen = self.choose(rows, sequences, begun.masks)
+            drawn |= {id(sequence): result for sequence, result in zip(sequences, chosen, strict=True)}
+        first_rows = begun.batch.first_rows
+        scored = looks.scored | self._score_drawn(logits, begun.batch, first_rows, drawn, known=looks.scored)
         results = []
-        for span, first in zip(batch.spans, first_rows, strict=True):
+        for span, first in zip(begun.batch.spans, first_rows, strict=True):
             results.append(self._report(span, logits[first : first + span.scores], drawn, scored))
         return results
-
-    def _draw(
-        self, logits: Tensor, batch: Batch, first_rows: Items[int], masks: StepMasks | None
-    ) -> dict[int, Drawn | Exhausted | None]:
-        """Token of each sampling sequence by its identity; None where its logits are not finite."""
-        spans = [(span, row + span.scores) for span, row in zip(batch.spans, first_rows, strict=True) if span.samples]
-        if not spans:
-            return {}
-        sequences = [span.sequence for span, _ in spans]
-        rows = _take_rows(logits, [row for _, row in spans])
-        drawn = self.choose(rows, sequences, masks)
-        return {id(sequence): result for sequence, result in zip(sequences, drawn, strict=True)}
 
     @torch.inference_mode()
     def choose(
@@ -126,12 +159,20 @@ class Sampler:
         return drawn
 
     def _score_drawn(
-        self, logits: Tensor, batch: Batch, first_rows: Items[int], drawn: dict[int, Drawn | Exhausted | None]
+        self,
+        logits: Tensor,
+        batch: Batch,
+        first_rows: Items[int],
+        drawn: dict[int, Drawn | Exhausted | None],
+        *,
+        known: Mapping[int, Scored],
     ) -> dict[int, Scored]:
         """Score drawn tokens where that was asked, by the sequence's identity; rows that want as much together."""
         wanted: dict[int, list[tuple[int, int, int]]] = {}
         for span, first in zip(batch.spans, first_rows, strict=True):
             asked, token = span.sequence.request.logprobs, drawn.get(id(span.sequence))
+            if id(span.sequence) in known:
+                continue
             if asked is not None and asked.top is not None and not asked.post_sampling and isinstance(token, Drawn):
                 row = (id(span.sequence), first + span.scores, token.token_id)
                 wanted.setdefault(asked.top, []).append(row)

@@ -23,7 +23,7 @@ from serve_app.engine.batch import Batch, Span, num_common
 from serve_app.engine.masks import MaskComputer, StepMasks
 from serve_app.engine.outbox import joined
 from serve_app.engine.output import Output
-from serve_app.engine.sampling.sampler import Sampler
+from serve_app.engine.sampling.sampler import Begun, Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,28 @@ class Verifier:
         self.num_drafted = 0
         self.num_accepted = 0
 
-    def draw(self, logits: Tensor, batch: Batch, masks: StepMasks | None) -> list[Delta]:
+    def begin(self, logits: Tensor, batch: Batch, masks: StepMasks | None) -> Begun:
+        """Begin with the tokens that are drawn first.
+
+        logits: as `Runner.forward` gives them;  masks: of those tokens
+        """
+        return self._sampler.begin(logits, batch, masks)
+
+    def finish(self, begun: Begun, standing: Items[bool]) -> list[Delta]:
         """One delta per sequence that gained something. Changes sequences; does not release anything.
 
-        logits: as `Runner.forward` gives them;  masks: of the tokens that are drawn first
+        standing: of each span whether it is wanted still
         """
+        batch, logits = begun.batch, begun.logits
+        sampled = self._sampler.finish(begun)
+        if not all(standing):
+            stays = [number for number, stands in enumerate(standing) if stands]
+            batch, sampled = Batch(tuple(batch.spans[at] for at in stays)), [sampled[at] for at in stays]
         guessed = [Guessed(span, row) for span, row in _with_drafts(batch)]
         for each in guessed:
             self.num_drafted += len(each.span.draft)
             each.span.sequence.num_drafted += len(each.span.draft)
-        deltas = self._output.commit(batch, self._sampler.sample(logits, batch, masks))
+        deltas = self._output.commit(batch, sampled)
         if not guessed:
             return deltas
         while follows := [(each, span) for each in guessed if (span := known_span(each.span)) is not None]:

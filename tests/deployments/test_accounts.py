@@ -1,0 +1,114 @@
+"""Accounts as routers call them, without Ray: whatever the database does, one writer, and nobody waits for another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+
+from serve_app.core.ledger import Row
+from serve_app.core.quotas import Meter, Statement
+from serve_app.deployments.accounts import Accounts
+from serve_app.deployments.logs import ACCESS_LOGGER
+from serve_app.router.claims import Claim, Standing
+from serve_app.tenants.wallet import NEVER_TOLD
+
+HELD_S = 30
+LOOKS = 3
+
+
+@pytest.fixture
+def accounts(tmp_path: Path) -> Iterator[Accounts]:
+    """With a tenant that has a budget and one that has none."""
+    loggers = [logging.getLogger(name) for name in ("serve_app", ACCESS_LOGGER)]
+    before = [(each.handlers[:], each.level, each.propagate) for each in loggers]
+    made = Accounts(f"sqlite:///{tmp_path / 'kept.db'}", str(tmp_path / "pepper"), 30)
+    yield made
+    made._store.close()
+    for each, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        each.handlers, each.propagate = handlers, propagate
+        each.setLevel(level)
+
+
+@dataclass(slots=True)
+class Slow:
+    """What reads the sums of the ledger stands still until it is let go. num_reads: that came"""
+
+    num_reads: int = 0
+    is_free: threading.Event = field(default_factory=threading.Event)
+
+    def before(self, connection: object, cursor: object, statement: str, *rest: object) -> None:
+        if "sum(days.cost)" in statement:
+            self.num_reads += 1
+            self.is_free.wait(HELD_S)
+
+
+@pytest.fixture
+def slow(accounts: Accounts) -> Iterator[Slow]:
+    made = Slow()
+    event.listen(accounts._store.engine, "before_cursor_execute", made.before)
+    yield made
+    made.is_free.set()
+
+
+def wanted(tenant: str, *meters: Meter) -> Statement:
+    return Statement(tenant=tenant, used={}, wanted=dict.fromkeys(meters, 5))
+
+
+async def with_tenants(accounts: Accounts) -> None:
+    by = {"name": "rich", "limits": {"budget_per_day": 1.0}}, {"name": "plain", "limits": {"max_in_flight": 9}}
+    for each in by:
+        await accounts.administer("add_tenant", each, "test")
+    assert await accounts.directory(0, "r0") is not None
+
+
+async def test_while_the_ledger_is_slow_claims_looks_and_other_tenants_go_on(accounts: Accounts, slow: Slow) -> None:
+    await with_tenants(accounts)
+    claim = Claim(tenant="plain", key="k", fingerprint=b"f", attempt="1", seconds=60)
+    statements = [wanted("rich", Meter.DAY), wanted("plain", Meter.IN_FLIGHT)]
+    renewal = asyncio.create_task(accounts.renew("r0", statements))
+    beside = asyncio.create_task(accounts.renew("r1", statements))
+    await asyncio.sleep(0)
+    assert await accounts.claim(claim, "r0") is Standing.YOURS
+    for _ in range(LOOKS):
+        assert await accounts.directory(0, "r0") is not None
+    for leases in (await renewal, await beside):
+        assert leases[0] == NEVER_TOLD, "nobody knows what is left of its budget"
+        assert leases[1].granted[Meter.IN_FLIGHT] >= 4, "five for one, and what is left for the other"
+    assert (slow.num_reads, slow.is_free.is_set()) == (1, False), "it is asked once, whoever waits"
+    slow.is_free.set()
+    while (leases := await accounts.renew("r0", statements))[0] == NEVER_TOLD:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert leases[0].granted == {Meter.DAY: 5}
+    assert slow.num_reads == 1
+
+
+async def test_what_is_read_beside_is_what_the_ledger_says(accounts: Accounts) -> None:
+    await with_tenants(accounts)
+    spent = Row(id="a", tenant="rich", key_id="k", request_id="r", model="tiny", at=0.0, cost=400_000_000)
+    today = Row(id="b", tenant="rich", key_id="k", request_id="r", model="tiny", at=time.time(), cost=700_000_000)
+    await accounts.record([spent, today], ())
+    [lease] = await accounts.renew("r0", [Statement(tenant="rich", used={}, wanted={Meter.DAY: 10**9})])
+    assert lease.granted == {Meter.DAY: 300_000_000}
+
+
+async def test_a_ledger_that_fails_is_asked_again(accounts: Accounts) -> None:
+    await with_tenants(accounts)
+    failures = [True]
+
+    def fail(connection: object, cursor: object, statement: str, *rest: object) -> None:
+        if "sum(days.cost)" in statement and failures:
+            failures.pop()
+            raise OSError("the disk is gone")
+
+    event.listen(accounts._store.engine, "before_cursor_execute", fail)
+    statement = wanted("rich", Meter.DAY)
+    assert await accounts.renew("r0", [statement]) == [NEVER_TOLD]
+    assert (await accounts.renew("r0", [statement]))[0].granted == {Meter.DAY: 5}
