@@ -60,6 +60,12 @@ SETTINGS = (
         reason="a proxy refuses more requests at once by itself, with 503 and Retry-After; passed on, a thousand at"
         " once would keep proxy and router busy for seconds",
     ),
+    Setting(
+        name="RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH",
+        value="268435456",
+        reason="what a router sends a replica, and back, is images and long prompts too; with the default of 4 MiB such"
+        " a request fails as if every replica were lost",
+    ),
     Setting(name="OMP_WAIT_POLICY", value="PASSIVE", reason="idle threads of torch sleep, they do not spin"),
     Setting(
         name="SPT_NOENV",

@@ -13,10 +13,12 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -29,6 +31,7 @@ UP_TIMEOUT_S = 240.0
 MODEL_TIMEOUT_S = 600.0
 END_TIMEOUT_S = 120.0
 POLL_S = 0.25
+NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 RAYS_LOG = re.compile(r"what Ray says is in (\S+)")
 DASHBOARD = re.compile(r"dashboard at (?:\x1b\[[\d;]*m)*(?:http://)?([\d.]+:\d+)")
 
@@ -48,18 +51,22 @@ class Service:
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
-    def deploy(self, *models: dict[str, Any]) -> None:
+    def deploy(self, *models: dict[str, Any], beside: Items[dict[str, Any]] = (), num_routers: int = 1) -> None:
         """Serve these models and no others; returns as soon as that was asked for.
 
-        models: the `args` of each
+        models: the `args` of each;  beside: further applications, whole
         """
-        write_cluster_file(self.file, self.port, models)
+        write_cluster_file(self.file, self.port, models, beside=beside, num_routers=num_routers)
         self._run("serve", "deploy", "--address", f"http://{self._dashboard}", str(self.file))
+
+    def pids(self, title: str) -> list[int]:
+        """Its processes whose titles start so, or which run the program of that name."""
+        found = processes_of_runs(f"{self.port}-")
+        return [each.pid for each in found if each.command.startswith(title) or each.program == title]
 
     def replica_pid(self, model: str) -> int:
         """The process of the model's only replica."""
-        title = f"ray::ServeReplica:{model}:"
-        found = [each.pid for each in processes_of_runs(f"{self.port}-") if each.command.startswith(title)]
+        found = self.pids(f"ray::ServeReplica:{model}:")
         assert len(found) == 1, f"{len(found)} replicas of {model}"
         return found[0]
 
@@ -85,15 +92,20 @@ class Service:
 
 
 @contextmanager
-def running_service() -> Iterator[Service]:
-    """A cluster with the router and no model yet, until the block ends."""
+def running_service(*, is_fast: bool = False, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[Service]:
+    """A cluster with the router and no model yet, until the block ends.
+
+    is_fast: with HAProxy;  settings: of the environment, beside this process's own
+    """
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         port = free_port()
         service = Service(url=f"http://127.0.0.1:{port}", file=Path(scratch) / "cluster.yaml", log=Path(scratch) / "up")
         write_cluster_file(service.file, port, ())
-        command = [sys.executable, "-m", "serve_app", "up", str(service.file)]
+        command = [sys.executable, "-m", "serve_app", "up", *(["--fast"] if is_fast else []), str(service.file)]
         with service.log.open("wb") as log:
-            process = subprocess.Popen(command, env=_environment(), cwd=REPOSITORY, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                command, env=_environment() | dict(settings), cwd=REPOSITORY, stdout=log, stderr=log
+            )
         signal.signal(signal.SIGTERM, _leave)
         try:
             _wait_until_answering(service, process)
@@ -102,15 +114,22 @@ def running_service() -> Iterator[Service]:
             _end(process, service)
 
 
-def write_cluster_file(file: Path, port: int, models: tuple[dict[str, Any], ...]) -> None:
-    """The repository's own cluster file with these models, one replica each, instead of its own."""
+def write_cluster_file(
+    file: Path, port: int, models: Items[dict[str, Any]], *, beside: Items[dict[str, Any]] = (), num_routers: int = 1
+) -> None:
+    """The repository's own cluster file with these models, one replica each, instead of its own.
+
+    beside: further applications, whole
+    """
     content: dict[str, Any] = yaml.safe_load((REPOSITORY / "cluster.yaml").read_text(encoding="utf-8"))
     content["http_options"]["port"] = port
     router, template = content["applications"][0], content["applications"][-1]
     for each in router, template:
         each["deployments"][0]["graceful_shutdown_timeout_s"] = 2
     template["deployments"][0]["num_replicas"] = 1
-    content["applications"] = [router, *(template | {"name": args["name"], "args": args} for args in models)]
+    router["deployments"][0]["num_replicas"] = num_routers
+    served = [template | {"name": args["name"], "args": args} for args in models]
+    content["applications"] = [router, *served, *beside]
     file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
