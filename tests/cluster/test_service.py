@@ -142,6 +142,12 @@ def test_errors_of_router_and_replica_reach_the_client_as_themselves(
     assert caught.value.body
 
 
+def test_a_prompt_of_many_megabytes_is_refused_for_its_length_and_no_replica_is_lost(base_url: str) -> None:
+    body = {"model": "demo", "prompt": "é" * 3_900_000, "max_tokens": 1}
+    response = httpx.post(f"{base_url}/v1/completions", json=body, timeout=TIMEOUT_S)
+    assert (response.status_code, response.json()["error"]["error_code"]) == (400, "context_length_exceeded")
+
+
 def test_a_client_that_leaves_frees_the_engine(base_url: str) -> None:
     until(work, holds=lambda load: sum(load) == 0)
     prompts = [f"Once upon a time there were {number} animals" for number in range(32)]
