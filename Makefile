@@ -38,7 +38,8 @@ test-cluster: $(VENV)/.installed-dev ## The tests that start one, each alone
 
 lint: $(VENV)/.installed-dev ## Lint, types, and what bandit knows to be dangerous
 	$(BIN)/ruff check .
-	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive serve_app & $(BIN)/mypy && wait $$!
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive serve_app & bandit=$$!; \
+		$(BIN)/mypy; types=$$?; wait $$bandit && exit $$types
 
 audit: $(VENV)/.installed-audit ## Ask PyPI's database which of the pinned versions are known to be vulnerable; needs the network
 	$(BIN)/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt

@@ -88,7 +88,7 @@ def int8_kernel() -> MakeInt8Kernel:
     """The first kernel, in the order of what was measured, whose sums are exact on this CPU.
 
     On AVX2 FBGEMM took 0.11 to 0.2 of oneDNN's time. With AVX512-VNNI oneDNN computes them by its reference, and took
-    10 to 300 times as long; with AMX it comes first. Whether sums are exact is seen by the largest numbers that can be.
+    6 to 300 times as long; with AMX it comes first. Whether sums are exact is seen by the largest numbers that can be.
     Raises ModelNotSupported where no kernel is.
     """
     for make in _candidates():
