@@ -86,7 +86,7 @@ def distribution(
     """Tokens that the chain leaves with their probabilities, by falling probability, ties by rising id."""
     kept = {token: value for token, value in enumerate(logits) if value > -math.inf}
     names = ("temperature", "mirostat") if params.mirostat else params.samplers
-    for name in filter(_acting(params, xtc_applies=xtc_applies).__contains__, names):
+    for name in names:
         order = sorted(kept, key=lambda token: (-kept[token], token))
         p = _softmax(kept)
         if name == "temperature":
@@ -94,47 +94,32 @@ def distribution(
             kept = {token: value / temperature for token, value in kept.items()}
         elif name == "mirostat":
             kept = _only(kept, _mirostat(order, kept, params.mirostat, mu))
-        elif name == "top_n_sigma":
+        elif name == "top_n_sigma" and params.top_n_sigma > 0:
             mean = sum(kept.values()) / len(kept)
             sigma = math.sqrt(sum((value - mean) ** 2 for value in kept.values()) / len(kept))
             lowest = kept[order[0]] - params.top_n_sigma * sigma
             kept = {token: value for token, value in kept.items() if value >= lowest}
-        elif name == "top_k":
+        elif name == "top_k" and params.top_k > 0:
             kept = _only(kept, order[: params.top_k])
-        elif name == "typ_p":
+        elif name == "typ_p" and params.typical_p < 1:
             entropy = -sum(p[token] * math.log(p[token]) for token in order if p[token] > 0)
             order.sort(key=lambda token: abs(_surprise(p[token]) - entropy))
             kept = _only(kept, _nucleus(order, p, params.typical_p, params.min_keep))
-        elif name == "top_p":
+        elif name == "top_p" and params.top_p < 1:
             kept = _only(kept, _nucleus(order, p, params.top_p, params.min_keep))
-        elif name == "min_p":
+        elif name == "min_p" and params.min_p > 0:
             lowest = kept[order[0]] + math.log(params.min_p)
             kept = {
                 token: kept[token]
                 for place, token in enumerate(order)
                 if kept[token] >= lowest or place < params.min_keep
             }
-        elif name == "xtc":
+        elif name == "xtc" and xtc_applies and params.xtc_threshold <= 0.5:
             above = [token for token in order if p[token] >= params.xtc_threshold]
             if len(above) > 1 and len(order) - len(above) + 1 >= params.min_keep:
                 kept = _only(kept, order[len(above) - 1 :])
     p = _softmax(kept)
     return {token: p[token] for token in sorted(kept, key=lambda token: (-kept[token], token))}
-
-
-def _acting(params: SamplingParams, *, xtc_applies: bool) -> set[str]:
-    """Names of the stages that may change anything."""
-    acting = {
-        "temperature": True,
-        "mirostat": True,
-        "top_n_sigma": params.top_n_sigma > 0,
-        "top_k": params.top_k > 0,
-        "typ_p": params.typical_p < 1,
-        "top_p": params.top_p < 1,
-        "min_p": params.min_p > 0,
-        "xtc": xtc_applies and params.xtc_threshold <= 0.5,
-    }
-    return {name for name, acts in acting.items() if acts}
 
 
 def _temperature(p: dict[int, float], params: SamplingParams) -> float:
