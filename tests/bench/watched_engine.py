@@ -68,7 +68,7 @@ class Timed:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
-        return self._timed(found) if name in ("schedule", "forward", "draw") else found
+        return self._timed(found) if name in ("schedule", "forward", "begin", "finish") else found
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_") and name in ("_inner", "_name", "_spent"):
@@ -117,8 +117,10 @@ class WatchedEngine(Engine):
         self.collections = Collections()
         self._spent: Counter[str] = Counter()
         self._batch: Any = None
-        for name, word in (("_scheduler", "schedule"), ("_runner", "forward"), ("_verifier", "draw")):
-            setattr(self, name, Timed(getattr(self, name), word, self._spent))
+        self._scheduler: Any = Timed(self._scheduler, "schedule", self._spent)
+        flights: Any = self._flights
+        for name, word in (("_runner", "forward"), ("_verifier", "draw")):
+            setattr(flights, name, Timed(getattr(flights, name), word, self._spent))
         self._num_loads = self._num_copied = 0
         self._ended_at, self._queued_before = 0.0, 0
 
