@@ -33,6 +33,13 @@ FEW_CHUNKS = (13, 11)
 BLOCK_SIZE = 4
 RECORDER = "serve_app_probe"
 
+# of the largest logit, by which logits may differ
+EXACT = 1e-3
+IN_16_BITS = 0.05
+ROUNDED = 0.1
+"""Where inputs are rounded to eight bits. With 24 layers and 152k tokens (random weights, Qwen2.5-0.5B's shape) they
+differed by up to 0.07 in float32 and 0.06 in bfloat16, without rounding by 0.02 in bfloat16."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
@@ -113,7 +120,10 @@ def check(
 
 def distance(witness: Witness, logits: Tensor, dtype: torch.dtype) -> tuple[float, float]:
     """By how much logits differ from the model's own, and by how much they may in these numbers."""
-    tolerance = 1e-3 if dtype == torch.float32 and not witness.rounds else 0.05
+    if witness.rounds:
+        tolerance = ROUNDED
+    else:
+        tolerance = EXACT if dtype == torch.float32 else IN_16_BITS
     limit = tolerance * max(1.0, float(witness.logits.abs().max()))
     return float((witness.logits - logits).abs().max()), limit
 

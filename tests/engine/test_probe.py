@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM, DiffLlamaConfig, LlamaConfig, Pre
 
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.kv.shape import KeyValueShape, LayerShape
-from serve_app.engine.probe import check, hear
+from serve_app.engine.probe import check, distance, hear
 from tests.families.families import GEMMA_3N
 from tests.families.making import fill, make_config
 
@@ -83,6 +84,36 @@ def test_wrong_attention_is_refused_of_models_with_experts_too(family: str, dtyp
             layer.self_attn.o_proj.register_forward_hook(_wrong_unless_eager(model, FAULTS[dtype]))
         with pytest.raises(ModelNotSupported, match="off by"):
             probe(model)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_wrong_attention_is_refused_where_inputs_are_rounded(family: str) -> None:
+    model = mixture(family, 0, torch.float32)
+    witness = replace(hear(model), rounds=True)
+    check(model, witness)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.register_forward_hook(_wrong_unless_eager(model, 1.25))
+    with pytest.raises(ModelNotSupported, match="off by"):
+        check(model, witness)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "dtype", "part"),
+    [
+        (False, torch.float32, 0.001),
+        (False, torch.bfloat16, 0.05),
+        (True, torch.float32, 0.1),
+        (True, torch.bfloat16, 0.1),
+    ],
+)
+def test_logits_may_differ_by_what_numbers_and_rounding_make_of_them(
+    rounds: bool, dtype: torch.dtype, part: float
+) -> None:
+    witness = replace(hear(mixture("mixtral", 0, torch.float32)), rounds=rounds)
+    largest = max(1.0, float(witness.logits.abs().max()))
+    for factor, is_allowed in ((0.95, True), (1.05, False)):
+        difference, limit = distance(witness, witness.logits + factor * part * largest, dtype)
+        assert (difference <= limit) is is_allowed
 
 
 def mixture(family: str, seed: int, dtype: torch.dtype) -> PreTrainedModel:
