@@ -56,9 +56,12 @@ class Loss:
     messages: tuple[str, ...] = ()
 
 
-def serve_until_interrupted(file: str, *, is_fast: bool, log: str | None = None, as_json: bool = False) -> int:
+def serve_until_interrupted(
+    file: str, *, is_fast: bool, has_dashboard: bool = False, log: str | None = None, as_json: bool = False
+) -> int:
     """Serve the file in a new local cluster; the exit code is 0 where it was ended by a person. Raises CommandFailed.
 
+    has_dashboard: whether Ray's own runs beside it
     log: where its processes' lines go; None is this port's own file, and "-" is here
     """
     address = address_of(file)
@@ -71,7 +74,8 @@ def serve_until_interrupted(file: str, *, is_fast: bool, log: str | None = None,
     run = f"{run_prefix(address)}{uuid.uuid4().hex[:12]}"
     guard = start_guard(run)
     try:
-        return _serve(_start(file, run, address, path, is_fast=is_fast), Path(file), told)
+        cluster = _start(file, run, address, path, is_fast=is_fast, has_dashboard=has_dashboard)
+        return _serve(cluster, Path(file), told)
     finally:
         told.end()
         end_runs(run)
@@ -103,10 +107,18 @@ def _tell_environment(*, is_fast: bool, is_quiet: bool) -> None:
         print(f"serve_app: {line}", file=sys.stderr)
 
 
-def _start(file: str, run: str, address: Address, log: Path | None, *, is_fast: bool) -> Cluster:
+def _start(file: str, run: str, address: Address, log: Path | None, *, is_fast: bool, has_dashboard: bool) -> Cluster:
     """In a session of its own: a Ctrl-C in the terminal reaches us alone, and we pass it on once."""
     ours, theirs = os.pipe()
-    command = [sys.executable, "-m", "serve_app.cli.cluster", file, str(theirs), str(os.getpid())]
+    command = [
+        sys.executable,
+        "-m",
+        "serve_app.cli.cluster",
+        str(int(has_dashboard)),
+        file,
+        str(theirs),
+        str(os.getpid()),
+    ]
     variables = environment(os.environ, is_fast=is_fast) | {RUN_VARIABLE: run}
     output = None if log is None else opened(log)
     try:

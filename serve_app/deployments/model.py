@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 from ray import serve
@@ -59,6 +60,16 @@ async def answer_or_refusal(answer: Awaitable[Answer]) -> Answer | ServeError:
         return EngineFailed(f"The replica failed ({type(error).__name__}).")
 
 
+async def _in_a_thread_that_ends(load: LoadService, replica_id: str) -> Service:
+    """Each thread that computes has a team of OpenMP's for as long as it lives, and where those are more threads than
+    CPUs, libgomp lets none of them await the next region awake: what loaded must not outlive its work."""
+    threads = ThreadPoolExecutor(1, thread_name_prefix="load")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(threads, load, replica_id)
+    finally:
+        threads.shutdown(wait=False)
+
+
 class Model:
     """One replica of a base model, as Serve holds it.
 
@@ -70,7 +81,7 @@ class Model:
     async def __init__(self, load: LoadService) -> None:  # type: ignore[misc]  # Serve awaits constructors
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         with resting():
-            self._service = await asyncio.to_thread(load, self._replica_id)
+            self._service = await _in_a_thread_that_ends(load, self._replica_id)
         exempt_what_is_loaded()
         self._service.start()
         self._warming = asyncio.create_task(self._warm())  # beside the first requests, which it would only hold up

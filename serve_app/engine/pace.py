@@ -60,7 +60,7 @@ class Pace:
         """
         if num_decoding == 0:
             return budget
-        if self._num_since.get(num_decoding.bit_length(), LOOK_AGAIN) >= LOOK_AGAIN:
+        if self._num_since.get(_size(num_decoding), LOOK_AGAIN) >= LOOK_AGAIN:
             return 0
         return max(1, min(budget, int(self._allowance * _hurry(behind, num_decoding))))
 
@@ -68,7 +68,7 @@ class Pace:
         """Learn from a step; seconds as `work_clock` counts them."""
         if num_decoding == 0:
             return
-        size = num_decoding.bit_length()
+        size = _size(num_decoding)
         if num_prompt_tokens == 0:
             self._decode_s[size] = MEMORY * self._decode_s.get(size, seconds) + (1 - MEMORY) * seconds
             self._num_since[size] = 0
@@ -83,6 +83,11 @@ class Pace:
             return  # a step with less work than allowed says nothing of more
         wanted = min(max(wanted, self._allowance / MOST_FALL), self._allowance * MOST_GROWTH)
         self._allowance = min(max(wanted, LEAST_ALLOWANCE), 1e6)
+
+
+def _size(num_decoding: int) -> int:
+    """Which of the half octaves 1, 2, 3, 4–5, 6–7, 8–11, 12–15, … a number of rows is in."""
+    return 2 * num_decoding.bit_length() + (num_decoding >> max(num_decoding.bit_length() - 2, 0) & 1)
 
 
 def _hurry(behind: Items[int], num_decoding: int) -> float:

@@ -36,6 +36,7 @@ from serve_app.engine.loading import load_model
 from serve_app.engine.lora.registration import bind_adapters
 from serve_app.engine.masks import vocabulary_of
 from serve_app.engine.open_requests import OpenRequests
+from serve_app.engine.openmp import Wakefulness, compute_alone
 from serve_app.engine.outbox import Outbox
 from serve_app.engine.preparation import Preparation
 from serve_app.engine.prompt_images import placed
@@ -88,9 +89,8 @@ class ModelService:
             lambda: vocabulary_of(tokenizer, engine.model.eos_token_ids), encode=tokenizer.encode_literal
         )
         self._template = template_of(card, tokenizer)
-        self._tokenizations = Tokenizations(
-            tokenizer, max_chars=self._preparation.max_chars, render=self._template.render
-        )
+        max_chars = self._preparation.max_chars
+        self._tokenizations = Tokenizations(tokenizer, max_chars=max_chars, render=self._template.render)
         self._open = OpenRequests(config.max_num_sequences + config.max_waiting, clock)
         self._delivery = Delivery(
             self._open,
@@ -101,6 +101,7 @@ class ModelService:
         self._leases = Leases(config.lease_s, clock)
         self._driver: Driver | None = None
         self._lease_task: asyncio.Task[None] | None = None
+        self._wakefulness = Wakefulness()
 
     @classmethod
     def load(
@@ -130,7 +131,7 @@ class ModelService:
         model = load_model(config)
         tokenizer = TextTokenizer.load(Path(config.path), vocab_size=model.vocab_size)
         bound, cards = bind_adapters(adapters, model.module, shard=model.shard)
-        loader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
+        loader = ThreadPoolExecutor(1, thread_name_prefix="adapters", initializer=compute_alone)
         engine = Engine(config, model, tokenizer, bound, loader=loader)
         card = model_card(
             config, model, tokenizer, cards, root=root, created=created, dialect=dialect, chat_template=chat_template
@@ -147,6 +148,8 @@ class ModelService:
 
         self._driver = Driver(self.engine, deliver)
         self.engine.on_staged = self._driver.nudge
+        if self.engine.model.device.type == "cpu":
+            self._wakefulness.start(torch.get_num_threads())
         self._lease_task = loop.create_task(self._watch_leases(), context=Context())
 
     async def warm(self) -> None:
@@ -162,6 +165,7 @@ class ModelService:
         if self._driver is not None:
             await asyncio.to_thread(self._driver.close)
             self.engine.close()
+        await asyncio.to_thread(self._wakefulness.close)
         self._delivery.close()
         self._compiler.close()
         if self.looking is not None:

@@ -101,7 +101,15 @@ def running_service(*, is_fast: bool = False, settings: Mapping[str, str] = NO_S
         port = free_port()
         service = Service(url=f"http://127.0.0.1:{port}", file=Path(scratch) / "cluster.yaml", log=Path(scratch) / "up")
         write_cluster_file(service.file, port, ())
-        command = [sys.executable, "-m", "serve_app", "up", *(["--fast"] if is_fast else []), str(service.file)]
+        command = [
+            sys.executable,
+            "-m",
+            "serve_app",
+            "up",
+            "--dashboard",
+            *(["--fast"] if is_fast else []),
+            str(service.file),
+        ]
         with service.log.open("wb") as log:
             process = subprocess.Popen(
                 command, env=_environment() | dict(settings), cwd=REPOSITORY, stdout=log, stderr=log

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +25,7 @@ class Started:
 
     change:      of the cluster file
     environment: of its processes, beside this one's
+    options:     of `up`
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Started:
         folder: Path,
         change: Callable[[dict[str, Any]], object] = lambda content: None,
         environment: Mapping[str, str] = MappingProxyType({}),
+        options: Sequence[str] = (),
     ) -> None:
         self.port = _free_port()
         self.folder = folder
@@ -41,7 +43,7 @@ class Started:
         (folder / "cluster.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
         with self.said.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "serve_app", "up"],
+                [sys.executable, "-m", "serve_app", "up", *options],
                 cwd=folder,
                 env=os.environ
                 | {"PYTHONPATH": str(REPOSITORY), "SERVE_APP_PROXY_MAX_REQUESTS": "1"}

@@ -62,7 +62,7 @@ def open_doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     with pytest.MonkeyPatch.context() as changes:
         for name, value in OPENED.items():
             changes.setenv(name, value)
-        run = Started(tmp_path_factory.mktemp("open"))
+        run = Started(tmp_path_factory.mktemp("open"), options=["--dashboard"])
         yield run
         run.end()
 

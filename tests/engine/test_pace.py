@@ -101,6 +101,20 @@ def test_before_a_step_of_a_size_was_seen_without_prompts_one_is_made(rows: int)
     assert pace.allowance(rows, 512, behind=[9] * 6) >= LEAST_ALLOWANCE
 
 
+def test_many_rows_are_not_judged_by_what_a_step_with_fewer_takes() -> None:
+    """A step of 28 rows takes half as long again as one of 17, and none of that is the cost of its prompts."""
+
+    def decode_s(rows: int) -> float:
+        return 0.050 + 0.003 * rows
+
+    pace = Pace(2.0)
+    pace.note(17, 0, decode_s(17))
+    for _ in range(25):
+        allowed = pace.allowance(28, 100_000)
+        pace.note(28, allowed, decode_s(28) + 0.002 * allowed)
+    assert pace.allowance(28, 100_000) >= 0.9 * decode_s(28) / 0.002
+
+
 def test_a_machine_that_became_slower_is_seen_though_prompts_never_end() -> None:
     """Else all that a step takes beyond the former estimate would pass for the cost of its prompts."""
     pace = Pace(1.75)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serve_app.cli.exits import Exit
+from serve_app.cli.offering import SWITCH
 from serve_app.cli.options import CLUSTER_FILE, AsJson, ClusterFile, Fast
 from serve_app.cli.screen import say, say_json
 
@@ -19,8 +20,19 @@ Log = Annotated[
     str | None, typer.Option("--log", metavar="FILE", help="Where Ray's own lines go; - is here. Usually a file, told.")
 ]
 
+Dashboard = Annotated[
+    bool,
+    typer.Option("--dashboard", metavar=SWITCH, help="Ray's dashboard too, on port 8265, for `serve deploy`."),
+]
 
-def up(file: ClusterFile = CLUSTER_FILE, fast: Fast = False, log: Log = None, as_json: AsJson = False) -> int:
+
+def up(
+    file: ClusterFile = CLUSTER_FILE,
+    fast: Fast = False,
+    dashboard: Dashboard = False,
+    log: Log = None,
+    as_json: AsJson = False,
+) -> int:
     """Start a local cluster and serve a cluster file until Ctrl-C."""
     from serve_app.check.cluster_file import check_file  # imports Ray, which takes its time
     from serve_app.cli.up import serve_until_interrupted
@@ -30,7 +42,9 @@ def up(file: ClusterFile = CLUSTER_FILE, fast: Fast = False, log: Log = None, as
         say("\n".join(report.lines))
     elif not report.is_sound:
         _say_report(file, report)
-    return serve_until_interrupted(file, is_fast=fast, log=log, as_json=as_json) if report.is_sound else Exit.FAILED
+    if not report.is_sound:
+        return Exit.FAILED
+    return serve_until_interrupted(file, is_fast=fast, has_dashboard=dashboard, log=log, as_json=as_json)
 
 
 def down(file: ClusterFile = CLUSTER_FILE, as_json: AsJson = False) -> int:

@@ -178,7 +178,7 @@ def check_errors(facts: Facts) -> Iterator[Verdict]:
             severity=Severity.WARNING,
             found=f"an error {missing}: {answer.status} {answer.body[:80]!r}",
             mend="Another program, or Serve itself, answers in the place of the router; see its route_prefix.",
-            commands=(f"serve_app check {facts.file}", "serve status"),
+            commands=(f"serve_app check {facts.file}",),
         )
 
 

@@ -152,7 +152,8 @@ class Crew:
             process = subprocess.Popen(
                 [sys.executable, "-m", FOLLOWER],
                 stdin=theirs.fileno(),
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                # its threads sleep at once: nobody looks there at what others use of the CPUs
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "GOMP_SPINCOUNT": "0"},
             )
         self._processes.append(process)
         self._connections.append(Connection(ours.detach()))
