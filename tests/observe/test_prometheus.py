@@ -130,8 +130,10 @@ async def load(stack: Stack) -> None:
 
 
 async def scrapes(client: httpx.AsyncClient) -> int:
-    """How many have come; 0 where Prometheus does not listen yet."""
+    """How many have come; 0 where Prometheus does not listen yet, or listens and is not ready to answer."""
     with suppress(httpx.TransportError):
+        if (await client.get("/-/ready")).status_code != httpx.codes.OK:
+            return 0
         found = await asked(client, "count_over_time(serve_app_replica_flow_rows_total[5m])")
         return max((int(each["value"][1]) for each in found), default=0)
     return 0
