@@ -12,6 +12,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Sequence as Items
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from serve_app.constraints.matcher import Matcher
 from serve_app.core.request import SamplingParams
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.masks import vocabulary_of
+from serve_app.engine.pace import Pace
 from serve_app.engine.runner import Runner
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.step import pack
@@ -30,6 +32,8 @@ from tests.engine.harness import GREEDY, make_engine, request, sequences
 
 NEW_TOKENS = 32
 WARM_STEPS = 2
+FILLED_AT_ONCE = 512
+"""Tokens of prompts in a step that fills, at least."""
 GRAMMAR = ("regex", r"( [a-z]+)+")
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.1, "presence_penalty": 0.5, "penalty_window": 64}
 SAMPLING: dict[str, list[SamplingParams]] = {
@@ -61,6 +65,13 @@ class FillingRunner(Runner):
         return logits
 
 
+class Unpaced(Pace):
+    """Prompts take all of a step's budget: rows are there together, however many decode meanwhile."""
+
+    def allowance(self, num_decoding: int, budget: int, *, behind: Items[int] = ()) -> int:
+        return budget
+
+
 class Bench:
     """One engine, emptied after each case."""
 
@@ -69,6 +80,7 @@ class Bench:
         folders = {version: Path(folder) for version, folder in adapters.items()}
         self._names = list(folders)
         self._engine = make_engine(EngineConfig(**settings), folders, eos_token_ids=frozenset(), runner=FillingRunner)
+        self._engine._scheduler.pace = Unpaced(1.0)
         self._draw = torch.Generator().manual_seed(0)
         self._master: Any = None
         self._num_asked = 0
@@ -89,7 +101,8 @@ class Bench:
             torch.cuda.empty_cache()
 
     def _decode(self, case: dict[str, Any], steps: int) -> dict[str, float]:
-        rows = [self._row(case, number, self._prompt(case["context"]), steps + 8) for number in range(case["rows"])]
+        length = steps + 8 + case["rows"] * case["context"] // FILLED_AT_ONCE  # the first go on while the last begin
+        rows = [self._row(case, number, self._prompt(case["context"]), length) for number in range(case["rows"])]
         FillingRunner.is_filling = True
         for row in rows:
             self._engine.add([row])
@@ -99,6 +112,7 @@ class Bench:
         for _ in range(WARM_STEPS):
             self._engine.step()
         spent = [self._timed_step() for _ in range(steps)]
+        assert not any(row.is_finished for row in rows), "a row ended before its steps were timed"
         self._empty()
         return {
             "wall_ms": statistics.median(wall for wall, _ in spent),
