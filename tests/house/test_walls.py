@@ -36,7 +36,9 @@ WALLS = {
     "tools": wall("core"),
     "constraints": wall("core apart", "llguidance"),
     "templates": wall("core apart", "jinja2"),
-    "engine": wall("core text constraints templates", "torch transformers peft safetensors PIL triton flashinfer"),
+    "engine": wall(
+        "core text constraints templates", "torch transformers peft safetensors PIL triton flashinfer llvmlite"
+    ),
     "router": wall("core api catalog tenants tools"),
     "observe": wall("core api router", "opentelemetry"),
     "http": wall("core api router", "starlette uvicorn httptools prometheus_client pyarrow"),

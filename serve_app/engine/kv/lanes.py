@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.attention import GroupedPlan
+from serve_app.engine.cpu.rows_plan import RowsPlan
 from serve_app.engine.kv.groups import Group, Reading, runs, tiles
 from serve_app.engine.kv.memory import PAGE, Reservation
 from serve_app.engine.kv.plan import AttentionPlan
@@ -118,6 +119,10 @@ class LaneStorage:
         return range(base + begin, base + end)
 
     def plan(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
+        """By our own kernel where there is one: it reads every row's keys sooner than torch reads common ones once."""
+        return RowsPlan(self, readings, places, by_torch=lambda: self.plan_by_torch(readings, places))
+
+    def plan_by_torch(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
         """Copies of a prefix are in the lane of each that has it; one of them is read."""
         if trunks := find_trunks(readings, self._block_size):
             return TrunkPlan(self, readings, trunks, places)
@@ -142,6 +147,12 @@ class LaneStorage:
         lanes = slice(*group.rows)
         keys = slice(group.first_key, group.first_key + group.num_keys)
         return self._keys[layer].lanes[lanes, keys], self._values[layer].lanes[lanes, keys]
+
+    def all_positions(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._keys[layer].lanes.flatten(0, 1), self._values[layer].lanes.flatten(0, 1)
+
+    def first_position(self, place: int) -> int:
+        return place * self._lane_length
 
     def read_place(self, layer: int, place: int, num_keys: int) -> tuple[Tensor, Tensor]:
         return self._keys[layer].lanes[place, :num_keys], self._values[layer].lanes[place, :num_keys]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.cpu.rows import rows_kernel
 from serve_app.engine.kv.lanes import LaneStorage
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.shards.mirror import MirroredStorage
+from serve_app.engine.text_part import text_config
 
 
 def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:
@@ -38,6 +40,7 @@ def _make_storage(config: EngineConfig, model: LoadedModel, num_blocks: int) -> 
             kernels=model.kernels,
             max_model_len=model.max_model_len,
         )
+    _prepare_kernels(model)
     return LaneStorage(
         model.shape,
         num_lanes=config.max_num_sequences,
@@ -46,3 +49,11 @@ def _make_storage(config: EngineConfig, model: LoadedModel, num_blocks: int) -> 
         block_size=config.block_size,
         dtype=model.dtype,
     )
+
+
+def _prepare_kernels(model: LoadedModel) -> None:
+    """Have what attends on CPUs made before a sequence waits for it."""
+    num_heads = getattr(text_config(model.module.config), "num_attention_heads", None)
+    for layer in set(model.shape.layers):
+        if isinstance(num_heads, int) and layer.key_dim == layer.value_dim and num_heads % layer.heads == 0:
+            rows_kernel(num_heads // layer.heads, layer.key_dim, model.dtype)

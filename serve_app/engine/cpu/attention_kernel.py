@@ -1,0 +1,296 @@
+"""Attention of single queries over keys and values that lie one position behind the other, in one pass over both.
+
+Each item is a stretch of one row's keys for the query heads that share a key head; threads take one after the other.
+Blocks of 64 keys are scored, weighed against the largest score so far and their values added up, as in arXiv
+2205.14135; stretches of one row are merged by whoever ends the last of them (Flash-Decoding). How a row is divided
+depends on its own length alone, so what comes out is the same to its last bit, whatever is computed beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+
+from serve_app.engine.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
+
+PARAMETERS = (
+    "counter", "num_items", "num_heads", "query", "query_stride", "output", "keys", "values", "stride", "scale",
+    "items", "partial", "ended", "new_key", "new_key_stride", "new_value", "new_value_stride",
+)  # fmt: skip
+"""Each int64. num_heads: of keys;  stride: numbers from one position, or token, to the next
+scale: bits of a float32, log2(e) in it;  num_items: stretches of rows; those without a meaning here are addresses, of
+what is new 0 where nothing is
+"""
+COLUMNS = ("token", "position", "num_keys", "stretch", "num_stretches", "row")
+"""Of an item, int64 each. position: of its first key;  stretch: which of its row's."""
+STRETCH = 512
+"""Keys of an item."""
+BLOCK = 64
+LEAST = -1e30
+"""A score that no key has."""
+MAX_UNROLLED = 64
+"""Vectors of the query heads of one item."""
+NAME = "attend"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """group: query heads that share a key head;  dim: of a head, whole vectors;  width: numbers of a vector
+    registers: vectors that the CPU holds
+    """
+
+    group: int
+    dim: int
+    kind: Kind
+    width: int
+    registers: int
+
+    @property
+    def vectors(self) -> int:
+        """Of a head."""
+        return self.dim // self.width
+
+    @property
+    def parts(self) -> int:
+        """Into how many items a group is divided, so that what is written out for each stays small."""
+        fits = (part for part in range(1, self.group + 1) if self.group % part == 0)
+        return next((part for part in fits if self.group // part * self.vectors <= MAX_UNROLLED), self.group)
+
+    @property
+    def heads(self) -> int:
+        """Query heads of an item."""
+        return self.group // self.parts
+
+    @property
+    def partial(self) -> int:
+        """Numbers that an item leaves: its sums of values, then largest scores and sums of weights of each head."""
+        return self.heads * (self.dim + 2)
+
+
+def emit(form: Form) -> Any:
+    """The module of LLVM's with the function `NAME` of the parameters' address."""
+    module = ir.Module(NAME)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), NAME)
+    function.attributes.add("nounwind")
+    _Writer(form, function).write()
+    return module
+
+
+class _Writer:
+    """Writes the function. What differs from item to item is set as it is reached."""
+
+    def __init__(self, form: Form, function: Any) -> None:
+        self._form = form
+        self._build = ir.IRBuilder(function.append_basic_block("entry"))
+        self._emit = emitter = Emitter(self._build, form.width)
+        self._number = FLOAT if form.kind == "float32" else INT16
+        parameters = {name: emitter.number(function.args[0], at, INT64) for at, name in enumerate(PARAMETERS)}
+        self._of = parameters
+        self._scale = emitter.spread(self._build.bitcast(self._build.trunc(parameters["scale"], INT32), FLOAT))
+        self._query, self._sums = emitter.local(form.heads * form.dim), emitter.local(form.heads * form.dim)
+        self._scores = emitter.local(form.heads * BLOCK)
+        self._tops, self._totals = emitter.local(form.heads), emitter.local(form.heads)
+        self._item: Value = None
+        self._row: dict[str, Value] = {}
+        self._keys: Value = None
+        self._values: Value = None
+        self._result: Value = None
+
+    def write(self) -> None:
+        build = self._build
+        again, go, done = (build.append_basic_block(name) for name in ("again", "go", "done"))
+        heads = build.mul(self._of["num_heads"], INT64(self._form.parts))
+        build.branch(again)
+        build.position_at_end(again)
+        self._item = build.atomic_rmw("add", self._address("counter"), INT64(1), "monotonic")
+        build.cbranch(build.icmp_signed("<", self._item, build.mul(self._of["num_items"], heads)), go, done)
+        build.position_at_end(done)
+        build.ret_void()
+        build.position_at_end(go)
+        self._begin(heads)
+        self._emit.repeat(INT64(0), self._row["num_keys"], BLOCK, self._block)
+        is_whole = build.icmp_signed("==", self._row["num_stretches"], INT64(1))
+        with build.if_else(is_whole) as (then, otherwise):
+            with then:
+                for head in range(self._form.heads):
+                    self._finish(head, self._vectors(self._sums, head), self._total(head))
+            with otherwise:
+                self._leave(heads)
+        build.branch(again)
+
+    def _address(self, name: str) -> Value:
+        return self._build.inttoptr(self._of[name], POINTER)
+
+    def _begin(self, heads: Value) -> None:
+        """Read the item's row of the table and its queries, and empty its sums."""
+        build, emitter, form = self._build, self._emit, self._form
+        part = build.srem(self._item, heads)
+        table = emitter.at(self._address("items"), build.mul(build.sdiv(self._item, heads), INT64(len(COLUMNS))), INT64)
+        self._row = {name: emitter.number(table, at, INT64) for at, name in enumerate(COLUMNS)}
+        key_head = build.mul(build.sdiv(part, INT64(form.parts)), INT64(form.dim))
+        first = build.add(build.mul(self._row["position"], self._of["stride"]), key_head)
+        self._keys = emitter.at(self._address("keys"), first, self._number)
+        self._values = emitter.at(self._address("values"), first, self._number)
+        token, queries = self._row["token"], build.mul(part, INT64(form.heads * form.dim))
+        width = build.mul(heads, INT64(form.heads * form.dim))
+        self._result = emitter.at(self._address("output"), build.add(build.mul(token, width), queries), self._number)
+        start = build.add(build.mul(token, self._of["query_stride"]), queries)
+        query = emitter.at(self._address("query"), start, self._number)
+        for at in range(0, form.heads * form.dim, form.width):
+            emitter.put(build.fmul(emitter.read(form.kind, query, at), self._scale), self._query, at)
+            emitter.put(emitter.all_of(0.0), self._sums, at)
+        for head in range(form.heads):
+            emitter.put(FLOAT(LEAST), self._tops, head)
+            emitter.put(FLOAT(0.0), self._totals, head)
+        self._write_new(token, key_head)
+
+    def _write_new(self, token: Value, key_head: Value) -> None:
+        """Put a row's new key and value behind the others, where whoever attends to its last stretch will read them.
+
+        key_head: numbers of a position before those of the item's head
+        """
+        build, emitter, form = self._build, self._emit, self._form
+        is_last = build.icmp_signed("==", self._row["stretch"], build.sub(self._row["num_stretches"], INT64(1)))
+        is_new = build.icmp_signed("!=", self._of["new_key"], INT64(0))
+        with build.if_then(build.and_(is_last, is_new)):
+            last = build.mul(build.sub(self._row["num_keys"], INT64(1)), self._of["stride"])
+            for name, lane in (("new_key", self._keys), ("new_value", self._values)):
+                start = build.add(build.mul(token, self._of[f"{name}_stride"]), key_head)
+                new, place = emitter.at(self._address(name), start, self._number), emitter.at(lane, last, self._number)
+                for at in range(0, form.dim, form.width):
+                    emitter.copy(form.kind, new, place, at)
+
+    def _block(self, begin: Value) -> Sequence[Value]:
+        build, emitter, form = self._build, self._emit, self._form
+        left = build.sub(self._row["num_keys"], begin)
+        is_part = build.icmp_signed("<", left, INT64(BLOCK))
+        count = build.select(is_part, left, INT64(BLOCK))
+        with build.if_then(is_part):
+            for at in range(0, form.heads * BLOCK, form.width):
+                emitter.put(emitter.all_of(LEAST), self._scores, at)
+        emitter.repeat(INT64(0), count, 1, functools.partial(self._score, begin))
+        for head in range(form.heads):
+            self._weigh(head)
+        together = max(1, form.registers // 2 // form.vectors)
+        whole = build.mul(build.sdiv(count, INT64(together)), INT64(together))
+        emitter.repeat(INT64(0), whole, together, functools.partial(self._add, begin, together))
+        emitter.repeat(whole, count, 1, functools.partial(self._add, begin, 1))
+        return ()
+
+    def _read(self, base: Value, position: Value) -> list[Value]:
+        """The vectors of a key or value."""
+        start = self._build.mul(position, self._of["stride"])
+        begin = self._emit.at(base, start, self._number)
+        return [self._emit.read(self._form.kind, begin, at) for at in range(0, self._form.dim, self._form.width)]
+
+    def _vectors(self, base: Value, head: int) -> list[Value]:
+        form = self._form
+        return [self._emit.floats(base, head * form.dim + at) for at in range(0, form.dim, form.width)]
+
+    def _score(self, begin: Value, at: Value) -> Sequence[Value]:
+        """The key's product with each head's query, scaled."""
+        key = self._read(self._keys, self._build.add(begin, at))
+        for head in range(self._form.heads):
+            query = self._vectors(self._query, head)
+            product = self._build.fmul(key[0], query[0])
+            for left, right in zip(key[1:], query[1:], strict=True):
+                product = self._emit.fused(left, right, product)
+            self._emit.put(self._emit.total(product), self._scores, self._build.add(at, INT64(head * BLOCK)))
+        return ()
+
+    def _weigh(self, head: int) -> None:
+        """Scores to weights; what was summed before shrinks where a score is larger than all so far."""
+        build, emitter, form = self._build, self._emit, self._form
+        places = range(head * BLOCK, (head + 1) * BLOCK, form.width)
+        scores = [emitter.floats(self._scores, place) for place in places]
+        before = self._top(head)
+        top = emitter.larger(before, emitter.largest(functools.reduce(emitter.larger, scores)))
+        weights = [emitter.power_of_two(build.fsub(score, emitter.spread(top))) for score in scores]
+        for place, weight in zip(places, weights, strict=True):
+            emitter.put(weight, self._scores, place)
+        shrunk = emitter.power_of_two(emitter.spread(build.fsub(before, top)))
+        added = emitter.total(functools.reduce(build.fadd, weights))
+        emitter.put(build.fadd(build.fmul(self._total(head), emitter.first(shrunk)), added), self._totals, head)
+        emitter.put(top, self._tops, head)
+        for at, vector in zip(range(0, form.dim, form.width), self._vectors(self._sums, head), strict=True):
+            emitter.put(build.fmul(vector, shrunk), self._sums, head * form.dim + at)
+
+    def _add(self, begin: Value, together: int, at: Value) -> Sequence[Value]:
+        """Values, so many at once, by their weights to each head's sums."""
+        build, emitter, form = self._build, self._emit, self._form
+        places = [build.add(at, INT64(number)) for number in range(together)]
+        values = [self._read(self._values, build.add(begin, place)) for place in places]
+        for head in range(form.heads):
+            weights = [
+                emitter.spread(emitter.number(self._scores, build.add(place, INT64(head * BLOCK)))) for place in places
+            ]
+            for number, vector in enumerate(self._vectors(self._sums, head)):
+                for weight, value in zip(weights, values, strict=True):
+                    vector = emitter.fused(weight, value[number], vector)
+                emitter.put(vector, self._sums, head * form.dim + number * form.width)
+        return ()
+
+    def _top(self, head: int) -> Value:
+        return self._emit.number(self._tops, head)
+
+    def _total(self, head: int) -> Value:
+        return self._emit.number(self._totals, head)
+
+    def _finish(self, head: int, sums: Sequence[Value], total: Value) -> None:
+        """Write a head's result."""
+        build, emitter, form = self._build, self._emit, self._form
+        share = emitter.spread(build.fdiv(FLOAT(1.0), total))
+        for at, vector in zip(range(0, form.dim, form.width), sums, strict=True):
+            emitter.write(form.kind, build.fmul(vector, share), self._result, head * form.dim + at)
+
+    def _leave(self, heads: Value) -> None:
+        """Leave the stretch's part, and merge all of the row where it is the last to end."""
+        build, emitter, form = self._build, self._emit, self._form
+        partial = self._address("partial")
+        mine = emitter.at(partial, build.mul(self._item, INT64(form.partial)), FLOAT)
+        for at in range(0, form.heads * form.dim, form.width):
+            emitter.put(emitter.floats(self._sums, at), mine, at)
+        for head in range(form.heads):
+            emitter.put(self._top(head), mine, form.heads * form.dim + head)
+            emitter.put(self._total(head), mine, form.heads * (form.dim + 1) + head)
+        part = build.add(build.mul(self._row["row"], heads), build.srem(self._item, heads))
+        ended = emitter.at(self._address("ended"), part, INT64)
+        others = build.atomic_rmw("add", ended, INT64(1), "acq_rel")
+        with build.if_then(build.icmp_signed("==", others, build.sub(self._row["num_stretches"], INT64(1)))):
+            build.store(INT64(0), ended)
+            first = build.sub(self._item, build.mul(self._row["stretch"], heads))
+            base = emitter.at(partial, build.mul(first, INT64(form.partial)), FLOAT)
+            for head in range(form.heads):
+                self._merge(head, base, build.mul(heads, INT64(form.partial)))
+
+    def _merge(self, head: int, base: Value, stride: Value) -> None:
+        """Sum up a head's parts of all stretches, in their order.
+
+        stride: numbers from one stretch's to the next one's
+        """
+        build, emitter, form = self._build, self._emit, self._form
+
+        def top_of(number: Value) -> Value:
+            start = build.add(build.mul(number, stride), INT64(form.heads * form.dim + head))
+            return emitter.number(base, start)
+
+        def larger(number: Value, top: Value) -> Sequence[Value]:
+            return [emitter.larger(top, top_of(number))]
+
+        def added(number: Value, total: Value, *sums: Value) -> Sequence[Value]:
+            share = emitter.power_of_two(emitter.spread(build.fsub(top_of(number), top)))
+            start = build.mul(number, stride)
+            own = emitter.number(base, build.add(start, INT64(form.heads * (form.dim + 1) + head)))
+            places = [build.add(start, INT64(head * form.dim + at * form.width)) for at in range(form.vectors)]
+            more = [emitter.fused(share, emitter.floats(base, at), sum_) for at, sum_ in zip(places, sums, strict=True)]
+            return [build.fadd(total, build.fmul(own, emitter.first(share))), *more]
+
+        count = self._row["num_stretches"]
+        (top,) = emitter.repeat(INT64(0), count, 1, larger, [FLOAT(LEAST)])
+        nothing = [emitter.all_of(0.0)] * form.vectors
+        total, *sums = emitter.repeat(INT64(0), count, 1, added, [FLOAT(0.0), *nothing])
+        self._finish(head, sums, total)

@@ -1,0 +1,199 @@
+"""Single queries over lanes of keys and values, by a kernel of our own where this machine has one."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from serve_app.engine.openmp import libgomp
+
+logger = logging.getLogger(__name__)
+
+KINDS: Mapping[torch.dtype, Literal["bfloat16", "float16", "float32"]] = {
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.float32: "float32",
+}
+NUM_PARAMETERS = 17
+TRIED_LENGTHS = (1, 70, 1100)
+"""Keys of the rows that a kernel is tried with: a part of a block, more than one, more than two stretches."""
+TOLERANCES = {torch.bfloat16: 0.03, torch.float16: 5e-3, torch.float32: 1e-4}
+"""Of results that are about one, by which it may differ from torch's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One query: which packed token it is, and its keys, from a position of the storage on."""
+
+    token: int
+    position: int
+    num_keys: int
+
+
+class Table:
+    """The rows of a step, as the kernel reads them; one layer after the other."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        from serve_app.engine.cpu.attention_kernel import STRETCH
+
+        items: list[tuple[int, ...]] = []
+        for number, row in enumerate(rows):
+            count = -(-row.num_keys // STRETCH)
+            for at in range(count):
+                begin = at * STRETCH
+                length = min(STRETCH, row.num_keys - begin)
+                items.append((row.token, row.position + begin, length, at, count, number))
+        self.items = torch.tensor(items, dtype=torch.int64)
+        self.num_rows = len(rows)
+        self.is_divided = len(items) > len(rows)
+        self._left: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def left(self, heads: int, partial: int) -> tuple[Tensor, Tensor]:
+        """What items of divided rows leave, and how many of each have ended.
+
+        heads: items of each stretch;  partial: numbers of each
+        """
+        if not self.is_divided:
+            return self.items, self.items  # nobody writes there
+        if heads not in self._left:
+            ended = torch.zeros(self.num_rows * heads, dtype=torch.int64)
+            self._left[heads] = torch.empty(len(self.items) * heads * partial), ended
+        return self._left[heads]
+
+
+class RowsKernel:
+    """Attends for rows of one form: so many heads of such a size."""
+
+    def __init__(self, address: int, *, heads_of_a_key: int, parts: int, partial: int) -> None:
+        self._address = address
+        self._group = heads_of_a_key
+        self._parts = parts
+        self._partial = partial
+        self._counter = ctypes.c_int64()
+        self._call = _caller()
+
+    def run(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        table: Table,
+        output: Tensor,
+        *,
+        scale: float,
+        new: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        """Write the rows' results to their tokens of the output. Called by one thread at a time.
+
+        query, output: [tokens, heads, dim];  keys, values: [positions, kv_heads, dim], contiguous
+        new: the key and the value of each row's last position, [tokens, kv_heads, dim], which are written there before;
+             no other row may read them
+        """
+        query = _packed(query)
+        new_key, new_value = (None, None) if new is None else (_packed(new[0]), _packed(new[1]))
+        num_heads = keys.shape[1]
+        partial, ended = table.left(num_heads * self._parts, self._partial)
+        self._counter.value = 0
+        parameters = (ctypes.c_int64 * NUM_PARAMETERS)(
+            ctypes.addressof(self._counter), len(table.items), num_heads, query.data_ptr(), query.stride(0),
+            output.data_ptr(), keys.data_ptr(), values.data_ptr(), num_heads * query.shape[2],
+            _bits(scale * math.log2(math.e)), table.items.data_ptr(), partial.data_ptr(), ended.data_ptr(),
+            *_place(new_key), *_place(new_value),
+        )  # fmt: skip
+        self._call(self._address, ctypes.addressof(parameters), torch.get_num_threads(), 0)
+
+
+def _packed(heads: Tensor) -> Tensor:
+    """[tokens, heads, dim] with the heads of a token side by side."""
+    return heads if heads.stride()[1:] == (heads.shape[2], 1) else heads.contiguous()
+
+
+def _place(heads: Tensor | None) -> tuple[int, int]:
+    """Where it begins, and how far it is from one token to the next; nowhere."""
+    return (0, 0) if heads is None else (heads.data_ptr(), heads.stride(0))
+
+
+@functools.cache
+def rows_kernel(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
+    """The kernel for heads of that size, `group` of which share a key head; None where this machine has none.
+
+    It takes half a second to make, and is tried beside torch before it is used.
+    """
+    if dtype not in KINDS or libgomp() is None:
+        return None
+    try:
+        kernel = _make(group, dim, dtype)
+    except (ImportError, RuntimeError, OSError) as error:
+        logger.warning("attention is torch's: no kernel could be made (%s)", error)
+        return None
+    if kernel is not None and not _is_right(kernel, group, dim, dtype):
+        logger.warning("attention is torch's: the kernel for %d heads of %d in %s is wrong", group, dim, dtype)
+        return None
+    return kernel
+
+
+def _make(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
+    from serve_app.engine.cpu import attention_kernel, compiling
+
+    machine = compiling.Machine.here()
+    if dim % machine.width:
+        return None
+    form = attention_kernel.Form(
+        group=group,
+        dim=dim,
+        kind=KINDS[dtype],
+        width=machine.width,
+        registers=machine.registers,
+    )
+    code = compiling.Code(attention_kernel.emit(form), machine)
+    _made.append(code)
+    address = code.address_of(attention_kernel.NAME)
+    return RowsKernel(address, heads_of_a_key=group, parts=form.parts, partial=form.partial)
+
+
+_made: list[object] = []
+"""Code that is used, for as long as the process lives."""
+
+
+@torch.inference_mode()
+def _is_right(kernel: RowsKernel, group: int, dim: int, dtype: torch.dtype) -> bool:
+    draw = torch.Generator().manual_seed(0)
+    num_keys, rows = max(TRIED_LENGTHS), len(TRIED_LENGTHS)
+    query = torch.randn(rows, group * 2, dim, generator=draw).to(dtype)
+    keys, values = torch.randn(2, num_keys, 2, dim, generator=draw).to(dtype)
+    output = torch.zeros_like(query)
+    table = Table([Row(token=at, position=0, num_keys=length) for at, length in enumerate(TRIED_LENGTHS)])
+    kernel.run(query, keys, values, table, output, scale=dim**-0.5)
+    for at, length in enumerate(TRIED_LENGTHS):
+        one, seen, read = (
+            part.float().transpose(0, 1) for part in (query[at : at + 1], keys[:length], values[:length])
+        )
+        exact = F.scaled_dot_product_attention(one, seen, read, enable_gqa=True)[:, 0]
+        if not torch.allclose(output[at].float(), exact, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype]):
+            return False
+    return True
+
+
+def _caller() -> ctypes._FuncPointer:
+    """libgomp's own: a function's address, that of its data, how many threads, no flags."""
+    library = libgomp()
+    assert library is not None
+    call = library.GOMP_parallel
+    call.argtypes, call.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    return call
+
+
+def _bits(number: float) -> int:
+    """Of a float32."""
+    (bits,) = struct.unpack("<i", struct.pack("<f", number))
+    return int(bits)

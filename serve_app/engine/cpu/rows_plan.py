@@ -1,0 +1,96 @@
+"""A step's attention on a CPU: single queries by a kernel of our own, stretches of prompts in torch's operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from serve_app.engine.attention import attend
+from serve_app.engine.cpu.rows import Row, RowsKernel, Table, rows_kernel
+from serve_app.engine.kv.groups import Reading
+from serve_app.engine.kv.plan import AttentionPlan, Scoring
+from serve_app.engine.kv.storage import Storage
+
+SHORT = 8
+"""Queries of one sequence in a step that are attended to one by one: a token and the guesses behind it."""
+
+
+class Lanes(Storage, Protocol):
+    """A storage where the positions of a sequence lie one behind the other."""
+
+    def all_positions(self, layer: int) -> tuple[Tensor, Tensor]:
+        """One layer's keys and values of all lanes, each [positions, heads, dim]."""
+        ...
+
+    def first_position(self, place: int) -> int:
+        """Of a place's lane among all."""
+        ...
+
+
+class RowsPlan:
+    """A plan for lanes. What the kernel does not know, a cap, sinks, some sizes of heads, is torch's."""
+
+    def __init__(
+        self, storage: Lanes, readings: Sequence[Reading], places: Tensor, *, by_torch: Callable[[], AttentionPlan]
+    ) -> None:
+        """by_torch: makes a plan of all that needs no kernel"""
+        self._storage = storage
+        self._places = places
+        self._by_torch = by_torch
+        self._short = [each for each in readings if each.length <= SHORT]
+        self._long = storage.groups([each for each in readings if each.length > SHORT])
+        self._tables: dict[tuple[int | None, int | None], Table] = {}
+        self._is_decoding = all(each.length == 1 for each in readings)
+        self._other: AttentionPlan | None = None
+
+    def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
+        keys, values = self._storage.all_positions(layer)
+        kernel = kernel_of(query, keys, values, scoring)
+        if kernel is None or not self._short:
+            return self._plan_by_torch().run(layer, query, key, value, scoring=scoring)
+        new = None if key is None or value is None else (key, value)
+        if new is not None and not self._is_decoding:
+            self._storage.write(layer, self._places, *new)
+            new = None
+        output = query.new_empty(query.shape)
+        kernel.run(query, keys, values, self._table(scoring), output, scale=scoring.scale, new=new)
+        for group in self._long:
+            keys, values = self._storage.read(layer, group)
+            mask = group.mask(scoring.window, query.dtype, query.device, chunk=scoring.chunk)
+            group.put(output, attend(group.queries(query), keys, values, mask=mask, scale=scoring.scale))
+        return output
+
+    def _table(self, scoring: Scoring) -> Table:
+        name = scoring.window, scoring.chunk
+        if name not in self._tables:
+            self._tables[name] = Table(rows_of(self._storage, self._short, window=scoring.window, chunk=scoring.chunk))
+        return self._tables[name]
+
+    def _plan_by_torch(self) -> AttentionPlan:
+        if self._other is None:
+            self._other = self._by_torch()
+        return self._other
+
+
+def kernel_of(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> RowsKernel | None:
+    """The kernel for such a layer, if there is one."""
+    if scoring.softcap is not None or scoring.sinks is not None or keys.shape != values.shape:
+        return None
+    heads, kv_heads = query.shape[1], keys.shape[1]
+    return rows_kernel(heads // kv_heads, query.shape[2], query.dtype) if heads % kv_heads == 0 else None
+
+
+def rows_of(storage: Lanes, readings: Sequence[Reading], *, window: int | None, chunk: int | None) -> list[Row]:
+    """Each query by itself, with the keys that it sees."""
+    rows = []
+    for reading in readings:
+        lane = storage.first_position(reading.place)
+        for number in range(reading.length):
+            position = reading.start + number
+            in_window = 0 if window is None else position + 1 - window
+            begin = max(0, in_window, 0 if chunk is None else position - position % chunk)
+            token, num_keys = reading.first_token + number, position + 1 - begin
+            rows.append(Row(token=token, position=lane + begin, num_keys=num_keys))
+    return rows

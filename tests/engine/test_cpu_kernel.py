@@ -1,0 +1,188 @@
+"""Our own attention on CPUs gives what torch gives, to a row alone what in company, and knows what it cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from serve_app.engine.cpu import rows as kernels
+from serve_app.engine.cpu.attention_kernel import STRETCH, Form
+from serve_app.engine.cpu.rows import Row, RowsKernel, Table, rows_kernel
+from serve_app.engine.cpu.rows_plan import SHORT, RowsPlan
+from serve_app.engine.kv.groups import Reading
+from serve_app.engine.kv.lanes import LaneStorage
+from serve_app.engine.kv.plan import Scoring
+from serve_app.engine.kv.shape import KeyValueShape
+from serve_app.engine.openmp import libgomp
+
+pytestmark = pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")
+
+KV_HEADS, DIM, LANE = 2, 32, 2048
+LENGTHS = (1, 63, 64, 65, 700, 2 * STRETCH, 2 * STRETCH + 1)
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def kernel(group: int, dim: int, dtype: torch.dtype) -> RowsKernel:
+    found = rows_kernel(group, dim, dtype)
+    assert found is not None
+    return found
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def exact(query: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> Tensor:
+    """One query, [heads, dim], over keys and values [keys, kv_heads, dim], in float32."""
+    parts = (query[:, None].float(), keys.float().transpose(0, 1), values.float().transpose(0, 1))
+    return F.scaled_dot_product_attention(*parts, scale=scale, enable_gqa=True)[:, 0]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(("group", "dim"), [(1, 16), (3, 80), (7, 64), (4, 256), (16, 128), (71, 64)])
+def test_rows_of_any_length_and_form_get_what_torch_gives(group: int, dim: int, dtype: torch.dtype) -> None:
+    query = drawn(len(LENGTHS), KV_HEADS * group, dim, dtype=dtype, seed=1) * 2
+    keys, values = drawn(2, 3000, KV_HEADS, dim, dtype=dtype, seed=2)
+    rows = [Row(token=at, position=3000 - length, num_keys=length) for at, length in enumerate(LENGTHS)]
+    output = torch.full_like(query, torch.nan)
+    kernel(group, dim, dtype).run(query, keys, values, Table(rows), output, scale=0.3 / dim**0.5)
+    for row in rows:
+        seen = slice(row.position, row.position + row.num_keys)
+        expected = exact(query[row.token], keys[seen], values[seen], scale=0.3 / dim**0.5)
+        torch.testing.assert_close(output[row.token].float(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 30.0, 1e4])
+def test_weights_may_be_flat_or_all_on_one_key(size: float) -> None:
+    query, (keys, values) = drawn(1, 4, DIM) * size, drawn(2, 600, KV_HEADS, DIM, seed=3)
+    output = torch.empty_like(query)
+    kernel(2, DIM, torch.float32).run(
+        query, keys, values, Table([Row(token=0, position=0, num_keys=600)]), output, scale=1.0
+    )
+    torch.testing.assert_close(output[0], exact(query[0], keys, values, scale=1.0), atol=1e-4, rtol=1e-3)
+
+
+def test_a_row_gets_the_same_bits_alone_in_company_and_of_any_number_of_threads() -> None:
+    query, (keys, values) = drawn(9, 14, 64, dtype=torch.bfloat16), drawn(2, 9000, KV_HEADS, 64, dtype=torch.bfloat16)
+    rows = [Row(token=at, position=at * 900, num_keys=100 + 97 * at) for at in range(9)]
+    together = torch.empty_like(query)
+    attend = kernel(7, 64, torch.bfloat16)
+    attend.run(query, keys, values, Table(rows), together, scale=0.125)
+    threads = torch.get_num_threads()
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        alone = torch.empty_like(query)
+        for row in rows:
+            attend.run(query, keys, values, Table([row]), alone, scale=0.125)
+        assert torch.equal(alone, together)
+    torch.set_num_threads(threads)
+
+
+def test_what_is_no_number_stays_in_its_row() -> None:
+    query, (keys, values) = drawn(4, 4, DIM), drawn(2, 4 * LANE, KV_HEADS, DIM)
+    keys[LANE + 5], values[2 * LANE + 600, 1], query[3] = torch.nan, torch.inf, 1e38
+    rows = [Row(token=at, position=at * LANE, num_keys=700) for at in range(4)]
+    output = torch.zeros_like(query)
+    kernel(2, DIM, torch.float32).run(query, keys, values, Table(rows), output, scale=1.0)
+    torch.testing.assert_close(output[0], exact(query[0], keys[:700], values[:700], scale=1.0), atol=1e-5, rtol=1e-5)
+    assert output[1].isnan().all()
+    assert output[2, :2].isfinite().all()
+    assert not output[2, 2:].isfinite().all()
+
+
+def storage(dtype: torch.dtype = torch.float32) -> LaneStorage:
+    shape = KeyValueShape.uniform(layers=1, heads=KV_HEADS, key_dim=DIM, value_dim=DIM)
+    made = LaneStorage(shape, num_lanes=6, max_model_len=LANE, num_blocks=4, block_size=16, dtype=dtype)
+    for part, seed in zip(made.all_positions(0), (7, 8), strict=True):
+        part.copy_(drawn(*part.shape, seed=seed))
+    return made
+
+
+def readings(*lengths: tuple[int, int]) -> list[Reading]:
+    """Of places in turn: where each starts, and of how many tokens it is."""
+    found, token = [], 0
+    for place, (start, length) in enumerate(lengths):
+        found.append(Reading(first_token=token, place=place, blocks=(), start=start, length=length))
+        token += length
+    return found
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [(0, 1), (700, 1), (1999, 1)],
+        [(699, 1), (40, SHORT), (130, 2)],
+        [(699, 1), (40, SHORT + 1), (0, 300), (1000, 3)],
+        [(0, 40)],
+    ],
+)
+@pytest.mark.parametrize(("window", "chunk"), [(None, None), (48, None), (None, 64), (600, 128)])
+@pytest.mark.parametrize("is_reader", [False, True])
+def test_a_step_is_attended_to_and_written_as_torch_would(
+    asked: Sequence[tuple[int, int]], window: int | None, chunk: int | None, is_reader: bool
+) -> None:
+    steps = readings(*asked)
+    tokens = sum(each.length for each in steps)
+    joined = drawn(tokens, 8 * DIM, seed=9).view(tokens, 8, DIM)  # views of one product, as a layer gives them
+    query, key, value = joined.split((4, KV_HEADS, KV_HEADS), dim=1)
+    scoring = Scoring(scale=DIM**-0.5, window=window, chunk=chunk)
+    results, written = [], []
+    for has_kernel in (True, False):
+        lanes = storage()
+        places = torch.tensor(
+            [lanes.first_position(each.place) + each.start + at for each in steps for at in range(each.length)]
+        )
+        plan = lanes.plan(steps, places) if has_kernel else lanes.plan_by_torch(steps, places)
+        new = (None, None) if is_reader else (key, value)
+        results.append(plan.run(0, query, *new, scoring=scoring))
+        written.append(torch.cat(lanes.all_positions(0)))
+    torch.testing.assert_close(results[0], results[1], atol=2e-5, rtol=2e-5)
+    assert torch.equal(*written)
+
+
+def test_what_the_kernel_does_not_know_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(RowsKernel, "run", fail)
+    lanes, (reading,) = storage(), readings((30, 1))
+    query, places = drawn(1, 4, DIM), torch.tensor([30])
+    key = value = drawn(1, KV_HEADS, DIM)
+    plan = RowsPlan(lanes, [reading], places, by_torch=lambda: lanes.plan_by_torch([reading], places))
+    with pytest.raises(AssertionError):
+        plan.run(0, query, key, value, scoring=Scoring(scale=1.0))
+    for scoring in (Scoring(scale=1.0, softcap=20.0), Scoring(scale=1.0, sinks=torch.zeros(4))):
+        assert plan.run(0, query, key, value, scoring=scoring).isfinite().all()
+
+
+@pytest.mark.parametrize("width", [8, 16])
+def test_what_is_written_out_for_an_item_stays_small(width: int) -> None:
+    for group, dim in ((1, 64), (7, 64), (8, 128), (16, 128), (71, 64), (12, 256)):
+        form = Form(group=group, dim=dim, kind="bfloat16", width=width, registers=32)
+        assert form.heads * form.parts == group
+        assert form.heads == 1 or form.heads * form.vectors <= 64
+
+
+def test_sizes_that_are_not_whole_vectors_and_other_types_have_no_kernel() -> None:
+    assert rows_kernel(2, 24 + 4, torch.float32) is None
+    assert rows_kernel(2, DIM, torch.float64) is None
+
+
+def test_a_kernel_that_cannot_be_made_or_is_wrong_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make = rows_kernel.__wrapped__
+    monkeypatch.setattr(RowsKernel, "run", lambda *_, **__: None)
+    assert make(2, DIM, torch.float32) is None
+    assert "is wrong" in caplog.text
+
+    def missing(*_: object) -> None:
+        raise ImportError("No module named 'llvmlite'")
+
+    monkeypatch.setattr(kernels, "_make", missing)
+    assert make(2, DIM, torch.float32) is None
+    assert "llvmlite" in caplog.text
