@@ -70,16 +70,18 @@ def test_the_allowance_grows_so_slowly_that_no_step_takes_much_more_than_its_str
     assert longest <= 0.010 * (1 + 0.75 * MOST_GROWTH)
 
 
-def test_many_short_prompts_beside_few_sequences_hurry_and_few_or_long_ones_do_not() -> None:
+def test_several_short_prompts_hurry_and_one_or_long_ones_do_not() -> None:
     pace = Pace(1.75)
     alone = settle(pace, decode_s=0.2, token_s=0.001)
 
     def allowed(*behind: int, rows: int) -> int:
         return pace.allowance(rows, 100_000, behind=behind)
 
-    assert allowed(rows=1) == allowed(*[9] * 2, rows=16) == allowed(*[16 * SHORT_PROMPT] * 3, rows=8) == alone
-    assert allowed(*[9] * 2, rows=8) == pytest.approx(2 * alone, abs=2)
-    assert allowed(*[9] * 6, rows=16) == allowed(*[2 * SHORT_PROMPT] * 12, rows=16) == pytest.approx(3 * alone, abs=3)
+    assert allowed(rows=1) == allowed(9, rows=16) == allowed(9, 9, rows=64) == alone
+    assert allowed(*[16 * SHORT_PROMPT] * 3, rows=8) == alone
+    assert allowed(*[9] * 2, rows=8) == allowed(*[9] * 2, rows=16) == pytest.approx(2 * alone, abs=2)
+    assert allowed(*[9] * 6, rows=16) == allowed(*[2 * SHORT_PROMPT] * 12, rows=16) == pytest.approx(6 * alone, abs=6)
+    assert allowed(*[9] * 6, rows=64) == pytest.approx(3 * alone, abs=3)
     assert allowed(*[9] * 6, rows=1) == allowed(*[9] * 500, rows=1) == pytest.approx(MOST_HURRY * alone, abs=8)
 
 
