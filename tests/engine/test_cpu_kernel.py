@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -80,6 +81,23 @@ def test_a_row_gets_the_same_bits_alone_in_company_and_of_any_number_of_threads(
             attend.run(query, keys, values, Table([row]), alone, scale=0.125)
         assert torch.equal(alone, together)
     torch.set_num_threads(threads)
+
+
+def test_engines_of_one_process_do_not_share_a_calls_state() -> None:
+    query, (keys, values) = drawn(32, 4, DIM), drawn(2, 32 * LANE, KV_HEADS, DIM)
+    attend = kernel(2, DIM, torch.float32)
+
+    def attended(lengths: Sequence[int]) -> Tensor:
+        rows = [Row(token=at, position=at * LANE, num_keys=length) for at, length in enumerate(lengths)]
+        output = torch.full_like(query, torch.nan)
+        attend.run(query, keys, values, Table(rows), output, scale=0.2)
+        return output
+
+    asked = [range(1, 65, 2), range(600, 1880, 40)]
+    expected = [attended(lengths) for lengths in asked]
+    with ThreadPoolExecutor(4) as threads:
+        for number, output in enumerate(threads.map(attended, asked * 200)):
+            assert torch.equal(output, expected[number % 2])
 
 
 def test_what_is_no_number_stays_in_its_row() -> None:

@@ -79,7 +79,6 @@ class RowsKernel:
         self._group = heads_of_a_key
         self._parts = parts
         self._partial = partial
-        self._counter = ctypes.c_int64()
         self._call = _caller()
 
     def run(
@@ -93,7 +92,7 @@ class RowsKernel:
         scale: float,
         new: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """Write the rows' results to their tokens of the output. Called by one thread at a time.
+        """Write the rows' results to their tokens of the output.
 
         query, output: [tokens, heads, dim];  keys, values: [positions, kv_heads, dim], contiguous
         new: the key and the value of each row's last position, [tokens, kv_heads, dim], which are written there before;
@@ -103,14 +102,15 @@ class RowsKernel:
         new_key, new_value = (None, None) if new is None else (_packed(new[0]), _packed(new[1]))
         num_heads = keys.shape[1]
         partial, ended = table.left(num_heads * self._parts, self._partial)
-        self._counter.value = 0
-        parameters = (ctypes.c_int64 * NUM_PARAMETERS)(
-            ctypes.addressof(self._counter), len(table.items), num_heads, query.data_ptr(), query.stride(0),
-            output.data_ptr(), keys.data_ptr(), values.data_ptr(), num_heads * query.shape[2],
+        parameters = (ctypes.c_int64 * (NUM_PARAMETERS + 1))()  # the last one counts the items that were taken
+        begin = ctypes.addressof(parameters)
+        parameters[:NUM_PARAMETERS] = [
+            begin + NUM_PARAMETERS * ctypes.sizeof(ctypes.c_int64), len(table.items), num_heads, query.data_ptr(),
+            query.stride(0), output.data_ptr(), keys.data_ptr(), values.data_ptr(), num_heads * query.shape[2],
             _bits(scale * math.log2(math.e)), table.items.data_ptr(), partial.data_ptr(), ended.data_ptr(),
             *_place(new_key), *_place(new_value),
-        )  # fmt: skip
-        self._call(self._address, ctypes.addressof(parameters), torch.get_num_threads(), 0)
+        ]  # fmt: skip
+        self._call(self._address, begin, torch.get_num_threads(), 0)
 
 
 def _packed(heads: Tensor) -> Tensor:
