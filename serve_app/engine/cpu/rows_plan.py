@@ -78,6 +78,8 @@ def kernel_of(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> 
     """The kernel for such a layer, if there is one."""
     if scoring.softcap is not None or scoring.sinks is not None or keys.shape != values.shape:
         return None
+    if query.dtype != keys.dtype:
+        return None
     heads, kv_heads = query.shape[1], keys.shape[1]
     return rows_kernel(heads // kv_heads, query.shape[2], query.dtype) if heads % kv_heads == 0 else None
 
