@@ -8,8 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from serve_app.engine.decoder.building import NotDescribed, Scorings, build_loop, family_of
-from serve_app.engine.decoder.layout import join_linears, pack_head, pack_linears
-from serve_app.engine.decoder.stored import Widening, widen_rest
+from serve_app.engine.decoder.layout import lay_out
 from serve_app.engine.probe import CHUNKS, FEW_CHUNKS, Witness, check, compute_in_steps, distance, storage_for
 from serve_app.engine.shards.sums import Sums
 
@@ -23,8 +22,8 @@ def settle(module: PreTrainedModel, witness: Witness, *, sums: Sums | None = Non
 
     Raises ModelNotSupported.
     """
-    _lay_out(module)
     is_described = family_of(module) is not None
+    lay_out(module, joins=is_described)
     reason = _try_loop(module, witness, sums) if is_described else None
     has_loop = is_described and reason is None
     if sums is not None:
@@ -33,16 +32,6 @@ def settle(module: PreTrainedModel, witness: Witness, *, sums: Sums | None = Non
     if reason is not None:
         logger.warning("%s: computed by transformers' modules, not by the loop: %s", module.config.model_type, reason)
     return witness.scorings if has_loop else None
-
-
-@torch.no_grad()
-def _lay_out(module: PreTrainedModel) -> None:
-    widening = Widening.of(module)
-    pack_head(module, widening)
-    if family_of(module) is not None:
-        join_linears(module.get_decoder(), widening)
-    pack_linears(module, widening)
-    widen_rest(module)
 
 
 @torch.inference_mode()
