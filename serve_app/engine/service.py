@@ -25,7 +25,7 @@ from serve_app.core.flow_usage import UsageReport
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.core.tools import ToolParserName
-from serve_app.engine.allocator import keep_freed_memory
+from serve_app.engine.allocator import settle_memory
 from serve_app.engine.card import model_card, template_of
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.delivery import Delivery
@@ -125,7 +125,7 @@ class ModelService:
         created, dialect, chat_template, tool_parser: written on the model's card, for the routers
         Raises ModelNotSupported.
         """
-        keep_freed_memory()
+        settle_memory()
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         model = load_model(config)

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from serve_app.engine.allocator import keep_freed_memory
+from serve_app.engine.allocator import settle_memory
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.kv.making import make_store
@@ -103,7 +103,7 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the first shard says when it is time
     threading.Thread(target=_end_with_the_first, daemon=True).start()
-    keep_freed_memory()
+    settle_memory()
     disable_progress_bar()  # the first shard's says how far loading is
     with Connection(os.dup(0)) as leader:
         follower = Follower(leader)
