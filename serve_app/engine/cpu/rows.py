@@ -7,6 +7,7 @@ import functools
 import logging
 import math
 import struct
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -133,7 +134,7 @@ def rows_kernel(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
         return None
     try:
         kernel = _make(group, dim, dtype)
-    except (ImportError, RuntimeError, OSError) as error:
+    except (ImportError, RuntimeError, OSError, subprocess.TimeoutExpired) as error:
         logger.warning("attention is torch's: no kernel could be made (%s)", error)
         return None
     if kernel is not None and not _is_right(kernel, group, dim, dtype):
@@ -155,7 +156,7 @@ def _make(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
         width=machine.width,
         registers=machine.registers,
     )
-    code = compiling.Code(attention_kernel.emit(form), machine)
+    code = compiling.compiled(attention_kernel.emit(form))
     _made.append(code)
     address = code.address_of(attention_kernel.NAME)
     return RowsKernel(address, heads_of_a_key=group, parts=form.parts, partial=form.partial)
