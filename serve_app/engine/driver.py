@@ -15,6 +15,7 @@ from typing import Protocol
 from serve_app.core.concern import about
 from serve_app.core.delta import Delta, Load
 from serve_app.core.errors import EngineFailed
+from serve_app.engine.allocator import Leftovers
 from serve_app.engine.open_sequences import OpenSequences
 from serve_app.engine.sequence import Sequence
 
@@ -83,6 +84,7 @@ class Driver:
         self._engine = engine
         self._deliver = deliver
         self._clock = clock
+        self._leftovers = Leftovers(clock)
         self._inbox: deque[_Command] = deque()
         self._open = OpenSequences()
         self._outgoing: list[Delta] = []
@@ -183,6 +185,7 @@ class Driver:
         self._step()
         self._check_end()
         self._send(is_news=had_commands)
+        self._leftovers.look(is_idle=not self._engine.has_work)
 
     def _carry_out_commands(self) -> None:
         while self._inbox:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from serve_app.engine.allocator import FilePages
+from serve_app.engine.allocator import FilePages, Leftovers
 
 FAULTS = """
 import ctypes, resource, sys
@@ -100,3 +100,46 @@ def test_pages_of_a_file_are_given_back_and_read_again_and_no_others(tmp_path: P
     assert torch.equal(mapped, content)
     assert not pages.give_back(others.data_ptr(), size)
     assert bool((others == 1).all())
+
+
+KERNELS = """
+import sys
+import torch
+from serve_app.engine.allocator import give_back_freed_memory, settle_memory
+if sys.argv[1] == "few":
+    settle_memory()
+torch.set_num_threads(1)
+def resident():
+    give_back_freed_memory()
+    return int(open("/proc/self/statm").read().split()[1])
+weight = torch.ops.mkldnn._reorder_linear_weight(torch.ones(512, 1024), 8)
+def compute(rows):
+    x = torch.ones(rows, 1024)
+    return float(torch.ops.mkldnn._linear_pointwise.default(x, weight, None, "none", [], "")[-1, -1])
+with torch.inference_mode():
+    assert compute(3) == 1024
+    before = resident()
+    assert all(compute(rows) == 1024 for rows in range(4, 404))
+    print((resident() - before) // 256)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN")
+def test_products_of_many_shapes_do_not_take_memory_for_good() -> None:
+    def taken_mib(how: str) -> int:
+        command = [sys.executable, "-c", KERNELS, how]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert taken_mib("few") < 20 < taken_mib("as many as there are")
+
+
+def test_leftovers_are_given_back_at_rest_soon_and_at_work_now_and_then() -> None:
+    now = 100.0
+    leftovers = Leftovers(lambda: now)
+    seen = []
+    for at, is_idle in ((100.5, True), (101.1, False), (101.2, True), (102.1, True), (111.0, False), (111.3, False)):
+        now = at
+        if leftovers.look(is_idle=is_idle):
+            seen.append(at)
+    assert seen == [101.2, 111.3]

@@ -160,3 +160,26 @@ def test_a_model_is_heard_reading_its_stored_weights_once(
     assert str(witness.scorings) == str(beside.scorings)
     torch.testing.assert_close(witness.logits, beside.logits)
     assert float(model(IDS).logits.abs().max()) > 0.0
+
+
+def resident_bytes(file: Path) -> int:
+    """Of a file's mappings in this process."""
+    total, is_ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            is_ours = line.endswith(str(file))
+        elif is_ours and line.startswith("Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not tell of mappings")
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_no_page_of_the_file_stays_for_what_is_laid_out(is_tied: bool, folder: Callable[..., Path]) -> None:
+    path = folder(dtype=torch.float32, tie_word_embeddings=is_tied, num_hidden_layers=6)
+    laid_out = load_model(config(path, device="cpu")).module
+    file = path / "model.safetensors"
+    embedding = 0 if is_tied else laid_out.get_input_embeddings().weight.nbytes
+    small = sum(each.nbytes for each in laid_out.parameters()) - embedding
+    assert resident_bytes(file) <= embedding + small + file.stat().st_size // 10
+    assert packed_bytes(laid_out) > file.stat().st_size // 2
