@@ -46,7 +46,7 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     options = {M_MMAP_THRESHOLD: MMAP_THRESHOLD, M_TRIM_THRESHOLD: TRIM_THRESHOLD, M_ARENA_MAX: 1}
-    return sum(set_option(option, value) for option, value in options.items()) == len(options)
+    return all(bool(set_option(option, value)) for option, value in options.items())
 
 
 def keep_few_kernels() -> None:

@@ -73,21 +73,30 @@ class Emitter:
 
     def write(self, kind: Kind, vector: Value, base: Value, index: Value | int) -> None:
         """A vector of float32 to memory of that kind, to the nearest number, of two the even."""
-        build = self.builder
         if kind == "float32":
             self.put(vector, base, index)
-            return
-        if kind == "float16":
-            rounded = build.fptrunc(vector, ir.VectorType(ir.HalfType(), self.width))
         else:
-            bits = build.bitcast(vector, self._ints)
-            odd = build.and_(build.lshr(bits, self.whole(16)), self.whole(1))
-            nearest = build.lshr(build.add(bits, build.add(odd, self.whole(0x7FFF))), self.whole(16))
-            is_number = build.fcmp_ordered("ord", vector, vector)
-            rounded = build.select(
-                is_number, build.trunc(nearest, self._shorts), ir.Constant(self._shorts, [0x7FC0] * self.width)
-            )
-        build.store(rounded, self.at(base, index, INT16), align=2)
+            self.builder.store(self._narrowed(kind, vector), self.at(base, index, INT16), align=2)
+
+    def rounded(self, kind: Kind, vector: Value) -> Value:
+        """A vector of float32, each as memory of that kind would have it."""
+        if kind == "float32":
+            return vector
+        build, narrowed = self.builder, self._narrowed(kind, vector)
+        if kind == "float16":
+            return build.fpext(narrowed, self.vector)
+        return build.bitcast(build.shl(build.zext(narrowed, self._ints), self.whole(16)), self.vector)
+
+    def _narrowed(self, kind: Kind, vector: Value) -> Value:
+        build = self.builder
+        if kind == "float16":
+            return build.fptrunc(vector, ir.VectorType(ir.HalfType(), self.width))
+        bits = build.bitcast(vector, self._ints)
+        odd = build.and_(build.lshr(bits, self.whole(16)), self.whole(1))
+        nearest = build.lshr(build.add(bits, build.add(odd, self.whole(0x7FFF))), self.whole(16))
+        is_number = build.fcmp_ordered("ord", vector, vector)
+        no_number = ir.Constant(self._shorts, [0x7FC0] * self.width)
+        return build.select(is_number, build.trunc(nearest, self._shorts), no_number)
 
     def copy(self, kind: Kind, source: Value, target: Value, index: int) -> None:
         """A vector, from memory to memory."""
@@ -124,6 +133,18 @@ class Emitter:
 
     def largest(self, vector: Value) -> Value:
         return self._call(f"llvm.vector.reduce.fmax.v{self.width}f32", FLOAT, vector)
+
+    def root(self, vector: Value) -> Value:
+        return self._call(f"llvm.sqrt.v{self.width}f32", self.vector, vector)
+
+    def negative(self, vector: Value) -> Value:
+        """-|x|"""
+        return self.builder.fneg(self._call(f"llvm.fabs.v{self.width}f32", self.vector, vector))
+
+    def chosen(self, by: Value, positive: Value, other: Value) -> Value:
+        """Of two vectors, by which numbers of a third are 0 or more; the other one's where it is no number."""
+        is_positive = self.builder.fcmp_ordered(">=", by, self.all_of(0.0))
+        return self.builder.select(is_positive, positive, other)
 
     def total(self, vector: Value) -> Value:
         """Its sum, in the order that is fastest, which is always the same."""

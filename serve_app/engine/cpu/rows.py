@@ -6,25 +6,19 @@ import ctypes
 import functools
 import logging
 import math
-import struct
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from serve_app.engine.cpu.calling import KINDS, float_bits, team_call
 from serve_app.engine.openmp import libgomp
 
 logger = logging.getLogger(__name__)
 
-KINDS: Mapping[torch.dtype, Literal["bfloat16", "float16", "float32"]] = {
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-    torch.float32: "float32",
-}
 NUM_PARAMETERS = 17
 TRIED_LENGTHS = (1, 70, 1100)
 """Keys of the rows that a kernel is tried with: a part of a block, more than one, more than two stretches."""
@@ -80,7 +74,7 @@ class RowsKernel:
         self._group = heads_of_a_key
         self._parts = parts
         self._partial = partial
-        self._call = _caller()
+        self._call = team_call()
 
     def run(
         self,
@@ -108,7 +102,7 @@ class RowsKernel:
         parameters[:NUM_PARAMETERS] = [
             begin + NUM_PARAMETERS * ctypes.sizeof(ctypes.c_int64), len(table.items), num_heads, query.data_ptr(),
             query.stride(0), output.data_ptr(), keys.data_ptr(), values.data_ptr(), num_heads * query.shape[2],
-            _bits(scale * math.log2(math.e)), table.items.data_ptr(), partial.data_ptr(), ended.data_ptr(),
+            float_bits(scale * math.log2(math.e)), table.items.data_ptr(), partial.data_ptr(), ended.data_ptr(),
             *_place(new_key), *_place(new_value),
         ]  # fmt: skip
         self._call(self._address, begin, torch.get_num_threads(), 0)
@@ -183,18 +177,3 @@ def _is_right(kernel: RowsKernel, group: int, dim: int, dtype: torch.dtype) -> b
         if not torch.allclose(output[at].float(), exact, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype]):
             return False
     return True
-
-
-def _caller() -> ctypes._FuncPointer:
-    """libgomp's own: a function's address, that of its data, how many threads, no flags."""
-    library = libgomp()
-    assert library is not None
-    call = library.GOMP_parallel
-    call.argtypes, call.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
-    return call
-
-
-def _bits(number: float) -> int:
-    """Of a float32."""
-    (bits,) = struct.unpack("<i", struct.pack("<f", number))
-    return int(bits)

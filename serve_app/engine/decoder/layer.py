@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from serve_app.engine.cpu.tokens import token_kernels
 from serve_app.engine.decoder.linears import LinearPart
-from serve_app.engine.decoder.norm import Norm
+from serve_app.engine.decoder.norm import Change, Norm, added_and_normed
 from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.lora.banked import BankedLinear, change_parts
 from serve_app.engine.shards.sums import Sums
@@ -28,8 +29,12 @@ class Rotation:
     sin: Tensor
 
     def turn(self, heads: Tensor) -> Tensor:
-        """[tokens, heads, dim]; dimensions beyond those that are rotated stay."""
+        """[tokens, heads, dim], which may be changed in place; dimensions beyond those that are rotated stay."""
         size = self.cos.shape[-1]
+        kernels = token_kernels(heads.dtype) if heads.device.type == "cpu" else None
+        if kernels is not None and kernels.turns(heads, self.cos, self.sin):
+            kernels.turn(heads, self.cos, self.sin)
+            return heads
         turned = heads if size == heads.shape[-1] else heads[..., :size]
         turned = torch.addcmul(turned * self.cos, turned.roll(size // 2, -1), self.sin).to(heads.dtype)
         return turned if size == heads.shape[-1] else torch.cat([turned, heads[..., size:]], dim=-1)
@@ -122,8 +127,16 @@ class Mlp:
     output: Callable[[Tensor], Tensor]
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self.inputs(x).chunk(2, dim=-1)
-        return self.output(self.activation(gate).mul_(up))
+        inputs = self.inputs(x)
+        return self.output(self._gated(inputs))
+
+    def _gated(self, inputs: Tensor) -> Tensor:
+        if self.activation is F.silu and inputs.device.type == "cpu":
+            kernels = token_kernels(inputs.dtype)
+            if kernels is not None and inputs.is_contiguous() and kernels.takes(inputs, inputs.shape[1] // 2):
+                return kernels.gate(inputs)
+        gate, up = inputs.chunk(2, dim=-1)
+        return self.activation(gate).mul_(up)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,17 +163,23 @@ class Layer:
             mlp=replace(mlp, output=lambda x: sums.total(mlp.output(x))),
         )
 
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """What follows attention; changes the stream x [tokens, hidden] in place and gives it.
+    def begin(self, x: Tensor, change: Change | None) -> Tensor:
+        """What attention is computed of. Changes the stream x [tokens, hidden] in place.
+
+        change: of the layer before
+        """
+        return added_and_normed(x, change, self.before_attention)
+
+    def finish(self, x: Tensor, attended: Tensor) -> Change:
+        """What follows attention; changes the stream in place, and gives what is to be added to it at last.
 
         attended: [tokens, heads · dim]
         """
-        self._add(x, self.attention.output(attended), self.after_attention)
-        self._add(x, self.mlp(x if self.before_mlp is None else self.before_mlp(x)), self.after_mlp)
-        return x
+        change = self._change(self.attention.output(attended), self.after_attention)
+        return self._change(self.mlp(added_and_normed(x, change, self.before_mlp)), self.after_mlp)
 
-    def _add(self, x: Tensor, change: Tensor, norm: Norm | None) -> None:
-        x.add_(change if norm is None else norm(change), alpha=self.residual)
+    def _change(self, found: Tensor, norm: Norm | None) -> Change:
+        return Change(amount=found if norm is None else norm(found), factor=self.residual)
 
 
 def activation_of(module: Any) -> Callable[[Tensor], Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.decoder.layer import Layer, Rotation
-from serve_app.engine.decoder.norm import Norm
+from serve_app.engine.decoder.norm import Change, Norm
 from serve_app.engine.step import Step
 
 Rotary: TypeAlias = Callable[[Tensor, Tensor, str], Rotation]
@@ -53,11 +53,14 @@ class DecoderLoop:
         x = self._embedded(step)
         rotations = {kind: self._rotary(x, step.positions, kind) for kind in self._kinds}
         last = None if any(step.mixes) else len(self._layers) - 1  # adapters' plan is for every token of a step
+        change: Change | None = None
         for number, layer in enumerate(self._layers):
-            attended = self._attended(number, layer, step, x, rotations)
+            attended = self._attended(number, layer, step, layer.begin(x, change), rotations)
             if number == last:
                 x, attended = x.index_select(0, step.logit_rows), attended.index_select(0, step.logit_rows)
-            x = layer.finish(x, attended)
+            change = layer.finish(x, attended)
+        if change is not None:
+            change.add_to(x)
         return x if last is not None else x.index_select(0, step.logit_rows)
 
     def _embedded(self, step: Step) -> Tensor:
@@ -67,9 +70,10 @@ class DecoderLoop:
             x = x.index_copy(0, step.illustrated, step.embeddings)
         return x if self._embedding_factor == 1.0 else x * self._embedding_factor
 
-    def _attended(self, number: int, layer: Layer, step: Step, x: Tensor, rotations: dict[str, Rotation]) -> Tensor:
+    def _attended(
+        self, number: int, layer: Layer, step: Step, normed: Tensor, rotations: dict[str, Rotation]
+    ) -> Tensor:
         attention = layer.attention
-        normed = x if layer.before_attention is None else layer.before_attention(x)
         rotation = None if attention.rope is None else rotations[attention.rope]
         query, key, value = attention.project(normed, rotation)
         return step.attention.run(number, query, key, value, scoring=attention.scoring).flatten(1)

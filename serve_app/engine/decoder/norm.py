@@ -1,16 +1,39 @@
-"""Norms of llama-like models, in as few operations as is fastest."""
+"""Norms of llama-like models, in as few operations as is fastest, and what is added to the stream before them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from serve_app.engine.cpu.tokens import TokenKernels, token_kernels
+
 Norm: TypeAlias = Callable[[Tensor], Tensor]
 """Of the last dimension, out of place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What is to be added to the stream, [tokens, hidden], times a factor."""
+
+    amount: Tensor
+    factor: float
+
+    def add_to(self, x: Tensor) -> None:
+        x.add_(self.amount, alpha=self.factor)
+
+
+def added_and_normed(x: Tensor, change: Change | None, norm: Norm | None) -> Tensor:
+    """Add a change to the stream, in place, and give the norm of that; without one the stream itself."""
+    if change is not None and isinstance(norm, RootMeanSquare):
+        return norm.with_change(x, change)
+    if change is not None:
+        change.add_to(x)
+    return x if norm is None else norm(x)
 
 
 class RootMeanSquare:
@@ -25,7 +48,25 @@ class RootMeanSquare:
         self._weight: Tensor = weight * size**0.5  # of the sum of squares, where the mean is meant
         self._eps = eps * size
 
+    def with_change(self, x: Tensor, change: Change) -> Tensor:
+        """The norm of the sum, which the stream becomes."""
+        kernels = self._kernels(x)
+        if kernels is None or not change.amount.is_contiguous() or change.amount.dtype != x.dtype:
+            change.add_to(x)
+            return self(x)
+        return kernels.add_and_norm(x, change.amount, change.factor, self._weight, self._eps)
+
+    def _kernels(self, x: Tensor) -> TokenKernels | None:
+        """Where they take such a stream."""
+        if x.device.type != "cpu" or x.dim() != 2 or not x.is_contiguous():
+            return None
+        kernels = token_kernels(x.dtype)
+        return kernels if kernels is not None and kernels.takes(x, x.shape[1]) else None
+
     def __call__(self, x: Tensor) -> Tensor:
+        kernels = self._kernels(x)
+        if kernels is not None:
+            return kernels.norm(x, self._weight, self._eps)
         exact = x.float()
         factor: Tensor = torch.linalg.vector_norm(exact, dim=-1, keepdim=True).square_().add_(self._eps).rsqrt_()
         return (exact * factor).mul_(self._weight).to(x.dtype)

@@ -1,0 +1,176 @@
+"""What lies between a decoder's products, each in one pass over a token's numbers: norms, rotations, gates.
+
+Threads take one token after the other. Sums are float32's; what torch rounds to the type of the stream on its way is
+rounded here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from llvmlite import ir
+
+from serve_app.engine.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
+
+NORM, ADD_AND_NORM, TURN, GATE = "norm", "add_and_norm", "turn", "gate"
+SHARED = ("counter", "num_tokens")
+PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    NORM: (*SHARED, "stream", "output", "weight", "size", "eps"),
+    ADD_AND_NORM: (*SHARED, "stream", "output", "weight", "size", "eps", "change", "factor"),
+    TURN: (*SHARED, "heads", "stride", "num_heads", "dim", "half", "cos", "sin"),
+    GATE: (*SHARED, "inputs", "output", "size"),
+}
+"""Each int64: addresses, numbers of a token, and bits of a float32 (eps, factor).
+
+norm:         output = stream / √(Σ stream² + eps) · weight;  weight: float32, times √size
+add_and_norm: stream += change · factor, and the norm of that
+turn:         heads of a token, dim apart, in place: the first `half` of dimensions with the next one
+              cos, sin: [num_tokens, 2 · half], sin negative in its first half
+gate:         inputs [2 · size] to output [size]: silu of the first half, times the second
+"""
+NUM_SUMS = 4
+"""Vectors that squares are added up in, so that one addition need not await the one before."""
+
+Body: TypeAlias = Callable[["_Function", Value], None]
+
+
+def emit(kind: Kind, width: int) -> Any:
+    """The module of LLVM's with a function for each name, of its parameters' address.
+
+    kind: of the numbers in memory;  width: float32 of a vector, of which sizes are multiples
+    """
+    module = ir.Module("tokens")
+    for name, body in {NORM: _norm, ADD_AND_NORM: _norm, TURN: _turn, GATE: _gate}.items():
+        _Function(module, name, kind, width).write(body)
+    return module
+
+
+class _Function:
+    """Writes one function: parameters are read, and a body is repeated for each token that it takes."""
+
+    def __init__(self, module: Any, name: str, kind: Kind, width: int) -> None:
+        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), name)
+        function.attributes.add("nounwind")
+        self.name = name
+        self.kind = kind
+        self.width = width
+        self.number = FLOAT if kind == "float32" else INT16
+        self.build = ir.IRBuilder(function.append_basic_block("entry"))
+        self.emit = Emitter(self.build, width)
+        self.of = {each: self.emit.number(function.args[0], at, INT64) for at, each in enumerate(PARAMETERS[name])}
+
+    def write(self, body: Body) -> None:
+        build = self.build
+        again, go, done = (build.append_basic_block(name) for name in ("again", "go", "done"))
+        build.branch(again)
+        build.position_at_end(again)
+        token = build.atomic_rmw("add", self.address("counter"), INT64(1), "monotonic")
+        build.cbranch(build.icmp_signed("<", token, self.of["num_tokens"]), go, done)
+        build.position_at_end(done)
+        build.ret_void()
+        build.position_at_end(go)
+        body(self, token)
+        build.branch(again)
+
+    def address(self, name: str) -> Value:
+        return self.build.inttoptr(self.of[name], POINTER)
+
+    def row(self, name: str, token: Value, size: Value) -> Value:
+        """Where a token's numbers begin."""
+        return self.emit.at(self.address(name), self.build.mul(token, size), self.number)
+
+    def spread_bits(self, name: str) -> Value:
+        """A vector of the float32 whose bits a parameter has."""
+        return self.emit.spread(self.build.bitcast(self.build.trunc(self.of[name], INT32), FLOAT))
+
+
+def _norm(function: _Function, token: Value) -> None:
+    build, emit, size = function.build, function.emit, function.of["size"]
+    stream, output = function.row("stream", token, size), function.row("output", token, size)
+    read = _adding(function, token, stream) if function.name == ADD_AND_NORM else _reading(function, stream)
+
+    def square(at: Value, total: Value) -> Sequence[Value]:
+        found = read(at)
+        return [emit.fused(found, found, total)]
+
+    def squares(at: Value, *totals: Value) -> Sequence[Value]:
+        return [square(build.add(at, INT64(number * function.width)), total)[0] for number, total in enumerate(totals)]
+
+    together = NUM_SUMS * function.width
+    whole = build.mul(build.sdiv(size, INT64(together)), INT64(together))
+    totals = emit.repeat(INT64(0), whole, together, squares, [emit.all_of(0.0)] * NUM_SUMS)
+    (total,) = emit.repeat(whole, size, function.width, square, [_sum(build, totals)])
+    factor = build.fdiv(
+        emit.all_of(1.0), emit.root(build.fadd(emit.spread(emit.total(total)), function.spread_bits("eps")))
+    )
+
+    def scale(at: Value) -> Sequence[Value]:
+        scaled = build.fmul(emit.read(function.kind, stream, at), factor)
+        emit.write(function.kind, build.fmul(scaled, emit.floats(function.address("weight"), at)), output, at)
+        return ()
+
+    emit.repeat(INT64(0), size, function.width, scale)
+
+
+def _reading(function: _Function, stream: Value) -> Callable[[Value], Value]:
+    return lambda at: function.emit.read(function.kind, stream, at)
+
+
+def _adding(function: _Function, token: Value, stream: Value) -> Callable[[Value], Value]:
+    """Reads what the stream is once the change was added, which is written there."""
+    emit, kind = function.emit, function.kind
+    change, factor = function.row("change", token, function.of["size"]), function.spread_bits("factor")
+
+    def read(at: Value) -> Value:
+        added = emit.fused(emit.read(kind, change, at), factor, emit.read(kind, stream, at))
+        emit.write(kind, added, stream, at)
+        return emit.rounded(kind, added)
+
+    return read
+
+
+def _sum(build: Any, vectors: Sequence[Value]) -> Value:
+    first, second, third, fourth = vectors
+    return build.fadd(build.fadd(first, second), build.fadd(third, fourth))
+
+
+def _turn(function: _Function, token: Value) -> None:
+    build, emit, kind, half = function.build, function.emit, function.kind, function.of["half"]
+    heads = function.row("heads", token, function.of["stride"])
+    angles = build.mul(half, INT64(2))
+    cos, sin = function.row("cos", token, angles), function.row("sin", token, angles)
+
+    def turn_head(number: Value) -> Sequence[Value]:
+        head = emit.at(heads, build.mul(number, function.of["dim"]), function.number)
+
+        def turn(at: Value) -> Sequence[Value]:
+            places = (at, build.add(at, half))
+            first, second = (emit.read(kind, head, place) for place in places)
+            for place, own, other in zip(places, (first, second), (second, first), strict=True):
+                kept = emit.rounded(kind, build.fmul(own, emit.read(kind, cos, place)))
+                emit.write(kind, emit.fused(other, emit.read(kind, sin, place), kept), head, place)
+            return ()
+
+        emit.repeat(INT64(0), half, function.width, turn)
+        return ()
+
+    emit.repeat(INT64(0), function.of["num_heads"], 1, turn_head)
+
+
+def _gate(function: _Function, token: Value) -> None:
+    build, emit, kind, size = function.build, function.emit, function.kind, function.of["size"]
+    gates, output = function.row("inputs", token, build.mul(size, INT64(2))), function.row("output", token, size)
+    factors = emit.at(gates, size, function.number)
+
+    def gate(at: Value) -> Sequence[Value]:
+        found = emit.read(kind, gates, at)
+        power = emit.power_of_two(build.fmul(emit.negative(found), emit.all_of(1 / math.log(2))))
+        one = emit.all_of(1.0)
+        share = build.fdiv(emit.chosen(found, one, power), build.fadd(one, power))
+        passed = emit.rounded(kind, build.fmul(found, share))
+        emit.write(kind, build.fmul(passed, emit.read(kind, factors, at)), output, at)
+        return ()
+
+    emit.repeat(INT64(0), size, function.width, gate)

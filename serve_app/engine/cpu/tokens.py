@@ -1,0 +1,145 @@
+"""Norms, rotations and gates of a step's tokens, each in one pass where this machine has kernels for it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import subprocess
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from serve_app.engine.cpu import compiling
+from serve_app.engine.cpu.calling import KINDS, float_bits, team_call
+from serve_app.engine.openmp import libgomp
+
+logger = logging.getLogger(__name__)
+
+ALONE = 1 << 15
+"""Numbers that one thread computes faster than it wakes another; it keeps the interpreter meanwhile."""
+TOLERANCES = {torch.bfloat16: 0.02, torch.float16: 3e-3, torch.float32: 1e-5}
+"""Of results that are about one, by which they may differ from torch's."""
+
+
+class TokenKernels:
+    """For tokens of one type of numbers, in rows of whole vectors."""
+
+    def __init__(self, code: compiling.Code, width: int, dtype: torch.dtype) -> None:
+        """width: float32 of a vector"""
+        from serve_app.engine.cpu import token_kernels as names
+
+        self._code = code
+        self._width = width
+        self._dtype = dtype
+        self._norm = _Kernel(code.address_of(names.NORM))
+        self._add_and_norm = _Kernel(code.address_of(names.ADD_AND_NORM))
+        self._turn = _Kernel(code.address_of(names.TURN))
+        self._gate = _Kernel(code.address_of(names.GATE))
+
+    def takes(self, x: Tensor, size: int) -> bool:
+        """Whether the numbers of tokens, of which `size` follow each other, can be computed so."""
+        return x.dtype == self._dtype and x.stride(-1) == 1 and size % self._width == 0 and x.device.type == "cpu"
+
+    def turns(self, heads: Tensor, cos: Tensor, sin: Tensor) -> bool:
+        """Whether `turn` can."""
+        half, follow_each_other = cos.shape[-1] // 2, heads.stride()[1:] == (heads.shape[2], 1)
+        is_whole = cos.dtype == sin.dtype == self._dtype and cos.is_contiguous() and sin.is_contiguous()
+        return self.takes(heads, half) and half > 0 and follow_each_other and is_whole
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / √(Σ x² + eps) · weight. x: [tokens, size], contiguous;  weight: [size] float32"""
+        tokens, size = x.shape
+        output = torch.empty_like(x)
+        self._norm(tokens, size, x.data_ptr(), output.data_ptr(), weight.data_ptr(), size, float_bits(eps))
+        return output
+
+    def add_and_norm(self, x: Tensor, change: Tensor, factor: float, weight: Tensor, eps: float) -> Tensor:
+        """The norm of x + change · factor, which x becomes. x, change: [tokens, size], contiguous"""
+        tokens, size = x.shape
+        output = torch.empty_like(x)
+        self._add_and_norm(
+            tokens, size, x.data_ptr(), output.data_ptr(), weight.data_ptr(), size, float_bits(eps), change.data_ptr(),
+            float_bits(factor),
+        )  # fmt: skip
+        return output
+
+    def turn(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Rotate in place. heads: [tokens, heads, dim], those of a token one behind the other;  cos, sin: [tokens, 1,
+        rotated], contiguous"""
+        tokens, count, dim = heads.shape
+        half = cos.shape[-1] // 2
+        self._turn(tokens, count * dim, heads.data_ptr(), heads.stride(0), count, dim, half, cos.data_ptr(),
+                   sin.data_ptr())  # fmt: skip
+
+    def gate(self, inputs: Tensor) -> Tensor:
+        """silu of the first half of each token's numbers, times the second. inputs: [tokens, 2 · size], contiguous"""
+        tokens, size = inputs.shape[0], inputs.shape[1] // 2
+        output = inputs.new_empty(tokens, size)
+        self._gate(tokens, size, inputs.data_ptr(), output.data_ptr(), size)
+        return output
+
+
+class _Kernel:
+    """One function of theirs."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+        self._alone = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address)
+        self._together = team_call()
+
+    def __call__(self, tokens: int, size: int, *parameters: int) -> None:
+        """size: numbers of a token, by which it is decided how many threads are asked"""
+        count = len(parameters) + 2
+        given = (ctypes.c_int64 * (count + 1))()  # the last one counts the tokens that were taken
+        begin = ctypes.addressof(given)
+        given[:count] = [begin + count * ctypes.sizeof(ctypes.c_int64), tokens, *parameters]
+        if tokens * size <= ALONE:
+            self._alone(begin)
+        else:
+            self._together(self._address, begin, torch.get_num_threads(), 0)
+
+
+@functools.cache
+def token_kernels(dtype: torch.dtype) -> TokenKernels | None:
+    """The kernels for tokens of that type; None where this machine has none. They are tried beside torch first."""
+    if dtype not in KINDS or libgomp() is None:
+        return None
+    try:
+        kernels = _make(dtype)
+    except (ImportError, RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+        logger.warning("norms, rotations and gates are torch's: no kernels could be made (%s)", error)
+        return None
+    if not _are_right(kernels, dtype):
+        logger.warning("norms, rotations and gates are torch's: the kernels in %s are wrong", dtype)
+        return None
+    return kernels
+
+
+def _make(dtype: torch.dtype) -> TokenKernels:
+    from serve_app.engine.cpu import token_kernels
+
+    width = compiling.Machine.here().width
+    return TokenKernels(compiling.compiled(token_kernels.emit(KINDS[dtype], width)), width, dtype)
+
+
+@torch.inference_mode()
+def _are_right(kernels: TokenKernels, dtype: torch.dtype) -> bool:
+    draw = torch.Generator().manual_seed(0)
+    x, change, inputs = (torch.randn(3, size, generator=draw).to(dtype) for size in (208, 208, 416))
+    weight, sums = torch.rand(208, generator=draw) + 0.5, x + change * 0.5
+    normed = kernels.add_and_norm(x, change, 0.5, weight * 208**0.5, 1e-6 * 208)
+    expected = F.rms_norm(sums.float(), (208,), weight, 1e-6)
+    gate, up = inputs.float().chunk(2, dim=-1)
+    found = [(normed, expected), (kernels.norm(x, weight * 208**0.5, 1e-6 * 208), expected), (x, sums)]
+    found.append((kernels.gate(inputs), F.silu(gate) * up))
+    angles = torch.randn(3, 1, 32, generator=draw)
+    cos, sin = (torch.cat([each, each], dim=-1) for each in (angles.cos(), angles.sin()))
+    heads = torch.randn(3, 4, 80, generator=draw).to(dtype)
+    first, second, rest = heads.float().split([32, 32, 16], dim=-1)
+    parts = (first * cos[..., :32] - second * sin[..., :32], second * cos[..., :32] + first * sin[..., :32], rest)
+    kernels.turn(heads, cos.to(dtype), torch.cat([-sin[..., :32], sin[..., :32]], dim=-1).to(dtype))
+    found.append((heads, torch.cat(parts, dim=-1)))
+    limit = TOLERANCES[dtype]
+    return all(torch.allclose(ours.float(), theirs.float(), rtol=limit, atol=limit) for ours, theirs in found)
