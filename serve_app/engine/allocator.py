@@ -15,14 +15,14 @@ M_MMAP_THRESHOLD = -3
 M_ARENA_MAX = -8
 MMAP_THRESHOLD = 32 * 1024 * 1024
 """Bytes; glibc takes no more on 64 bits."""
-TRIM_THRESHOLD = 2 * MMAP_THRESHOLD
+TRIM_THRESHOLD = MMAP_THRESHOLD
 NUM_KERNELS = 32
 """Shapes of products whose kernels oneDNN keeps, and torch beside it: those of some six numbers of rows. Each keeps
 1024, and prompts bring new shapes all the time: for 255 numbers of rows, four linears of a model of half a billion
 weights had taken 860 MB, and take 40 so. To make one again takes 0.3 ms."""
 
 REST_S = 1.0
-WORK_S = 10.0
+WORK_S = 5.0
 """From one time that leftovers are given back to the next, where there is nothing to compute, and where there is."""
 
 
@@ -33,7 +33,7 @@ def settle_memory() -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Let allocations below 32 MiB reuse what was freed, of which 64 MiB may stay at the heap's end; for this process.
+    """Let allocations below 32 MiB reuse what was freed, of which 32 MiB may stay at the heap's end; for this process.
 
     glibc comes to the same bounds by itself, once something so large was freed. Until then each step's activations are
     new pages that the kernel clears: prompts of the demo took 1.2 times as long. Threads that begin later share what
