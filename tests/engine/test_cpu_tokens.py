@@ -14,6 +14,7 @@ from serve_app.engine.decoder import norm as norms
 from serve_app.engine.decoder.layer import Mlp, Rotation
 from serve_app.engine.decoder.norm import Change, RootMeanSquare, added_and_normed
 from serve_app.engine.openmp import libgomp
+from serve_app.engine.quantized import int8_kernels
 
 pytestmark = pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")
 
@@ -35,7 +36,7 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that has none."""
-    for module in (layers, norms):
+    for module in (layers, norms, int8_kernels):
         monkeypatch.setattr(module, "token_kernels", lambda _: None)
 
 
@@ -156,3 +157,35 @@ def test_where_none_can_be_made_torch_computes(
     monkeypatch.setattr(kernels, "_make", missing)
     assert kernels.token_kernels.__wrapped__(torch.float32) is None
     assert "no LLVM" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_tokens_are_divided_by_their_largest_number_and_multiplied_again(num_tokens: int, dtype: torch.dtype) -> None:
+    x, bias = drawn(num_tokens, 208, dtype=dtype) * 5, drawn(208, seed=1)
+    divided, scales = found(dtype).divide(x, 127)
+    expected = x.float().abs().amax(1, keepdim=True) / 127
+    assert torch.equal(scales, expected)
+    torch.testing.assert_close(divided, x.float() / expected, rtol=1e-6, atol=0)
+    close(found(dtype).multiply(divided, scales, None), x)
+    close(found(dtype).multiply(divided, scales, bias), (x.float() + bias).to(dtype))
+
+
+def test_scales_of_nothing_and_of_what_is_no_number() -> None:
+    x = torch.zeros(3, 48)
+    x[1, 33], x[2, 47] = torch.nan, -torch.inf
+    divided, scales = found(torch.float32).divide(x, 63)
+    assert scales[0, 0] > 0
+    assert not divided[0].any()
+    assert scales.isfinite()[:, 0].tolist() == [True, False, False]
+    assert found(torch.float32).multiply(torch.ones(3, 48), scales, None)[1].isnan().all()
+
+
+@pytest.mark.usefixtures("without")
+def test_scales_are_torchs_where_there_are_no_kernels() -> None:
+    x, bias = drawn(3, 48, dtype=torch.bfloat16), drawn(48, seed=1)
+    divided, scales = int8_kernels.divided_by_scales(x, 127)
+    ours, our_scales = found(torch.bfloat16).divide(x, 127)
+    assert torch.equal(scales, our_scales)
+    torch.testing.assert_close(divided, ours, rtol=1e-6, atol=0)
+    close(int8_kernels.times_scales(divided, scales, bias, x), (x.float() + bias).to(torch.bfloat16))

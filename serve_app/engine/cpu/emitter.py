@@ -137,9 +137,17 @@ class Emitter:
     def root(self, vector: Value) -> Value:
         return self._call(f"llvm.sqrt.v{self.width}f32", self.vector, vector)
 
-    def negative(self, vector: Value) -> Value:
-        """-|x|"""
-        return self.builder.fneg(self._call(f"llvm.fabs.v{self.width}f32", self.vector, vector))
+    def magnitude(self, vector: Value) -> Value:
+        """|x|"""
+        return self._call(f"llvm.fabs.v{self.width}f32", self.vector, vector)
+
+    def maximum(self, x: Value, y: Value) -> Value:
+        """The larger ones; no number where one is none."""
+        return self._call(f"llvm.maximum.v{self.width}f32", self.vector, x, y)
+
+    def greatest(self, vector: Value) -> Value:
+        """The largest number of a vector; none where one is none."""
+        return self._call(f"llvm.vector.reduce.fmaximum.v{self.width}f32", FLOAT, vector)
 
     def chosen(self, by: Value, positive: Value, other: Value) -> Value:
         """Of two vectors, by which numbers of a third are 0 or more; the other one's where it is no number."""

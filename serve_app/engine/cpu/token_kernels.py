@@ -6,6 +6,7 @@ rounded here.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -14,13 +15,15 @@ from llvmlite import ir
 
 from serve_app.engine.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
 
-NORM, ADD_AND_NORM, TURN, GATE = "norm", "add_and_norm", "turn", "gate"
+NORM, ADD_AND_NORM, TURN, GATE, DIVIDE, MULTIPLY = "norm", "add_and_norm", "turn", "gate", "divide", "multiply"
 SHARED = ("counter", "num_tokens")
 PARAMETERS: Mapping[str, tuple[str, ...]] = {
     NORM: (*SHARED, "stream", "output", "weight", "size", "eps"),
     ADD_AND_NORM: (*SHARED, "stream", "output", "weight", "size", "eps", "change", "factor"),
     TURN: (*SHARED, "heads", "stride", "num_heads", "dim", "half", "cos", "sin"),
     GATE: (*SHARED, "inputs", "output", "size"),
+    DIVIDE: (*SHARED, "inputs", "output", "size", "scales", "levels"),
+    MULTIPLY: (*SHARED, "sums", "output", "size", "scales", "bias"),
 }
 """Each int64: addresses, numbers of a token, and bits of a float32 (eps, factor).
 
@@ -29,7 +32,10 @@ add_and_norm: stream += change · factor, and the norm of that
 turn:         heads of a token, dim apart, in place: the first `half` of dimensions with the next one
               cos, sin: [num_tokens, 2 · half], sin negative in its first half
 gate:         inputs [2 · size] to output [size]: silu of the first half, times the second
+divide:       output, float32, = inputs / scale;  scale = the largest of |inputs| / levels, one of a token
+multiply:     output = sums · scale + bias; sums and bias float32, no bias at address 0
 """
+LEAST_NORMAL = 2.0**-126
 NUM_SUMS = 4
 """Vectors that squares are added up in, so that one addition need not await the one before."""
 
@@ -42,7 +48,7 @@ def emit(kind: Kind, width: int) -> Any:
     kind: of the numbers in memory;  width: float32 of a vector, of which sizes are multiples
     """
     module = ir.Module("tokens")
-    for name, body in {NORM: _norm, ADD_AND_NORM: _norm, TURN: _turn, GATE: _gate}.items():
+    for name, body in BODIES.items():
         _Function(module, name, kind, width).write(body)
     return module
 
@@ -166,7 +172,7 @@ def _gate(function: _Function, token: Value) -> None:
 
     def gate(at: Value) -> Sequence[Value]:
         found = emit.read(kind, gates, at)
-        power = emit.power_of_two(build.fmul(emit.negative(found), emit.all_of(1 / math.log(2))))
+        power = emit.power_of_two(build.fmul(build.fneg(emit.magnitude(found)), emit.all_of(1 / math.log(2))))
         one = emit.all_of(1.0)
         share = build.fdiv(emit.chosen(found, one, power), build.fadd(one, power))
         passed = emit.rounded(kind, build.fmul(found, share))
@@ -174,3 +180,54 @@ def _gate(function: _Function, token: Value) -> None:
         return ()
 
     emit.repeat(INT64(0), size, function.width, gate)
+
+
+def _divide(function: _Function, token: Value) -> None:
+    build, emit, size = function.build, function.emit, function.of["size"]
+    inputs = function.row("inputs", token, size)
+    output = emit.at(function.address("output"), build.mul(token, size), FLOAT)
+
+    def largest(at: Value, so_far: Value) -> Sequence[Value]:
+        return [emit.maximum(so_far, emit.magnitude(emit.read(function.kind, inputs, at)))]
+
+    (found,) = emit.repeat(INT64(0), size, function.width, largest, [emit.all_of(0.0)])
+    level = build.fdiv(emit.spread(emit.greatest(found)), function.spread_bits("levels"))
+    scale = emit.maximum(level, emit.all_of(LEAST_NORMAL))
+    emit.put(emit.first(scale), function.address("scales"), token)
+
+    def divide(at: Value) -> Sequence[Value]:
+        emit.put(build.fdiv(emit.read(function.kind, inputs, at), scale), output, at)
+        return ()
+
+    emit.repeat(INT64(0), size, function.width, divide)
+
+
+def _multiply(function: _Function, token: Value) -> None:
+    build, emit, size = function.build, function.emit, function.of["size"]
+    sums = emit.at(function.address("sums"), build.mul(token, size), FLOAT)
+    output = function.row("output", token, size)
+    scale = emit.spread(emit.number(function.address("scales"), token))
+
+    def multiply(biased: bool, at: Value) -> Sequence[Value]:
+        found = emit.floats(sums, at)
+        scaled = (
+            emit.fused(found, scale, emit.floats(function.address("bias"), at)) if biased else build.fmul(found, scale)
+        )
+        emit.write(function.kind, scaled, output, at)
+        return ()
+
+    has_bias = build.icmp_signed("!=", function.of["bias"], INT64(0))
+    with build.if_else(has_bias) as (then, otherwise):
+        for branch, biased in ((then, True), (otherwise, False)):
+            with branch:
+                emit.repeat(INT64(0), size, function.width, functools.partial(multiply, biased))
+
+
+BODIES: Mapping[str, Body] = {
+    NORM: _norm,
+    ADD_AND_NORM: _norm,
+    TURN: _turn,
+    GATE: _gate,
+    DIVIDE: _divide,
+    MULTIPLY: _multiply,
+}

@@ -37,10 +37,16 @@ class TokenKernels:
         self._add_and_norm = _Kernel(code.address_of(names.ADD_AND_NORM))
         self._turn = _Kernel(code.address_of(names.TURN))
         self._gate = _Kernel(code.address_of(names.GATE))
+        self._divide = _Kernel(code.address_of(names.DIVIDE))
+        self._multiply = _Kernel(code.address_of(names.MULTIPLY))
 
     def takes(self, x: Tensor, size: int) -> bool:
         """Whether the numbers of tokens, of which `size` follow each other, can be computed so."""
         return x.dtype == self._dtype and x.stride(-1) == 1 and size % self._width == 0 and x.device.type == "cpu"
+
+    def gives(self, size: int) -> bool:
+        """Whether tokens of so many numbers can be made."""
+        return size % self._width == 0
 
     def turns(self, heads: Tensor, cos: Tensor, sin: Tensor) -> bool:
         """Whether `turn` can."""
@@ -78,6 +84,25 @@ class TokenKernels:
         tokens, size = inputs.shape[0], inputs.shape[1] // 2
         output = inputs.new_empty(tokens, size)
         self._gate(tokens, size, inputs.data_ptr(), output.data_ptr(), size)
+        return output
+
+    def divide(self, x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
+        """x over a scale for each token, in float32, and the scales, [tokens, 1]: its largest number over `levels`,
+        and no number where it has one that is none. x: [tokens, size], contiguous"""
+        tokens, size = x.shape
+        output, scales = torch.empty(tokens, size), torch.empty(tokens, 1)
+        self._divide(
+            tokens, size, x.data_ptr(), output.data_ptr(), size, scales.data_ptr(), float_bits(levels),
+        )  # fmt: skip
+        return output, scales
+
+    def multiply(self, sums: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        """sums · scales + bias, in the type of these kernels. sums: [tokens, size] float32, contiguous;  scales:
+        [tokens, 1] and bias: [size], float32"""
+        tokens, size = sums.shape
+        output = torch.empty(tokens, size, dtype=self._dtype)
+        added = 0 if bias is None else bias.data_ptr()
+        self._multiply(tokens, size, sums.data_ptr(), output.data_ptr(), size, scales.data_ptr(), added)
         return output
 
 
@@ -141,5 +166,8 @@ def _are_right(kernels: TokenKernels, dtype: torch.dtype) -> bool:
     parts = (first * cos[..., :32] - second * sin[..., :32], second * cos[..., :32] + first * sin[..., :32], rest)
     kernels.turn(heads, cos.to(dtype), torch.cat([-sin[..., :32], sin[..., :32]], dim=-1).to(dtype))
     found.append((heads, torch.cat(parts, dim=-1)))
+    divided, scales = kernels.divide(inputs, 127)
+    found.append((kernels.multiply(divided, scales, torch.ones(416)), inputs.float() + 1))
+    found.append((divided.abs().amax(1), torch.full((3,), 127.0)))
     limit = TOLERANCES[dtype]
     return all(torch.allclose(ours.float(), theirs.float(), rtol=limit, atol=limit) for ours, theirs in found)

@@ -42,10 +42,10 @@ class GroupsKernel:
         return Int4Groups(numbers=numbers, scales=scales.contiguous(), offsets=offsets.contiguous())
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x: [rows, in] float32. Returns [rows, out] float32."""
+        """x: [rows, in];  bias: [out] float32. Returns [rows, out], of the inputs' type."""
         y = self._multiply(x.bfloat16()) if len(x) < BULK_ROWS else self._multiply_plain(x.bfloat16())
-        y = y[:, : self._outputs].float()
-        return y if bias is None else y.add_(bias)
+        y = y[:, : self._outputs]
+        return (y if bias is None else y.float().add_(bias)).to(x.dtype)
 
     def _multiply(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self._packed, self._group, self._table)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from serve_app.engine.cpu.tokens import token_kernels
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.quantized.rounding import Int8Rows
 
@@ -44,10 +45,9 @@ class FbgemmRows:
             return Int8Rows(numbers=weight.int_repr(), scales=weight.q_per_channel_scales().float())
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x: [rows, in] float32. Returns [rows, out] float32."""
-        scales = scales_of(x, self._levels)
-        y: Tensor = self._multiply(x / scales, 1.0, self._levels + 1, self._packed)
-        return y.mul_(scales) if bias is None else torch.addcmul(bias, y, scales)
+        """x: [rows, in];  bias: [out] float32. Returns [rows, out], of the inputs' type."""
+        divided, scales = divided_by_scales(x, self._levels)
+        return times_scales(self._multiply(divided, 1.0, self._levels + 1, self._packed), scales, bias, x)
 
 
 class OneDnnRows:
@@ -65,22 +65,36 @@ class OneDnnRows:
         return Int8Rows(numbers=self._packed.to_dense().T.contiguous(), scales=self._scales)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x: [rows, in] float32. Returns [rows, out] float32."""
-        scales = scales_of(x, self._levels)
-        y: Tensor = self._multiply(
-            (x / scales).round_().to(torch.int8), 1.0, 0, self._packed, self._scales, self._zeros, None,
+        """x: [rows, in];  bias: [out] float32. Returns [rows, out], of the inputs' type."""
+        divided, scales = divided_by_scales(x, self._levels)
+        y = self._multiply(
+            divided.round_().to(torch.int8), 1.0, 0, self._packed, self._scales, self._zeros, None,
             1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
-        return y.mul_(scales) if bias is None else torch.addcmul(bias, y, scales)
+        return times_scales(y, scales, bias, x)
 
 
 Int8Kernel = FbgemmRows | OneDnnRows
 MakeInt8Kernel = Callable[[Int8Rows], Int8Kernel]
 
 
-def scales_of(x: Tensor, levels: int) -> Tensor:
-    """What a step of each row of inputs is worth, [rows, 1]; no number where a row has one that is none."""
-    return x.abs().amax(1, keepdim=True).div_(levels).clamp_min_(torch.finfo(x.dtype).tiny)
+def divided_by_scales(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
+    """Rows, in float32, so that the largest number of each is `levels`; and what a step of each is worth, [rows, 1], no
+    number where a row has one that is none."""
+    kernels = token_kernels(x.dtype)
+    if kernels is not None and x.is_contiguous() and kernels.takes(x, x.shape[1]):
+        return kernels.divide(x, levels)
+    exact = x.float()
+    scales = exact.abs().amax(1, keepdim=True).div_(levels).clamp_min_(torch.finfo(torch.float32).tiny)
+    return exact / scales, scales
+
+
+def times_scales(y: Tensor, scales: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    """y: [rows, out] float32;  x: whose type the result has"""
+    kernels = token_kernels(x.dtype)
+    if kernels is not None and y.is_contiguous() and kernels.gives(y.shape[1]):
+        return kernels.multiply(y, scales, bias)
+    return (y.mul_(scales) if bias is None else torch.addcmul(bias, y, scales)).to(x.dtype)
 
 
 @functools.cache

@@ -45,9 +45,9 @@ class QuantisedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 0:
             return x.new_empty(*x.shape[:-1], self.out_features)
-        rows = x.reshape(-1, self.in_features).float()
         bias = None if self.bias is None else self.bias.float()
-        return self._kernel(rows, bias).view(*x.shape[:-1], self.out_features).to(x.dtype)
+        y = self._kernel(x.reshape(-1, self.in_features), bias)
+        return y.view(*x.shape[:-1], self.out_features)
 
 
 def round_to(bits: Bits, weight: Tensor) -> Rounded:
