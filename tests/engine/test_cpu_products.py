@@ -1,13 +1,15 @@
-"""Our own products of few rows are right, give a row alone what in company, and know what they cannot read."""
+"""Our own products are right, give a row alone what in company, and know what they cannot read."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from serve_app.engine.cpu import compiling, products
-from serve_app.engine.cpu.products import MAX_ROWS, FewRows
+from serve_app.engine.cpu.product_kernel import ROWS
+from serve_app.engine.cpu.products import MAX_ROWS, MIDDLE, LaidOut, WholeRows
 from serve_app.engine.decoder.linears import NUM_ROWS, OneDnnWeight
 
 HAS_KERNEL = products._kernel() is not None
@@ -32,13 +34,13 @@ def exact(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @needs_kernel
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("num_rows", [1, 2, 5, 6, 7, 12, 13, 29, MAX_ROWS])
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 6, 7, 12, 13, 29, ROWS, 2 * ROWS + 7])
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
 def test_products_are_right(outputs: int, inputs: int, num_rows: int, has_bias: bool) -> None:
     kept, weight, bias = made(outputs, inputs, has_bias=has_bias)
-    assert kept._few_rows is not None
+    assert kept._ours is not None
     x = drawn(num_rows, inputs, seed=3)
-    found, expected = kept._few_rows(x), exact(x, weight, bias)
+    found, expected = kept._ours(x), exact(x, weight, bias)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=1e-3 * float(expected.abs().max()))
     assert torch.equal(kept(x), found), "it is this kernel that computes"
@@ -47,9 +49,9 @@ def test_products_are_right(outputs: int, inputs: int, num_rows: int, has_bias: 
 @needs_kernel
 def test_a_row_gets_the_same_bits_in_any_company() -> None:
     kept, *_ = made(448, 896, has_bias=True)
-    x = drawn(MAX_ROWS, 896)
+    x = drawn(200, 896)
     together = kept(x)
-    for first, count in ((0, 1), (3, 4), (10, 7), (31, 33)):
+    for first, count in ((0, 1), (3, 4), (10, 7), (31, 29), (57, 100)):
         assert torch.equal(kept(x[first : first + count]), together[first : first + count])
 
 
@@ -75,7 +77,7 @@ def test_more_rows_and_other_shapes_are_left_to_onednn() -> None:
     kept, weight, _ = made(448, 896)
     for shape in ((MAX_ROWS + 1, 896), (2, 3, 896)):
         x = drawn(*shape)
-        assert kept._few_rows is None or not kept._few_rows.takes(x)
+        assert kept._ours is None or not kept._ours.takes(x)
         torch.testing.assert_close(kept(x).double(), exact(x, weight, None), rtol=2**-7, atol=0.5)
 
 
@@ -83,7 +85,7 @@ def test_more_rows_and_other_shapes_are_left_to_onednn() -> None:
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 66), (72, 64), (64, 63), (1152, 1028)])
 def test_sizes_that_it_does_not_divide_are_left_to_onednn(outputs: int, inputs: int) -> None:
     kept, weight, _ = made(outputs, inputs)
-    assert kept._few_rows is None
+    assert kept._ours is None
     x = drawn(3, inputs)
     torch.testing.assert_close(kept(x).double(), exact(x, weight, None), rtol=2**-7, atol=0.5)
 
@@ -91,7 +93,7 @@ def test_sizes_that_it_does_not_divide_are_left_to_onednn(outputs: int, inputs: 
 @needs_onednn
 def test_wider_numbers_are_left_to_onednn() -> None:
     packed = torch.ops.mkldnn._reorder_linear_weight(torch.randn(64, 64), NUM_ROWS)
-    assert FewRows.find(packed, None) is None
+    assert LaidOut.find(packed, None) is None
 
 
 @needs_kernel
@@ -99,7 +101,7 @@ def test_a_weight_that_lies_otherwise_is_not_read(monkeypatch: pytest.MonkeyPatc
     packed = OneDnnWeight(drawn(128, 64), None).packed
     other = drawn(128, 64, seed=5)
     monkeypatch.setattr(torch.ops.mkldnn, "data_ptr", lambda _: other.data_ptr())
-    assert FewRows.find(packed, None) is None
+    assert LaidOut.find(packed, None) is None
 
 
 def test_where_no_kernel_can_be_made_onednn_computes(
@@ -113,3 +115,35 @@ def test_where_no_kernel_can_be_made_onednn_computes(
     monkeypatch.setattr(compiling, "compiled", refuse)
     assert products._kernel.__wrapped__() is None
     assert "LLVM ended" in caplog.text
+
+
+has_whole_kernel = pytest.mark.skipif(
+    products.whole_kernel(torch.float32) is None, reason="a CPU without AVX512-VNNI, or with AMX"
+)
+
+
+@has_whole_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_rows", [1, 6, 13, ROWS, ROWS + 1, 3 * ROWS + 5])
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (7, 33), (40, 512), (200, 4864)])
+def test_sums_of_whole_numbers_are_exact(outputs: int, inputs: int, num_rows: int, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    numbers = torch.randint(-127, 128, (outputs, inputs), generator=draw).to(torch.int8)
+    weight = WholeRows(numbers, torch.full((outputs,), 2.0**-12))
+    x = torch.randint(-127, 128, (num_rows, inputs), generator=draw)
+    bias = torch.randint(-9, 9, (outputs,), generator=draw).float()
+    shifted = F.pad(x + MIDDLE, (0, weight.num_inputs - inputs), value=77).to(torch.uint8)
+    found = weight(shifted, torch.full((num_rows, 1), 0.5), bias, dtype)
+    expected = (x.double() @ numbers.double().T) * 2.0**-13 + bias
+    assert torch.equal(found, expected.float().to(dtype))
+    assert torch.equal(weight.stored[0], numbers)
+    assert weight.stored[1].tolist() == [2.0**-12] * outputs
+
+
+@has_whole_kernel
+def test_the_largest_whole_numbers_do_not_overflow_on_the_way() -> None:
+    numbers = torch.full((16, 4864), 127, dtype=torch.int8)
+    weight = WholeRows(numbers, torch.ones(16))
+    x = torch.full((1, weight.num_inputs), 255, dtype=torch.uint8)
+    found = weight(x, torch.ones(1, 1), None, torch.float32)
+    assert found.tolist() == [[127.0 * 127 * 4864] * 16]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from collections.abc import Callable, Mapping
 from typing import Literal
@@ -19,6 +20,7 @@ KINDS: Mapping[torch.dtype, Literal["bfloat16", "float16", "float32"]] = {
 """Numbers that kernels read and write."""
 
 
+@functools.cache
 def team_call() -> Callable[[int, int, int, int], None]:
     """libgomp's own: a function's address, that of its data, how many threads, no flags."""
     library = libgomp()

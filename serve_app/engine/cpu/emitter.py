@@ -15,7 +15,7 @@ Kind: TypeAlias = Literal["bfloat16", "float16", "float32"]
 Value: TypeAlias = Any
 """Of LLVM: what an instruction gives."""
 
-INT16, INT32, INT64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+INT8, INT16, INT32, INT64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 FLOAT, POINTER = ir.FloatType(), ir.PointerType()
 FREELY = ("reassoc", "contract", "nsz")
 """How sums may be computed that have no order of their own."""
@@ -153,6 +153,13 @@ class Emitter:
         """Of two vectors, by which numbers of a third are 0 or more; the other one's where it is no number."""
         is_positive = self.builder.fcmp_ordered(">=", by, self.all_of(0.0))
         return self.builder.select(is_positive, positive, other)
+
+    def bytes_above(self, vector: Value) -> Value:
+        """The nearest whole numbers of -128 … 127, and 128 more, as bytes."""
+        shifted = self.builder.fadd(vector, self.all_of(ROUNDER))
+        kind = ir.VectorType(INT8, self.width)
+        low = self.builder.trunc(self.builder.bitcast(shifted, self._ints), kind)
+        return self.builder.xor(low, ir.Constant(kind, [128] * self.width))
 
     def total(self, vector: Value) -> Value:
         """Its sum, in the order that is fastest, which is always the same."""

@@ -1,42 +1,48 @@
-"""Products of few rows with a weight that oneDNN has laid out in bfloat16: one pass over its memory for all rows.
+"""Products of rows with a weight in blocks of 64 outputs, in bfloat16 or in whole numbers of eight bits.
 
-A block of 64 outputs is multiplied by all rows before the next one is read, which is fetched meanwhile; so a step of
-some sequences takes as long as reading the weights, or as multiplying by them, and not both. What is added up for a
-row is added in the order of the inputs, whatever other rows there are: a row gets the same bits in any company.
+A block is multiplied by all rows before the next one is read, which is fetched meanwhile; so a step of some sequences
+takes as long as reading the weights, or as multiplying by them, and not both. What is added up for a row is added in
+the order of the inputs, whatever other rows there are: a row gets the same bits in any company.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
 
-from serve_app.engine.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Value
+from serve_app.engine.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
 
 NAME = "multiply_rows"
 PARAMETERS = (
-    "counter", "num_blocks", "x", "x_stride", "weight", "output", "num_outputs", "bias", "num_rows", "num_pairs",
-    "num_threads", "lines",
+    "counter", "num_blocks", "x", "x_stride", "weight", "output", "num_outputs", "bias", "num_rows", "num_groups",
+    "num_threads", "lines", "scales", "factors", "offsets",
 )  # fmt: skip
-"""Each int64. weight: [num_blocks, num_pairs, BLOCK, 2];  bias: float32, 0 for none;  x_stride: numbers
-lines: that are fetched ahead with each pair of inputs, 1, 2 or 4
+"""Each int64. A word is what 32 bits hold of a row's inputs, two or four: a group.
+
+x:       [num_rows, words], x_stride words apart;  weight: [num_blocks, num_groups, BLOCK] words
+bias:    float32, 0 for none;  lines: that are fetched ahead with each group, 1, 2 or 4
+scales:  float32 of each row;  factors: float32, and offsets: int32, of each output; of whole numbers alone, of which
+         the result is (sum - offset) · scale · factor + bias
 """
 BLOCK = 64
 """Outputs."""
 WIDTH = 16
-"""float32 of a vector, and pairs of bfloat16 that are multiplied and added to it."""
+"""Sums of a vector."""
 VECTORS = BLOCK // WIDTH
 TILE = 6
 """Rows whose sums are in registers together: 24 of the 32 vectors."""
-MAX_ROWS = 64
+ROWS = 60
+"""Rows that are multiplied by a block before the next rows are: so many sums are there at a time."""
 CHUNK = 256
-"""Pairs of inputs after which the next rows are multiplied by the same part of a block: 64 KiB of it."""
+"""Groups of inputs after which the next rows are multiplied by the same part of a block: 64 KiB of it."""
 UNROLLED = 2
-"""Pairs; a divisor of what is multiplied."""
-LINE = 32
-"""bfloat16 of a cache line."""
+"""Groups; a divisor of what is multiplied."""
+LINE = 16
+"""Words of a cache line."""
 FETCHES = (4, 2, 1)
 
 
@@ -53,25 +59,46 @@ class _BFloat(ir.Type):  # type: ignore[misc]
         return hash("bfloat")
 
 
+WORDS = ir.VectorType(INT32, WIDTH)
 PAIRS = ir.VectorType(_BFloat(), 2 * WIDTH)
+QUADS = ir.VectorType(ir.IntType(8), 4 * WIDTH)
 
 
-def emit() -> Any:
-    """The module of LLVM's with the function `NAME` of the parameters' address. For CPUs with AVX512-BF16."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """What is multiplied. is_whole: inputs of 0 … 255 and weights of -128 … 127, else both bfloat16
+
+    output: the kind of the results
+    """
+
+    is_whole: bool
+    output: Kind
+
+
+def emit(numbers: Numbers) -> Any:
+    """The module of LLVM's with the function `NAME` of the parameters' address.
+
+    For CPUs with AVX512-BF16, or AVX512-VNNI.
+    """
     module = ir.Module(NAME)
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), NAME)
     function.attributes.add("nounwind")
-    _Writer(function).write()
+    _Writer(function, numbers).write()
     return module
 
 
 class _Writer:
-    def __init__(self, function: Any) -> None:
+    """first: of the rows that a block is multiplied by"""
+
+    def __init__(self, function: Any, numbers: Numbers) -> None:
+        self._numbers = numbers
         self._build = ir.IRBuilder(function.append_basic_block("entry"))
         self._emit = Emitter(self._build, WIDTH)
         self._of = {name: self._emit.number(function.args[0], at, INT64) for at, name in enumerate(PARAMETERS)}
-        self._sums = self._emit.local(MAX_ROWS * BLOCK)
+        self._sums = self._emit.local(ROWS * BLOCK)
         self._block: Value = None
+        self._first: Value = None
+        self._rows: Value = None
         self._weights: Value = None
         self._next: Value = None
 
@@ -85,96 +112,107 @@ class _Writer:
         build.position_at_end(done)
         build.ret_void()
         build.position_at_end(go)
-        self._multiply_block()
+        self._emit.repeat(INT64(0), self._of["num_rows"], ROWS, self._multiply_block)
         build.branch(again)
 
     def _address(self, name: str) -> Value:
         return self._build.inttoptr(self._of[name], POINTER)
 
-    def _multiply_block(self) -> None:
-        emit = self._emit
-        emit.repeat(INT64(0), self._of["num_pairs"], CHUNK, self._multiply_chunk)
-        emit.repeat(INT64(0), self._of["num_rows"], 1, self._give)
-
-    def _multiply_chunk(self, begin: Value) -> Sequence[Value]:
-        """All rows' sums over some pairs of inputs, from a first one on."""
-        build, emit = self._build, self._emit
-        left = build.sub(self._of["num_pairs"], begin)
-        pairs = self._least(left, INT64(CHUNK))
-        size = build.mul(self._of["num_pairs"], INT64(2 * BLOCK))
-        start = build.add(build.mul(self._block, size), build.mul(begin, INT64(2 * BLOCK)))
-        self._weights = emit.at(self._address("weight"), start, INT16)
-        behind = emit.at(self._weights, build.mul(pairs, INT64(2 * BLOCK)), INT16)
-        ahead = build.mul(build.add(self._block, self._of["num_threads"]), size)
-        other = emit.at(self._address("weight"), ahead, INT16)
-        is_last = build.icmp_signed("<=", left, INT64(CHUNK))
-        self._next = build.select(is_last, other, behind)
-        whole = build.mul(build.sdiv(self._of["num_rows"], INT64(TILE)), INT64(TILE))
-        for lines in FETCHES:
-            with build.if_then(build.icmp_signed("==", self._of["lines"], INT64(lines))):
-                emit.repeat(INT64(0), whole, TILE, functools.partial(self._tile, TILE, lines, begin, pairs))
-                rest = build.sub(self._of["num_rows"], whole)
-                for rows in range(1, TILE):
-                    with build.if_then(build.icmp_signed("==", rest, INT64(rows))):
-                        self._tile(rows, lines, begin, pairs, whole)
-        return ()
-
     def _least(self, x: Value, y: Value) -> Value:
         return self._build.select(self._build.icmp_signed("<", x, y), x, y)
 
-    def _tile(self, rows: int, lines: int, begin: Value, pairs: Value, first: Value) -> Sequence[Value]:
-        """Some rows' sums over the chunk's pairs, in registers."""
+    def _multiply_block(self, first: Value) -> Sequence[Value]:
+        self._first = first
+        self._rows = self._least(self._build.sub(self._of["num_rows"], first), INT64(ROWS))
+        self._emit.repeat(INT64(0), self._of["num_groups"], CHUNK, self._multiply_chunk)
+        self._emit.repeat(INT64(0), self._rows, 1, self._give)
+        return ()
+
+    def _multiply_chunk(self, begin: Value) -> Sequence[Value]:
+        """The rows' sums over some groups of inputs, from a first one on."""
         build, emit = self._build, self._emit
-        start = build.add(build.mul(first, self._of["x_stride"]), build.mul(begin, INT64(2)))
+        left = build.sub(self._of["num_groups"], begin)
+        groups = self._least(left, INT64(CHUNK))
+        size = build.mul(self._of["num_groups"], INT64(BLOCK))
+        start = build.add(build.mul(self._block, size), build.mul(begin, INT64(BLOCK)))
+        self._weights = emit.at(self._address("weight"), start, INT32)
+        behind = emit.at(self._weights, build.mul(groups, INT64(BLOCK)), INT32)
+        ahead = build.mul(build.add(self._block, self._of["num_threads"]), size)
+        is_last = build.icmp_signed("<=", left, INT64(CHUNK))
+        self._next = build.select(is_last, emit.at(self._address("weight"), ahead, INT32), behind)
+        whole = build.mul(build.sdiv(self._rows, INT64(TILE)), INT64(TILE))
+        for lines in FETCHES:
+            with build.if_then(build.icmp_signed("==", self._of["lines"], INT64(lines))):
+                emit.repeat(INT64(0), whole, TILE, functools.partial(self._tile, TILE, lines, begin, groups))
+                rest = build.sub(self._rows, whole)
+                for rows in range(1, TILE):
+                    with build.if_then(build.icmp_signed("==", rest, INT64(rows))):
+                        self._tile(rows, lines, begin, groups, whole)
+        return ()
+
+    def _tile(self, rows: int, lines: int, begin: Value, groups: Value, at_row: Value) -> Sequence[Value]:
+        """Some rows' sums over the chunk's groups, in registers.
+
+        at_row: the first of them, among those that the block is multiplied by
+        """
+        build, emit = self._build, self._emit
+        start = build.add(build.mul(build.add(self._first, at_row), self._of["x_stride"]), begin)
         inputs = [
-            emit.at(self._address("x"), build.add(start, build.mul(self._of["x_stride"], INT64(row))), INT16)
+            emit.at(self._address("x"), build.add(start, build.mul(self._of["x_stride"], INT64(row))), INT32)
             for row in range(rows)
         ]
-        sums = emit.at(self._sums, build.mul(first, INT64(BLOCK)), FLOAT)
+        sums = emit.at(self._sums, build.mul(at_row, INT64(BLOCK)), FLOAT)
         places = [row * BLOCK + at * WIDTH for row in range(rows) for at in range(VECTORS)]
         # lines are fetched in the passes that it takes to fetch all of them, and none in those behind
-        number = build.mul(build.sdiv(first, INT64(TILE)), INT64(lines))
+        number = build.mul(build.sdiv(at_row, INT64(TILE)), INT64(lines))
         is_needed = build.icmp_signed("<", number, INT64(VECTORS))
         step = build.select(is_needed, INT64(lines * LINE), INT64(0))
-        fetched = build.select(
-            is_needed, emit.at(self._next, build.mul(number, build.mul(pairs, INT64(LINE))), INT16), self._weights
-        )
+        reached = emit.at(self._next, build.mul(number, build.mul(groups, INT64(LINE))), INT32)
+        fetched = build.select(is_needed, reached, self._weights)
 
         def multiply(at: Value, *totals: Value) -> Sequence[Value]:
             for more in range(UNROLLED):
-                pair = build.add(at, INT64(more))
-                place = emit.at(fetched, build.mul(pair, step), INT16)
+                group = build.add(at, INT64(more))
+                place = emit.at(fetched, build.mul(group, step), INT32)
                 for line in range(lines):
-                    self._fetch(emit.at(place, line * LINE, INT16))
-                totals = tuple(self._pair(pair, inputs, totals))
+                    self._fetch(emit.at(place, line * LINE, INT32))
+                totals = tuple(self._group(group, inputs, totals))
             return totals
 
         is_first = build.icmp_signed("==", begin, INT64(0))
-        before = [build.select(is_first, emit.all_of(0.0), emit.floats(sums, place)) for place in places]
-        found = emit.repeat(INT64(0), pairs, UNROLLED, multiply, before)
+        before = [build.select(is_first, ir.Constant(self._sum, None), self._read(sums, place)) for place in places]
+        found = emit.repeat(INT64(0), groups, UNROLLED, multiply, before)
         for place, total in zip(places, found, strict=True):
-            emit.put(total, sums, place)
+            build.store(total, emit.at(sums, place, FLOAT), align=4)
         return ()
 
-    def _pair(self, pair: Value, inputs: Sequence[Value], totals: Sequence[Value]) -> list[Value]:
+    @property
+    def _sum(self) -> Any:
+        """The type of a vector of sums."""
+        return WORDS if self._numbers.is_whole else self._emit.vector
+
+    def _read(self, sums: Value, place: int) -> Value:
+        return self._build.load(self._emit.at(sums, place, FLOAT), typ=self._sum, align=4)
+
+    def _group(self, group: Value, inputs: Sequence[Value], totals: Sequence[Value]) -> list[Value]:
         build, emit = self._build, self._emit
-        weights = emit.at(self._weights, build.mul(pair, INT64(2 * BLOCK)), INT16)
-        vectors = [build.load(emit.at(weights, at * 2 * WIDTH, INT16), typ=PAIRS, align=2) for at in range(VECTORS)]
-        words = ir.VectorType(INT32, WIDTH)
-        nothing = ir.Constant(words, ir.Undefined)
+        kind = QUADS if self._numbers.is_whole else PAIRS
+        weights = emit.at(self._weights, build.mul(group, INT64(BLOCK)), INT32)
+        vectors = [build.load(emit.at(weights, at * WIDTH, INT32), typ=kind, align=2) for at in range(VECTORS)]
+        nothing = ir.Constant(WORDS, ir.Undefined)
         found = []
         for row, base in enumerate(inputs):
-            both = build.load(emit.at(base, pair, INT32), typ=INT32, align=2)
-            spread = build.shuffle_vector(build.insert_element(nothing, both, INT32(0)), nothing, emit.whole(0))
-            x = build.bitcast(spread, PAIRS)
+            word = build.load(emit.at(base, group, INT32), typ=INT32, align=2)
+            spread = build.shuffle_vector(build.insert_element(nothing, word, INT32(0)), nothing, emit.whole(0))
+            x = build.bitcast(spread, kind)
             own = totals[row * VECTORS : (row + 1) * VECTORS]
             found += [self._dot(total, x, vector) for total, vector in zip(own, vectors, strict=True)]
         return found
 
     def _dot(self, total: Value, x: Value, weights: Value) -> Value:
-        name = "llvm.x86.avx512bf16.dpbf16ps.512"
+        name = "llvm.x86.avx512.vpdpbusd.512" if self._numbers.is_whole else "llvm.x86.avx512bf16.dpbf16ps.512"
         module = self._build.module
-        kind = ir.FunctionType(self._emit.vector, [self._emit.vector, PAIRS, PAIRS])
+        kind = ir.FunctionType(total.type, [total.type, x.type, weights.type])
         return self._build.call(module.globals.get(name) or ir.Function(module, kind, name), [total, x, weights])
 
     def _fetch(self, place: Value) -> None:
@@ -184,19 +222,30 @@ class _Writer:
         function = module.globals.get(name) or ir.Function(module, kind, name)
         self._build.call(function, [place, INT32(0), INT32(2), INT32(1)])
 
-    def _give(self, row: Value) -> Sequence[Value]:
+    def _give(self, at_row: Value) -> Sequence[Value]:
         """Write a row's outputs of the block, those that there are."""
         build, emit = self._build, self._emit
-        first = build.mul(self._block, INT64(BLOCK))
-        sums = emit.at(self._sums, build.mul(row, INT64(BLOCK)), FLOAT)
-        start = build.add(build.mul(row, self._of["num_outputs"]), first)
-        output = emit.at(self._address("output"), start, INT16)
-        bias = emit.at(self._address("bias"), first, FLOAT)
+        kind = self._numbers.output
+        first, row = build.mul(self._block, INT64(BLOCK)), build.add(self._first, at_row)
+        sums = emit.at(self._sums, build.mul(at_row, INT64(BLOCK)), FLOAT)
+        number = FLOAT if kind == "float32" else INT16
+        output = emit.at(self._address("output"), build.add(build.mul(row, self._of["num_outputs"]), first), number)
         has_bias = build.icmp_signed("!=", self._of["bias"], INT64(0))
         for at in range(0, BLOCK, WIDTH):
-            exists = build.icmp_signed("<", build.add(first, INT64(at)), self._of["num_outputs"])
-            with build.if_then(build.and_(exists, has_bias)):
-                emit.put(build.fadd(emit.floats(sums, at), emit.floats(bias, at)), sums, at)
+            place = build.add(first, INT64(at))
+            exists = build.icmp_signed("<", place, self._of["num_outputs"])
             with build.if_then(exists):
-                emit.write("bfloat16", emit.floats(sums, at), output, at)
+                found = self._scaled(sums, at, place, row) if self._numbers.is_whole else emit.floats(sums, at)
+                emit.put(found, sums, at)
+            with build.if_then(build.and_(exists, has_bias)):
+                emit.put(build.fadd(emit.floats(sums, at), emit.floats(self._address("bias"), place)), sums, at)
+            with build.if_then(exists):
+                emit.write(kind, emit.floats(sums, at), output, at)
         return ()
+
+    def _scaled(self, sums: Value, at: int, place: Value, row: Value) -> Value:
+        build, emit = self._build, self._emit
+        offsets = build.load(emit.at(self._address("offsets"), place, INT32), typ=WORDS, align=4)
+        exact = build.sitofp(build.sub(self._read(sums, at), offsets), emit.vector)
+        scale = emit.spread(emit.number(self._address("scales"), row))
+        return build.fmul(build.fmul(exact, scale), emit.floats(self._address("factors"), place))

@@ -13,9 +13,10 @@ from typing import Any, TypeAlias
 
 from llvmlite import ir
 
-from serve_app.engine.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
+from serve_app.engine.cpu.emitter import FLOAT, INT8, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
 
-NORM, ADD_AND_NORM, TURN, GATE, DIVIDE, MULTIPLY = "norm", "add_and_norm", "turn", "gate", "divide", "multiply"
+NORM, ADD_AND_NORM, TURN, GATE = "norm", "add_and_norm", "turn", "gate"
+DIVIDE, ROUND, MULTIPLY = "divide", "round", "multiply"
 SHARED = ("counter", "num_tokens")
 PARAMETERS: Mapping[str, tuple[str, ...]] = {
     NORM: (*SHARED, "stream", "output", "weight", "size", "eps"),
@@ -23,6 +24,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     TURN: (*SHARED, "heads", "stride", "num_heads", "dim", "half", "cos", "sin"),
     GATE: (*SHARED, "inputs", "output", "size"),
     DIVIDE: (*SHARED, "inputs", "output", "size", "scales", "levels"),
+    ROUND: (*SHARED, "inputs", "output", "size", "scales", "levels", "stride"),
     MULTIPLY: (*SHARED, "sums", "output", "size", "scales", "bias"),
 }
 """Each int64: addresses, numbers of a token, and bits of a float32 (eps, factor).
@@ -33,6 +35,7 @@ turn:         heads of a token, dim apart, in place: the first `half` of dimensi
               cos, sin: [num_tokens, 2 · half], sin negative in its first half
 gate:         inputs [2 · size] to output [size]: silu of the first half, times the second
 divide:       output, float32, = inputs / scale;  scale = the largest of |inputs| / levels, one of a token
+round:        output, uint8, = the nearest whole numbers of inputs / scale, and 128; stride apart
 multiply:     output = sums · scale + bias; sums and bias float32, no bias at address 0
 """
 LEAST_NORMAL = 2.0**-126
@@ -184,8 +187,32 @@ def _gate(function: _Function, token: Value) -> None:
 
 def _divide(function: _Function, token: Value) -> None:
     build, emit, size = function.build, function.emit, function.of["size"]
-    inputs = function.row("inputs", token, size)
+    divided = _divided(function, token)
     output = emit.at(function.address("output"), build.mul(token, size), FLOAT)
+
+    def give(at: Value) -> Sequence[Value]:
+        emit.put(divided(at), output, at)
+        return ()
+
+    emit.repeat(INT64(0), size, function.width, give)
+
+
+def _round(function: _Function, token: Value) -> None:
+    build, emit = function.build, function.emit
+    divided = _divided(function, token)
+    output = emit.at(function.address("output"), build.mul(token, function.of["stride"]), INT8)
+
+    def give(at: Value) -> Sequence[Value]:
+        build.store(emit.bytes_above(divided(at)), emit.at(output, at, INT8), align=1)
+        return ()
+
+    emit.repeat(INT64(0), function.of["size"], function.width, give)
+
+
+def _divided(function: _Function, token: Value) -> Callable[[Value], Value]:
+    """Finds a token's scale, and reads its numbers over that."""
+    build, emit, size = function.build, function.emit, function.of["size"]
+    inputs = function.row("inputs", token, size)
 
     def largest(at: Value, so_far: Value) -> Sequence[Value]:
         return [emit.maximum(so_far, emit.magnitude(emit.read(function.kind, inputs, at)))]
@@ -194,12 +221,7 @@ def _divide(function: _Function, token: Value) -> None:
     level = build.fdiv(emit.spread(emit.greatest(found)), function.spread_bits("levels"))
     scale = emit.maximum(level, emit.all_of(LEAST_NORMAL))
     emit.put(emit.first(scale), function.address("scales"), token)
-
-    def divide(at: Value) -> Sequence[Value]:
-        emit.put(build.fdiv(emit.read(function.kind, inputs, at), scale), output, at)
-        return ()
-
-    emit.repeat(INT64(0), size, function.width, divide)
+    return lambda at: build.fdiv(emit.read(function.kind, inputs, at), scale)
 
 
 def _multiply(function: _Function, token: Value) -> None:
@@ -229,5 +251,6 @@ BODIES: Mapping[str, Body] = {
     TURN: _turn,
     GATE: _gate,
     DIVIDE: _divide,
+    ROUND: _round,
     MULTIPLY: _multiply,
 }

@@ -38,6 +38,7 @@ class TokenKernels:
         self._turn = _Kernel(code.address_of(names.TURN))
         self._gate = _Kernel(code.address_of(names.GATE))
         self._divide = _Kernel(code.address_of(names.DIVIDE))
+        self._round = _Kernel(code.address_of(names.ROUND))
         self._multiply = _Kernel(code.address_of(names.MULTIPLY))
 
     def takes(self, x: Tensor, size: int) -> bool:
@@ -93,6 +94,15 @@ class TokenKernels:
         output, scales = torch.empty(tokens, size), torch.empty(tokens, 1)
         self._divide(
             tokens, size, x.data_ptr(), output.data_ptr(), size, scales.data_ptr(), float_bits(levels),
+        )  # fmt: skip
+        return output, scales
+
+    def round(self, x: Tensor, levels: int, stride: int) -> tuple[Tensor, Tensor]:
+        """The same as nearest whole numbers and 128, in [tokens, stride] uint8; what is beyond `size` there is left."""
+        tokens, size = x.shape
+        output, scales = torch.empty(tokens, stride, dtype=torch.uint8), torch.empty(tokens, 1)
+        self._round(
+            tokens, size, x.data_ptr(), output.data_ptr(), size, scales.data_ptr(), float_bits(levels), stride,
         )  # fmt: skip
         return output, scales
 
@@ -168,6 +178,8 @@ def _are_right(kernels: TokenKernels, dtype: torch.dtype) -> bool:
     found.append((heads, torch.cat(parts, dim=-1)))
     divided, scales = kernels.divide(inputs, 127)
     found.append((kernels.multiply(divided, scales, torch.ones(416)), inputs.float() + 1))
+    whole, scales = kernels.round(inputs, 127, 416)
+    found.append((whole.float() - 128, divided.round()))
     found.append((divided.abs().amax(1), torch.full((3,), 127.0)))
     limit = TOLERANCES[dtype]
     return all(torch.allclose(ours.float(), theirs.float(), rtol=limit, atol=limit) for ours, theirs in found)

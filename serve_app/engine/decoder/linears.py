@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serve_app.engine.cpu.products import FewRows
+from serve_app.engine.cpu.products import LaidOut
 from serve_app.engine.decoder.half import HalfWeight
 from serve_app.engine.decoder.stored import StoredLinear, Widening
 from serve_app.engine.precision import cpu_is_fast
@@ -37,7 +37,7 @@ class OneDnnWeight:
         self.num_bytes = weight.nbytes
         self._bias = bias
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
-        self._few_rows = FewRows.find(self.packed, bias)
+        self._ours = LaidOut.find(self.packed, bias)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -49,8 +49,8 @@ class OneDnnWeight:
         return self.packed.to_dense()
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._few_rows is not None and self._few_rows.takes(x):
-            return self._few_rows(x)
+        if self._ours is not None and self._ours.takes(x):
+            return self._ours(x)
         y: Tensor = self._multiply(x, self.packed, self._bias, "none", [], "")
         return y
 

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from serve_app.engine.cpu.products import MIDDLE, WholeRows
 from serve_app.engine.cpu.tokens import token_kernels
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.quantized.rounding import Int8Rows
@@ -50,6 +52,33 @@ class FbgemmRows:
         return times_scales(self._multiply(divided, 1.0, self._levels + 1, self._packed), scales, bias, x)
 
 
+class VnniRows:
+    """By a kernel of our own, on CPUs with AVX512-VNNI: inputs are rounded, and sums scaled, as it reads and writes."""
+
+    def __init__(self, rows: Int8Rows) -> None:
+        """Raises RuntimeError where this machine has no such kernel."""
+        self._weight = WholeRows(rows.numbers, rows.scales)
+
+    @property
+    def stored(self) -> Int8Rows:
+        numbers, scales = self._weight.stored
+        return Int8Rows(numbers=numbers, scales=scales)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x: [rows, in];  bias: [out] float32. Returns [rows, out], of the inputs' type."""
+        return self._weight(*_rounded(x, self._weight.num_inputs), bias, x.dtype)
+
+
+def _rounded(x: Tensor, stride: int) -> tuple[Tensor, Tensor]:
+    """Rows as whole numbers and 128, [rows, stride] uint8, and what a step of each is worth, [rows, 1]."""
+    kernels = token_kernels(x.dtype)
+    if kernels is not None and x.is_contiguous() and kernels.takes(x, x.shape[1]):
+        return kernels.round(x, EIGHT_BITS, stride)
+    divided, scales = divided_by_scales(x, EIGHT_BITS)
+    whole = divided.nan_to_num_(0.0).round_().add_(MIDDLE).to(torch.uint8)  # a row that has no number has no scale
+    return F.pad(whole, (0, stride - x.shape[1])), scales
+
+
 class OneDnnRows:
     """By oneDNN, which has kernels for AMX."""
 
@@ -74,7 +103,7 @@ class OneDnnRows:
         return times_scales(y, scales, bias, x)
 
 
-Int8Kernel = FbgemmRows | OneDnnRows
+Int8Kernel = VnniRows | FbgemmRows | OneDnnRows
 MakeInt8Kernel = Callable[[Int8Rows], Int8Kernel]
 
 
@@ -118,6 +147,7 @@ def _candidates() -> Iterator[MakeInt8Kernel]:
     onednn = functools.partial(OneDnnRows, levels=EIGHT_BITS)
     if torch.cpu._is_amx_tile_supported():
         yield onednn
+    yield VnniRows
     yield functools.partial(FbgemmRows, levels=EIGHT_BITS)
     yield functools.partial(FbgemmRows, levels=SEVEN_BITS)
     yield onednn
