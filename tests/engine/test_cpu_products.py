@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,11 +13,21 @@ from serve_app.engine.cpu import compiling, products
 from serve_app.engine.cpu.product_kernel import ROWS
 from serve_app.engine.cpu.products import MAX_ROWS, MIDDLE, LaidOut, WholeRows
 from serve_app.engine.decoder.linears import NUM_ROWS, OneDnnWeight
+from serve_app.engine.openmp import libgomp
 
 HAS_KERNEL = products._kernel() is not None
 needs_kernel = pytest.mark.skipif(not HAS_KERNEL, reason="a CPU without AVX512-BF16, or with AMX")
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN")
 SIZES = [(64, 64), (80, 128), (448, 896), (208, 576), (192, 4864)]
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    """For more of them oneDNN lays small weights out in smaller blocks."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -91,6 +103,15 @@ def test_sizes_that_it_does_not_divide_are_left_to_onednn(outputs: int, inputs: 
 
 
 @needs_onednn
+@pytest.mark.parametrize("num_threads", [1, 4, 16])
+def test_whatever_onednn_chooses_for_more_threads_products_are_right(num_threads: int) -> None:
+    torch.set_num_threads(num_threads)
+    kept, weight, bias = made(192, 4864, has_bias=True)
+    x = drawn(7, 4864)
+    torch.testing.assert_close(kept(x).double(), exact(x, weight, bias), rtol=2**-7, atol=0.5)
+
+
+@needs_onednn
 def test_wider_numbers_are_left_to_onednn() -> None:
     packed = torch.ops.mkldnn._reorder_linear_weight(torch.randn(64, 64), NUM_ROWS)
     assert LaidOut.find(packed, None) is None
@@ -104,6 +125,7 @@ def test_a_weight_that_lies_otherwise_is_not_read(monkeypatch: pytest.MonkeyPatc
     assert LaidOut.find(packed, None) is None
 
 
+@pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")
 def test_where_no_kernel_can_be_made_onednn_computes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -34,7 +34,7 @@ class FbgemmRows:
 
     def __init__(self, rows: Int8Rows, levels: int) -> None:
         """levels: what the largest input of a row becomes"""
-        self._levels = levels
+        self.levels = levels
         self._packed: Any = torch.ops.quantized.linear_prepack(_as_quantised(rows), None)
         self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 
@@ -48,8 +48,8 @@ class FbgemmRows:
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [rows, in];  bias: [out] float32. Returns [rows, out], of the inputs' type."""
-        divided, scales = divided_by_scales(x, self._levels)
-        return times_scales(self._multiply(divided, 1.0, self._levels + 1, self._packed), scales, bias, x)
+        divided, scales = divided_by_scales(x, self.levels)
+        return times_scales(self._multiply(divided, 1.0, self.levels + 1, self._packed), scales, bias, x)
 
 
 class VnniRows:
@@ -57,6 +57,7 @@ class VnniRows:
 
     def __init__(self, rows: Int8Rows) -> None:
         """Raises RuntimeError where this machine has no such kernel."""
+        self.levels = EIGHT_BITS
         self._weight = WholeRows(rows.numbers, rows.scales)
 
     @property
@@ -83,7 +84,7 @@ class OneDnnRows:
     """By oneDNN, which has kernels for AMX."""
 
     def __init__(self, rows: Int8Rows, levels: int) -> None:
-        self._levels = levels
+        self.levels = levels
         self._scales = rows.scales
         self._zeros = torch.zeros(len(rows.scales), dtype=torch.int32)
         self._packed = torch.ops.onednn.qlinear_prepack(rows.numbers, None)
@@ -95,7 +96,7 @@ class OneDnnRows:
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [rows, in];  bias: [out] float32. Returns [rows, out], of the inputs' type."""
-        divided, scales = divided_by_scales(x, self._levels)
+        divided, scales = divided_by_scales(x, self.levels)
         y = self._multiply(
             divided.round_().to(torch.int8), 1.0, 0, self._packed, self._scales, self._zeros, None,
             1.0, 0, torch.float32, "none", [], "",
