@@ -13,7 +13,7 @@ from torch import Tensor
 from serve_app.engine.cpu import rows as kernels
 from serve_app.engine.cpu.attention_kernel import STRETCH, Form
 from serve_app.engine.cpu.rows import Row, RowsKernel, Table, rows_kernel
-from serve_app.engine.cpu.rows_plan import SHORT, RowsPlan
+from serve_app.engine.cpu.rows_plan import KEYS_PER_HEAD, SHORT, RowsPlan
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.lanes import LaneStorage
 from serve_app.engine.kv.plan import Scoring
@@ -135,6 +135,7 @@ def readings(*lengths: tuple[int, int]) -> list[Reading]:
         [(0, 1), (700, 1), (1999, 1)],
         [(699, 1), (40, SHORT), (130, 2)],
         [(699, 1), (40, SHORT + 1), (0, 300), (1000, 3)],
+        [(699, 1), (600, SHORT + 1), (0, 300), (1000, 30)],
         [(0, 40)],
     ],
 )
@@ -160,6 +161,36 @@ def test_a_step_is_attended_to_and_written_as_torch_would(
         written.append(torch.cat(lanes.all_positions(0)))
     torch.testing.assert_close(results[0], results[1], atol=2e-5, rtol=2e-5)
     assert torch.equal(*written)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_a_prompt_gets_the_same_bits_whole_and_in_chunks_and_in_company(dtype: torch.dtype) -> None:
+    count, shared = 300, 2
+    query = drawn(count, shared * KV_HEADS, DIM, dtype=dtype, seed=3)
+    key, value = drawn(2, count, KV_HEADS, DIM, dtype=dtype, seed=4)
+    assert count <= KEYS_PER_HEAD * shared
+
+    def attended(chunks: Sequence[int], company: Sequence[tuple[int, int]]) -> Tensor:
+        lanes, done, found = storage(dtype), 0, []
+        for length in chunks:
+            steps = readings(*company, (done, length))
+            num_others = steps[-1].first_token
+            places = torch.cat(
+                [lanes.first_position(each.place) + each.start + torch.arange(each.length) for each in steps]
+            )
+            others = (
+                drawn(num_others, shared * KV_HEADS, DIM, dtype=dtype, seed=5),
+                *drawn(2, num_others, KV_HEADS, DIM, dtype=dtype, seed=6),
+            )
+            mine = (part[done : done + length] for part in (query, key, value))
+            parts = [torch.cat(pair) for pair in zip(others, mine, strict=True)]
+            found.append(lanes.plan(steps, places).run(0, *parts, scoring=Scoring(scale=0.2))[num_others:])
+            done += length
+        return torch.cat(found)
+
+    whole = attended([count], [])
+    assert torch.equal(attended([1, 7, 60, 232], []), whole)
+    assert torch.equal(attended([200, 100], [(700, 1), (40, 30)]), whole)
 
 
 def test_what_the_kernel_does_not_know_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
