@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from serve_app.engine.attention import attend
@@ -91,7 +93,13 @@ class RowsPlan:
 
 
 def _is_ours(reading: Reading, shared: int) -> bool:
-    return reading.length <= SHORT or reading.num_keys <= KEYS_PER_HEAD * shared
+    return reading.length <= SHORT or (takes_prompts() and reading.num_keys <= KEYS_PER_HEAD * shared)
+
+
+@functools.cache
+def takes_prompts() -> bool:
+    """Not where torch attends by AMX, which was not compared."""
+    return not torch.cpu._is_amx_tile_supported()
 
 
 def kernel_of(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> RowsKernel | None:
