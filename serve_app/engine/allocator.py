@@ -37,7 +37,7 @@ def keep_freed_memory() -> bool:
 
     glibc comes to the same bounds by itself, once something so large was freed. Until then each step's activations are
     new pages that the kernel clears: prompts of the demo took 1.2 times as long. Threads that begin later share what
-    heaps there are, so that one's freed memory is the next one's: 70 MB less of a replica.
+    heaps there are, so that one's freed memory is the next one's: 50 MB less of a replica.
 
     Returns False where the C library is another and goes on as before.
     """
@@ -73,8 +73,8 @@ def give_back_freed_memory() -> bool:
 class Leftovers:
     """Gives back what steps have left between what stays: some 140 MB after prompts of many lengths.
 
-    It takes 5 to 10 ms, and the next step that is as large some 20 to have it again; so it is done now and then, and
-    when there is rest.
+    It takes 5 to 10 ms, and the next step that is as large has the kernel clear those pages again; so it is done now and
+    then.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

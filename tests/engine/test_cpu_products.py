@@ -76,6 +76,14 @@ def test_rows_may_lie_apart_from_each_other() -> None:
 
 
 @needs_kernel
+def test_inputs_of_another_size_are_refused_and_not_read() -> None:
+    kept, *_ = made(448, 896)
+    for inputs in (448, 900):
+        with pytest.raises(RuntimeError):
+            kept(drawn(3, inputs))
+
+
+@needs_kernel
 def test_what_is_no_number_stays_in_its_row() -> None:
     kept, *_ = made(80, 128)
     x = drawn(9, 128)

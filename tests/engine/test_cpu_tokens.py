@@ -188,4 +188,4 @@ def test_scales_are_torchs_where_there_are_no_kernels() -> None:
     ours, our_scales = found(torch.bfloat16).divide(x, 127)
     assert torch.equal(scales, our_scales)
     torch.testing.assert_close(divided, ours, rtol=1e-6, atol=0)
-    close(int8_kernels.times_scales(divided, scales, bias, x), (x.float() + bias).to(torch.bfloat16))
+    close(int8_kernels.times_scales(divided, scales, bias, x.dtype), (x.float() + bias).to(torch.bfloat16))

@@ -56,7 +56,7 @@ class LaidOut:
     def takes(self, x: Tensor) -> bool:
         """x: [..., inputs]"""
         has_form = x.dim() == 2 and 0 < len(x) <= MAX_ROWS and x.dtype == torch.bfloat16
-        return has_form and x.stride(1) == 1 and x.stride(0) % 2 == 0
+        return has_form and x.shape[1] == self._inputs and x.stride(1) == 1 and x.stride(0) % 2 == 0
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [rows, inputs], which it `takes`. Returns [rows, outputs]."""

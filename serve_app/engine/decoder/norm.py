@@ -58,7 +58,7 @@ class RootMeanSquare:
 
     def _kernels(self, x: Tensor) -> TokenKernels | None:
         """Where they take such a stream."""
-        if x.device.type != "cpu" or x.dim() != 2 or not x.is_contiguous():
+        if x.device.type != "cpu" or x.shape[1:] != self._weight.shape or not x.is_contiguous():
             return None
         kernels = token_kernels(x.dtype)
         return kernels if kernels is not None and kernels.takes(x, x.shape[1]) else None

@@ -49,7 +49,7 @@ class FbgemmRows:
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [rows, in];  bias: [out] float32. Returns [rows, out], of the inputs' type."""
         divided, scales = divided_by_scales(x, self.levels)
-        return times_scales(self._multiply(divided, 1.0, self.levels + 1, self._packed), scales, bias, x)
+        return times_scales(self._multiply(divided, 1.0, self.levels + 1, self._packed), scales, bias, x.dtype)
 
 
 class VnniRows:
@@ -101,7 +101,7 @@ class OneDnnRows:
             divided.round_().to(torch.int8), 1.0, 0, self._packed, self._scales, self._zeros, None,
             1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
-        return times_scales(y, scales, bias, x)
+        return times_scales(y, scales, bias, x.dtype)
 
 
 Int8Kernel = VnniRows | FbgemmRows | OneDnnRows
@@ -119,12 +119,12 @@ def divided_by_scales(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     return exact / scales, scales
 
 
-def times_scales(y: Tensor, scales: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    """y: [rows, out] float32;  x: whose type the result has"""
-    kernels = token_kernels(x.dtype)
+def times_scales(y: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """y: [rows, out] float32;  dtype: of the result"""
+    kernels = token_kernels(dtype)
     if kernels is not None and y.is_contiguous() and kernels.gives(y.shape[1]):
         return kernels.multiply(y, scales, bias)
-    return (y.mul_(scales) if bias is None else torch.addcmul(bias, y, scales)).to(x.dtype)
+    return (y.mul_(scales) if bias is None else torch.addcmul(bias, y, scales)).to(dtype)
 
 
 @functools.cache
