@@ -73,8 +73,8 @@ def give_back_freed_memory() -> bool:
 class Leftovers:
     """Gives back what steps have left between what stays: some 140 MB after prompts of many lengths.
 
-    It takes 5 to 10 ms, and the next step that is as large has the kernel clear those pages again; so it is done now and
-    then.
+    It takes 5 to 10 ms, and the next step that is as large has the kernel clear those pages again; so it is done now
+    and then.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
