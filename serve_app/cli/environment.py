@@ -67,6 +67,18 @@ SETTINGS = (
         " a request fails as if every replica were lost",
     ),
     Setting(
+        name="RAY_SERVE_PROXY_USE_GRPC",
+        value="1",
+        reason="what a proxy and a router say to each other goes over gRPC, not through Ray's object store, which takes"
+        " twice the processor time per token",
+    ),
+    Setting(
+        name="RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP",
+        value="0",
+        reason="Serve's choice of a replica is made in the thread that asks for it; in one of its own each piece of an"
+        " answer wakes two threads",
+    ),
+    Setting(
         name="RAY_SERVE_CONTROL_LOOP_INTERVAL_S",
         value="0.25",
         reason="the controller looks after everything ten times a second by default, which takes it and Ray 6 % of a"

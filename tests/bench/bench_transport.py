@@ -27,7 +27,7 @@ from tests.bench import bare_serve, figures
 from tests.bench.checkpoints import words
 from tests.bench.figures import Figures
 from tests.bench.load import drive
-from tests.bench.service import Service, first_token, post, running_service
+from tests.bench.service import Service, first_token, read, running_service
 from tests.bench.workloads import BY_NAME, Workload, bodies, warming
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         service.deploy(model, beside=bare_serve.applications(), num_routers=args.routers)
         first_token(service.url, model["name"])
         for name in bare_serve.NAMES:
-            wait_until(lambda: post(f"{service.url}/{name}", {"max_tokens": 0}))  # noqa: B023
+            wait_until(lambda: read(f"{service.url}/{name}", {"max_tokens": 0}))  # noqa: B023
         found = {}
         for streams in args.streams:
             whole = BY_NAME["W8"]

@@ -158,12 +158,18 @@ def first_token(url: str, model: str, *, timeout_s: float = MODEL_TIMEOUT_S) -> 
 
 def post(url: str, body: dict[str, Any], path: str = "/v1/completions") -> dict[str, Any]:
     """The parsed answer. Raises what urllib raises."""
+    parsed: dict[str, Any] = json.loads(read(url + path, body))
+    return parsed
+
+
+def read(address: str, body: dict[str, Any]) -> bytes:
+    """The answer's bytes, events too. Raises what urllib raises."""
     request = urllib.request.Request(
-        url + path, data=json.dumps(body).encode(), headers={"content-type": "application/json"}
+        address, data=json.dumps(body).encode(), headers={"content-type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=120) as response:
-        parsed: dict[str, Any] = json.load(response)
-        return parsed
+        answer: bytes = response.read()
+        return answer
 
 
 def free_port() -> int:
