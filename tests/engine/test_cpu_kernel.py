@@ -67,7 +67,9 @@ def test_weights_may_be_flat_or_all_on_one_key(size: float) -> None:
     torch.testing.assert_close(output[0], exact(query[0], keys, values, scale=1.0), atol=1e-4, rtol=1e-3)
 
 
-def test_a_row_gets_the_same_bits_alone_in_company_and_of_any_number_of_threads() -> None:
+def test_a_row_gets_the_same_bits_alone_in_company_and_of_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     query, (keys, values) = drawn(9, 14, 64, dtype=torch.bfloat16), drawn(2, 9000, KV_HEADS, 64, dtype=torch.bfloat16)
     rows = [Row(token=at, position=at * 900, num_keys=100 + 97 * at) for at in range(9)]
     together = torch.empty_like(query)
@@ -81,6 +83,9 @@ def test_a_row_gets_the_same_bits_alone_in_company_and_of_any_number_of_threads(
             attend.run(query, keys, values, Table([row]), alone, scale=0.125)
         assert torch.equal(alone, together)
     torch.set_num_threads(threads)
+    monkeypatch.setattr(kernels, "SHORT", 1 << 40)  # without a team
+    attend.run(query, keys, values, Table(rows), alone.zero_(), scale=0.125)
+    assert torch.equal(alone, together)
 
 
 def test_engines_of_one_process_do_not_share_a_calls_state() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from serve_app.engine.cpu import compiling, products
 from serve_app.engine.cpu.product_kernel import ROWS
 from serve_app.engine.cpu.products import MAX_ROWS, MIDDLE, LaidOut, WholeRows
-from serve_app.engine.decoder.linears import NUM_ROWS, OneDnnWeight
+from serve_app.engine.decoder.linears import NUM_ROWS, OneDnnWeight, PackedLinear, make_linear, pays
 from serve_app.engine.openmp import libgomp
 
 HAS_KERNEL = products._kernel() is not None
@@ -65,6 +65,27 @@ def test_a_row_gets_the_same_bits_in_any_company() -> None:
     together = kept(x)
     for first, count in ((0, 1), (3, 4), (10, 7), (31, 29), (57, 100)):
         assert torch.equal(kept(x[first : first + count]), together[first : first + count])
+
+
+@needs_kernel
+def test_one_thread_alone_gives_the_same_bits_as_a_team(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, *_ = made(448, 896, has_bias=True)
+    x = drawn(40, 896)
+    together = kept(x)
+    monkeypatch.setattr(products, "SHORT", 1 << 40)
+    assert torch.equal(kept(x), together)
+
+
+@needs_kernel
+def test_small_weights_are_laid_out_where_our_kernel_reads_them() -> None:
+    small, tiny, odd = drawn(256, 128), drawn(64, 64), drawn(250, 128)
+    assert [pays(each) for each in (small, tiny, odd, small.float())] == [True, False, False, False]
+    packed = make_linear(small, None)
+    assert isinstance(packed, PackedLinear)
+    assert isinstance(packed.kept, OneDnnWeight)
+    assert packed.kept._ours is not None
+    x = drawn(3, 128)
+    torch.testing.assert_close(packed(x).double(), exact(x, small, None), rtol=2**-7, atol=0.1)
 
 
 @needs_kernel

@@ -74,21 +74,19 @@ class Form:
 def emit(form: Form) -> Any:
     """The module of LLVM's with the function `NAME` of the parameters' address."""
     module = ir.Module(NAME)
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), NAME)
-    function.attributes.add("nounwind")
-    _Writer(form, function).write()
+    _Writer(form, *Emitter.of_function(module, NAME, form.width)).write()
     return module
 
 
 class _Writer:
     """Writes the function. What differs from item to item is set as it is reached."""
 
-    def __init__(self, form: Form, function: Any) -> None:
+    def __init__(self, form: Form, emitter: Emitter, given: Value) -> None:
         self._form = form
-        self._build = ir.IRBuilder(function.append_basic_block("entry"))
-        self._emit = emitter = Emitter(self._build, form.width)
+        self._build = emitter.builder
+        self._emit = emitter
         self._number = FLOAT if form.kind == "float32" else INT16
-        parameters = {name: emitter.number(function.args[0], at, INT64) for at, name in enumerate(PARAMETERS)}
+        parameters = {name: emitter.number(given, at, INT64) for at, name in enumerate(PARAMETERS)}
         self._of = parameters
         self._scale = emitter.spread(self._build.bitcast(self._build.trunc(parameters["scale"], INT32), FLOAT))
         self._query, self._sums = emitter.local(form.heads * form.dim), emitter.local(form.heads * form.dim)
@@ -101,26 +99,21 @@ class _Writer:
         self._result: Value = None
 
     def write(self) -> None:
-        build = self._build
-        again, go, done = (build.append_basic_block(name) for name in ("again", "go", "done"))
-        heads = build.mul(self._of["num_heads"], INT64(self._form.parts))
-        build.branch(again)
-        build.position_at_end(again)
-        self._item = build.atomic_rmw("add", self._address("counter"), INT64(1), "monotonic")
-        build.cbranch(build.icmp_signed("<", self._item, build.mul(self._of["num_items"], heads)), go, done)
-        build.position_at_end(done)
-        build.ret_void()
-        build.position_at_end(go)
+        heads = self._build.mul(self._of["num_heads"], INT64(self._form.parts))
+        count = self._build.mul(self._of["num_items"], heads)
+        self._emit.take_items(self._address("counter"), count, lambda item: self._attend(item, heads))
+
+    def _attend(self, item: Value, heads: Value) -> None:
+        self._item = item
         self._begin(heads)
         self._emit.repeat(INT64(0), self._row["num_keys"], BLOCK, self._block)
-        is_whole = build.icmp_signed("==", self._row["num_stretches"], INT64(1))
-        with build.if_else(is_whole) as (then, otherwise):
+        is_whole = self._build.icmp_signed("==", self._row["num_stretches"], INT64(1))
+        with self._build.if_else(is_whole) as (then, otherwise):
             with then:
                 for head in range(self._form.heads):
                     self._finish(head, self._vectors(self._sums, head), self._total(head))
             with otherwise:
                 self._leave(heads)
-        build.branch(again)
 
     def _address(self, name: str) -> Value:
         return self._build.inttoptr(self._of[name], POINTER)

@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from serve_app.engine.cpu.compiling import Code
 from serve_app.engine.openmp import libgomp
 
 KINDS: Mapping[torch.dtype, Literal["bfloat16", "float16", "float32"]] = {
@@ -20,8 +21,31 @@ KINDS: Mapping[torch.dtype, Literal["bfloat16", "float16", "float32"]] = {
 """Numbers that kernels read and write."""
 
 
+class Kernel:
+    """A function that takes the numbers of its items from a counter, whose address is its first parameter."""
+
+    def __init__(self, code: Code, name: str) -> None:
+        self._code = code  # lasts as long as this
+        self._address = code.address_of(name)
+        self._alone = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(self._address)
+        self._together = _team_call()
+
+    def __call__(self, *parameters: int, is_short: bool) -> None:
+        """parameters: behind the counter
+        is_short: one thread does it sooner than it wakes another; it keeps the interpreter meanwhile
+        """
+        count = len(parameters) + 1
+        given = (ctypes.c_int64 * (count + 1))()  # the last one is the counter
+        begin = ctypes.addressof(given)
+        given[:count] = [begin + count * ctypes.sizeof(ctypes.c_int64), *parameters]
+        if is_short:
+            self._alone(begin)
+        else:
+            self._together(self._address, begin, torch.get_num_threads(), 0)
+
+
 @functools.cache
-def team_call() -> Callable[[int, int, int, int], None]:
+def _team_call() -> Callable[[int, int, int, int], None]:
     """libgomp's own: a function's address, that of its data, how many threads, no flags."""
     library = libgomp()
     assert library is not None

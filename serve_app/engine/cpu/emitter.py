@@ -38,6 +38,30 @@ class Emitter:
         self._ints = ir.VectorType(INT32, width)
         self._shorts = ir.VectorType(INT16, width)
 
+    @classmethod
+    def of_function(cls, module: Any, name: str, width: int) -> tuple[Emitter, Value]:
+        """For a new function of an address, that of its parameters, and nothing to return; and that address."""
+        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), name)
+        function.attributes.add("nounwind")
+        return cls(ir.IRBuilder(function.append_basic_block("entry")), width), function.args[0]
+
+    def take_items(self, counter: Value, count: Value, body: Callable[[Value], None]) -> None:
+        """The rest of a function: take the next item's number from a counter, for as long as there is one, and do this.
+
+        counter: the address of an int64 that other threads take from, too
+        """
+        build = self.builder
+        again, go, done = (build.append_basic_block(name) for name in ("again", "go", "done"))
+        build.branch(again)
+        build.position_at_end(again)
+        item = build.atomic_rmw("add", counter, INT64(1), "monotonic")
+        build.cbranch(build.icmp_signed("<", item, count), go, done)
+        build.position_at_end(done)
+        build.ret_void()
+        build.position_at_end(go)
+        body(item)
+        build.branch(again)
+
     def at(self, base: Value, index: Value | int, kind: Any) -> Value:
         """The address of the index-th of such numbers."""
         index = INT64(index) if isinstance(index, int) else index

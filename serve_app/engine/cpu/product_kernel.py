@@ -81,20 +81,18 @@ def emit(numbers: Numbers) -> Any:
     For CPUs with AVX512-BF16, or AVX512-VNNI.
     """
     module = ir.Module(NAME)
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), NAME)
-    function.attributes.add("nounwind")
-    _Writer(function, numbers).write()
+    _Writer(numbers, *Emitter.of_function(module, NAME, WIDTH)).write()
     return module
 
 
 class _Writer:
     """first: of the rows that a block is multiplied by"""
 
-    def __init__(self, function: Any, numbers: Numbers) -> None:
+    def __init__(self, numbers: Numbers, emitter: Emitter, given: Value) -> None:
         self._numbers = numbers
-        self._build = ir.IRBuilder(function.append_basic_block("entry"))
-        self._emit = Emitter(self._build, WIDTH)
-        self._of = {name: self._emit.number(function.args[0], at, INT64) for at, name in enumerate(PARAMETERS)}
+        self._build = emitter.builder
+        self._emit = emitter
+        self._of = {name: emitter.number(given, at, INT64) for at, name in enumerate(PARAMETERS)}
         self._sums = self._emit.local(ROWS * BLOCK)
         self._block: Value = None
         self._first: Value = None
@@ -103,17 +101,11 @@ class _Writer:
         self._next: Value = None
 
     def write(self) -> None:
-        build = self._build
-        again, go, done = (build.append_basic_block(name) for name in ("again", "go", "done"))
-        build.branch(again)
-        build.position_at_end(again)
-        self._block = build.atomic_rmw("add", self._address("counter"), INT64(1), "monotonic")
-        build.cbranch(build.icmp_signed("<", self._block, self._of["num_blocks"]), go, done)
-        build.position_at_end(done)
-        build.ret_void()
-        build.position_at_end(go)
+        self._emit.take_items(self._address("counter"), self._of["num_blocks"], self._multiply)
+
+    def _multiply(self, block: Value) -> None:
+        self._block = block
         self._emit.repeat(INT64(0), self._of["num_rows"], ROWS, self._multiply_block)
-        build.branch(again)
 
     def _address(self, name: str) -> Value:
         return self._build.inttoptr(self._of[name], POINTER)

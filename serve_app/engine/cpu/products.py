@@ -3,7 +3,6 @@ with weights in whole numbers of eight bits."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import logging
 import subprocess
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from serve_app.engine.cpu import compiling
-from serve_app.engine.cpu.calling import KINDS, team_call
+from serve_app.engine.cpu.calling import KINDS, Kernel
 from serve_app.engine.openmp import libgomp
 
 logger = logging.getLogger(__name__)
@@ -23,6 +22,8 @@ logger = logging.getLogger(__name__)
 MAX_ROWS = 1024
 """Beyond so many nothing was compared. With two cores and 20 GB/s this takes, of oneDNN's time, 0.67 for one row, 0.78
 for 8, 0.7 for 16, 0.8 to 1 for 32, 0.95 for 60 and for 512 (the linears of Qwen2.5-0.5B)."""
+SHORT = 1 << 19
+"""Products of pairs, or of fours, of numbers that one thread computes in the time that it takes to wake another."""
 TRIED_ROWS = (1, 7, 20)
 MIDDLE = 128
 """What inputs are moved up by, as the instruction takes those without a sign."""
@@ -33,25 +34,30 @@ TOLERANCE = 0.02
 class LaidOut:
     """One weight's products, read where oneDNN has it."""
 
-    def __init__(self, address: int, packed: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, kernel: Kernel, packed: Tensor, bias: Tensor | None) -> None:
         """packed: [outputs, inputs], which has to be laid out as the kernel reads it;  bias: [outputs]"""
-        from serve_app.engine.cpu import product_kernel as kernel
+        from serve_app.engine.cpu import product_kernel as of
 
-        self._address = address
+        self._kernel = kernel
         self._packed = packed
         self._bias = None if bias is None else bias.detach().float()
         self._outputs, self._inputs = packed.shape
-        self._num_blocks = -(-self._outputs // kernel.BLOCK)
+        self._num_blocks = -(-self._outputs // of.BLOCK)
         self._begin: Any = torch.ops.mkldnn.data_ptr(packed)
 
     @classmethod
     def find(cls, packed: Tensor, bias: Tensor | None) -> LaidOut | None:
         """For a weight that oneDNN has laid out; None where no kernel reads it so, which is tried beside oneDNN."""
-        address = _kernel() if packed.dtype == torch.bfloat16 else None
-        if address is None or not _may_be_read(packed):
+        kernel = _kernel() if packed.dtype == torch.bfloat16 else None
+        if kernel is None or not _may_be_read(packed):
             return None
-        found = cls(address, packed, bias)
+        found = cls(kernel, packed, bias)
         return found if found._is_right() else None
+
+    @staticmethod
+    def may_read(shape: torch.Size, dtype: torch.dtype) -> bool:
+        """Whether there is a kernel for a weight of this form, [outputs, inputs], if oneDNN lays it out as it does."""
+        return dtype == torch.bfloat16 and _has_sizes(*shape) and _kernel() is not None
 
     def takes(self, x: Tensor) -> bool:
         """x: [..., inputs]"""
@@ -62,8 +68,8 @@ class LaidOut:
         """x: [rows, inputs], which it `takes`. Returns [rows, outputs]."""
         num_rows = len(x)
         output = torch.empty(num_rows, self._outputs, dtype=torch.bfloat16)
-        _call(
-            self._address, (
+        _run(
+            self._kernel, (
                 self._num_blocks, x.data_ptr(), x.stride(0) // 2, self._begin, output.data_ptr(), self._outputs,
                 0 if self._bias is None else self._bias.data_ptr(), num_rows, self._inputs // 2,
             ),
@@ -84,15 +90,21 @@ class LaidOut:
 
 
 def _may_be_read(packed: Tensor) -> bool:
-    """Whether the memory has the size of whole blocks, and sizes are what the kernel divides by."""
-    from serve_app.engine.cpu import product_kernel as kernel
+    """Whether the memory has the size of whole blocks, and the weight sizes that the kernel divides."""
+    from serve_app.engine.cpu import product_kernel as of
 
     if not hasattr(torch.ops.mkldnn, "data_ptr") or not hasattr(torch.ops.mkldnn, "_nbytes"):
         return False
     outputs, inputs = packed.shape
-    size = -(-outputs // kernel.BLOCK) * kernel.BLOCK * inputs * packed.element_size()
+    size = -(-outputs // of.BLOCK) * of.BLOCK * inputs * packed.element_size()
     num_bytes: Any = torch.ops.mkldnn._nbytes(packed)
-    return num_bytes == size and outputs % kernel.WIDTH == 0 and inputs % (2 * kernel.UNROLLED) == 0
+    return num_bytes == size and _has_sizes(outputs, inputs)
+
+
+def _has_sizes(outputs: int, inputs: int) -> bool:
+    from serve_app.engine.cpu import product_kernel as of
+
+    return outputs % of.WIDTH == 0 and inputs % (2 * of.UNROLLED) == 0
 
 
 class WholeRows:
@@ -100,18 +112,18 @@ class WholeRows:
 
     def __init__(self, numbers: Tensor, scales: Tensor) -> None:
         """numbers: [outputs, inputs] int8;  scales: [outputs] float32. Raises RuntimeError where there is no kernel."""
-        from serve_app.engine.cpu import product_kernel as kernel
+        from serve_app.engine.cpu import product_kernel as of
 
         if whole_kernel(torch.float32) is None:
             raise RuntimeError("no kernel")
         self.outputs, self.inputs = numbers.shape
-        unit = 4 * kernel.UNROLLED
-        padded = F.pad(numbers, (0, -self.inputs % unit, 0, -self.outputs % kernel.BLOCK))
+        unit = 4 * of.UNROLLED
+        padded = F.pad(numbers, (0, -self.inputs % unit, 0, -self.outputs % of.BLOCK))
         groups = padded.shape[1] // 4
-        self._packed = padded.view(-1, kernel.BLOCK, groups, 4).transpose(1, 2).contiguous()
+        self._packed = padded.view(-1, of.BLOCK, groups, 4).transpose(1, 2).contiguous()
         self._factors = F.pad(scales.float(), (0, len(padded) - self.outputs))
         self._offsets = (padded.sum(1, dtype=torch.int32) * MIDDLE).contiguous()
-        self._stride = -(-self.outputs // kernel.WIDTH) * kernel.WIDTH
+        self._stride = -(-self.outputs // of.WIDTH) * of.WIDTH
         self.num_inputs = padded.shape[1]
 
     @property
@@ -123,13 +135,13 @@ class WholeRows:
     def __call__(self, x: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """x: [rows, num_inputs] uint8, each 128 above what is meant;  scales: [rows, 1] and bias: [outputs], float32.
         Returns [rows, outputs]."""
-        address = whole_kernel(dtype)
-        assert address is not None, "it was there in float32"
+        kernel = whole_kernel(dtype)
+        assert kernel is not None, "it was there in float32"
         output = torch.empty(len(x), self._stride, dtype=dtype)
         padded = bias if bias is None else F.pad(bias, (0, self._stride - self.outputs)).contiguous()
         blocks, groups, *_ = self._packed.shape
-        _call(
-            address, (
+        _run(
+            kernel, (
                 blocks, x.data_ptr(), self.num_inputs // 4, self._packed.data_ptr(), output.data_ptr(), self._stride,
                 0 if padded is None else padded.data_ptr(), len(x), groups,
             ), (scales.data_ptr(), self._factors.data_ptr(), self._offsets.data_ptr()),
@@ -137,47 +149,39 @@ class WholeRows:
         return output if self._stride == self.outputs else output[:, : self.outputs].contiguous()
 
 
-def _call(address: int, parameters: Sequence[int], whole: Sequence[int] = (0, 0, 0)) -> None:
+def _run(kernel: Kernel, parameters: Sequence[int], whole: Sequence[int] = (0, 0, 0)) -> None:
     """parameters: from the number of blocks to that of groups;  whole: those of whole numbers"""
-    from serve_app.engine.cpu import product_kernel as kernel
+    from serve_app.engine.cpu import product_kernel as of
 
-    num_threads, passes = torch.get_num_threads(), -(-min(parameters[-2], kernel.ROWS) // kernel.TILE)
-    lines = 1 << max(0, -(-kernel.VECTORS // passes) - 1).bit_length()
-    given = (ctypes.c_int64 * (len(kernel.PARAMETERS) + 1))()  # the last one counts the blocks that were taken
-    begin = ctypes.addressof(given)
-    counter = begin + len(kernel.PARAMETERS) * ctypes.sizeof(ctypes.c_int64)
-    given[: len(kernel.PARAMETERS)] = [counter, *parameters, num_threads, lines, *whole]
-    team_call()(address, begin, num_threads, 0)
+    num_blocks, num_rows, num_groups = parameters[0], *parameters[-2:]
+    passes = -(-min(num_rows, of.ROWS) // of.TILE)
+    lines = 1 << max(0, -(-of.VECTORS // passes) - 1).bit_length()
+    is_short = num_blocks * of.BLOCK * num_groups * num_rows <= SHORT
+    kernel(*parameters, 1 if is_short else torch.get_num_threads(), lines, *whole, is_short=is_short)
 
 
 @functools.cache
-def _kernel() -> int | None:
-    """The address of the kernel in bfloat16; None where this CPU, or this machine, has none."""
+def _kernel() -> Kernel | None:
+    """The kernel in bfloat16; None where this CPU, or this machine, has none."""
     return _made_for("bfloat16", is_whole=False) if torch.cpu._is_avx512_bf16_supported() else None
 
 
 @functools.cache
-def whole_kernel(dtype: torch.dtype) -> int | None:
-    """The address of the kernel of whole numbers with results of that type; None where there is none."""
+def whole_kernel(dtype: torch.dtype) -> Kernel | None:
+    """The kernel of whole numbers with results of that type; None where there is none."""
     has_instructions = bool(torch.cpu.get_capabilities().get("avx512_vnni"))
     return _made_for(KINDS[dtype], is_whole=True) if has_instructions and dtype in KINDS else None
 
 
-def _made_for(output: Literal["bfloat16", "float16", "float32"], *, is_whole: bool) -> int | None:
+def _made_for(output: Literal["bfloat16", "float16", "float32"], *, is_whole: bool) -> Kernel | None:
     """On CPUs with AMX oneDNN multiplies by that, and was not compared."""
     if libgomp() is None or torch.cpu._is_amx_tile_supported():
         return None
     try:
-        from serve_app.engine.cpu import product_kernel as kernel
+        from serve_app.engine.cpu import product_kernel as of
 
-        code = compiling.compiled(kernel.emit(kernel.Numbers(is_whole=is_whole, output=output)))
-        _made.append(code)
-        return code.address_of(kernel.NAME)
+        return Kernel(compiling.compiled(of.emit(of.Numbers(is_whole=is_whole, output=output))), of.NAME)
     except (ImportError, RuntimeError, OSError, subprocess.TimeoutExpired) as error:
         what = "whole numbers" if is_whole else "bfloat16"
         logger.warning("products of %s are torch's: no kernel could be made (%s)", what, error)
         return None
-
-
-_made: list[object] = []
-"""Code that is used, for as long as the process lives."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import logging
 import math
@@ -14,12 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serve_app.engine.cpu.calling import KINDS, float_bits, team_call
+from serve_app.engine.cpu.calling import KINDS, Kernel, float_bits
 from serve_app.engine.openmp import libgomp
 
 logger = logging.getLogger(__name__)
 
 NUM_PARAMETERS = 17
+SHORT = 1 << 15
+"""Numbers of keys, counted for each head that sees them, that one thread reads sooner than it wakes another."""
 TRIED_LENGTHS = (1, 70, 1100)
 """Keys of the rows that a kernel is tried with: a part of a block, more than one, more than two stretches."""
 TOLERANCES = {torch.bfloat16: 0.03, torch.float16: 5e-3, torch.float32: 1e-4}
@@ -50,6 +51,7 @@ class Table:
                 items.append((row.token, row.position + begin, length, at, count, number))
         self.items = torch.tensor(items, dtype=torch.int64)
         self.num_rows = len(rows)
+        self.num_keys = sum(row.num_keys for row in rows)
         self.is_divided = len(items) > len(rows)
         self._left: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -69,12 +71,11 @@ class Table:
 class RowsKernel:
     """Attends for rows of one form: so many heads of such a size."""
 
-    def __init__(self, address: int, *, heads_of_a_key: int, parts: int, partial: int) -> None:
-        self._address = address
+    def __init__(self, kernel: Kernel, *, heads_of_a_key: int, parts: int, partial: int) -> None:
+        self._kernel = kernel
         self._group = heads_of_a_key
         self._parts = parts
         self._partial = partial
-        self._call = team_call()
 
     def run(
         self,
@@ -97,15 +98,12 @@ class RowsKernel:
         new_key, new_value = (None, None) if new is None else (_packed(new[0]), _packed(new[1]))
         num_heads = keys.shape[1]
         partial, ended = table.left(num_heads * self._parts, self._partial)
-        parameters = (ctypes.c_int64 * (NUM_PARAMETERS + 1))()  # the last one counts the items that were taken
-        begin = ctypes.addressof(parameters)
-        parameters[:NUM_PARAMETERS] = [
-            begin + NUM_PARAMETERS * ctypes.sizeof(ctypes.c_int64), len(table.items), num_heads, query.data_ptr(),
-            query.stride(0), output.data_ptr(), keys.data_ptr(), values.data_ptr(), num_heads * query.shape[2],
-            float_bits(scale * math.log2(math.e)), table.items.data_ptr(), partial.data_ptr(), ended.data_ptr(),
-            *_place(new_key), *_place(new_value),
-        ]  # fmt: skip
-        self._call(self._address, begin, torch.get_num_threads(), 0)
+        self._kernel(
+            len(table.items), num_heads, query.data_ptr(), query.stride(0), output.data_ptr(), keys.data_ptr(),
+            values.data_ptr(), num_heads * query.shape[2], float_bits(scale * math.log2(math.e)),
+            table.items.data_ptr(), partial.data_ptr(), ended.data_ptr(), *_place(new_key), *_place(new_value),
+            is_short=table.num_keys * query.shape[1] * query.shape[2] <= SHORT,
+        )  # fmt: skip
 
 
 def _packed(heads: Tensor) -> Tensor:
@@ -150,14 +148,8 @@ def _make(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
         width=machine.width,
         registers=machine.registers,
     )
-    code = compiling.compiled(attention_kernel.emit(form))
-    _made.append(code)
-    address = code.address_of(attention_kernel.NAME)
-    return RowsKernel(address, heads_of_a_key=group, parts=form.parts, partial=form.partial)
-
-
-_made: list[object] = []
-"""Code that is used, for as long as the process lives."""
+    made = Kernel(compiling.compiled(attention_kernel.emit(form)), attention_kernel.NAME)
+    return RowsKernel(made, heads_of_a_key=group, parts=form.parts, partial=form.partial)
 
 
 @torch.inference_mode()

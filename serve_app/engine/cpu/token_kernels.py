@@ -60,28 +60,16 @@ class _Function:
     """Writes one function: parameters are read, and a body is repeated for each token that it takes."""
 
     def __init__(self, module: Any, name: str, kind: Kind, width: int) -> None:
-        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), name)
-        function.attributes.add("nounwind")
+        self.emit, given = Emitter.of_function(module, name, width)
+        self.build = self.emit.builder
         self.name = name
         self.kind = kind
         self.width = width
         self.number = FLOAT if kind == "float32" else INT16
-        self.build = ir.IRBuilder(function.append_basic_block("entry"))
-        self.emit = Emitter(self.build, width)
-        self.of = {each: self.emit.number(function.args[0], at, INT64) for at, each in enumerate(PARAMETERS[name])}
+        self.of = {each: self.emit.number(given, at, INT64) for at, each in enumerate(PARAMETERS[name])}
 
     def write(self, body: Body) -> None:
-        build = self.build
-        again, go, done = (build.append_basic_block(name) for name in ("again", "go", "done"))
-        build.branch(again)
-        build.position_at_end(again)
-        token = build.atomic_rmw("add", self.address("counter"), INT64(1), "monotonic")
-        build.cbranch(build.icmp_signed("<", token, self.of["num_tokens"]), go, done)
-        build.position_at_end(done)
-        build.ret_void()
-        build.position_at_end(go)
-        body(self, token)
-        build.branch(again)
+        self.emit.take_items(self.address("counter"), self.of["num_tokens"], lambda token: body(self, token))
 
     def address(self, name: str) -> Value:
         return self.build.inttoptr(self.of[name], POINTER)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import logging
 import subprocess
@@ -12,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from serve_app.engine.cpu import compiling
-from serve_app.engine.cpu.calling import KINDS, float_bits, team_call
+from serve_app.engine.cpu.calling import KINDS, Kernel, float_bits
 from serve_app.engine.openmp import libgomp
 
 logger = logging.getLogger(__name__)
 
-ALONE = 1 << 15
-"""Numbers that one thread computes faster than it wakes another; it keeps the interpreter meanwhile."""
+SHORT = 1 << 15
+"""Numbers that one thread computes faster than it wakes another."""
 TOLERANCES = {torch.bfloat16: 0.02, torch.float16: 3e-3, torch.float32: 1e-5}
 """Of results that are about one, by which they may differ from torch's."""
 
@@ -30,16 +29,15 @@ class TokenKernels:
         """width: float32 of a vector"""
         from serve_app.engine.cpu import token_kernels as names
 
-        self._code = code
         self._width = width
         self._dtype = dtype
-        self._norm = _Kernel(code.address_of(names.NORM))
-        self._add_and_norm = _Kernel(code.address_of(names.ADD_AND_NORM))
-        self._turn = _Kernel(code.address_of(names.TURN))
-        self._gate = _Kernel(code.address_of(names.GATE))
-        self._divide = _Kernel(code.address_of(names.DIVIDE))
-        self._round = _Kernel(code.address_of(names.ROUND))
-        self._multiply = _Kernel(code.address_of(names.MULTIPLY))
+        self._norm = Kernel(code, names.NORM)
+        self._add_and_norm = Kernel(code, names.ADD_AND_NORM)
+        self._turn = Kernel(code, names.TURN)
+        self._gate = Kernel(code, names.GATE)
+        self._divide = Kernel(code, names.DIVIDE)
+        self._round = Kernel(code, names.ROUND)
+        self._multiply = Kernel(code, names.MULTIPLY)
 
     def takes(self, x: Tensor, size: int) -> bool:
         """Whether the numbers of tokens, of which `size` follow each other, can be computed so."""
@@ -59,16 +57,16 @@ class TokenKernels:
         """x / √(Σ x² + eps) · weight. x: [tokens, size], contiguous;  weight: [size] float32"""
         tokens, size = x.shape
         output = torch.empty_like(x)
-        self._norm(tokens, size, x.data_ptr(), output.data_ptr(), weight.data_ptr(), size, float_bits(eps))
+        _run(self._norm, tokens, size, x.data_ptr(), output.data_ptr(), weight.data_ptr(), size, float_bits(eps))
         return output
 
     def add_and_norm(self, x: Tensor, change: Tensor, factor: float, weight: Tensor, eps: float) -> Tensor:
         """The norm of x + change · factor, which x becomes. x, change: [tokens, size], contiguous"""
         tokens, size = x.shape
         output = torch.empty_like(x)
-        self._add_and_norm(
-            tokens, size, x.data_ptr(), output.data_ptr(), weight.data_ptr(), size, float_bits(eps), change.data_ptr(),
-            float_bits(factor),
+        _run(
+            self._add_and_norm, tokens, size, x.data_ptr(), output.data_ptr(), weight.data_ptr(), size, float_bits(eps),
+            change.data_ptr(), float_bits(factor),
         )  # fmt: skip
         return output
 
@@ -77,14 +75,14 @@ class TokenKernels:
         rotated], contiguous"""
         tokens, count, dim = heads.shape
         half = cos.shape[-1] // 2
-        self._turn(tokens, count * dim, heads.data_ptr(), heads.stride(0), count, dim, half, cos.data_ptr(),
+        _run(self._turn, tokens, count * dim, heads.data_ptr(), heads.stride(0), count, dim, half, cos.data_ptr(),
                    sin.data_ptr())  # fmt: skip
 
     def gate(self, inputs: Tensor) -> Tensor:
         """silu of the first half of each token's numbers, times the second. inputs: [tokens, 2 · size], contiguous"""
         tokens, size = inputs.shape[0], inputs.shape[1] // 2
         output = inputs.new_empty(tokens, size)
-        self._gate(tokens, size, inputs.data_ptr(), output.data_ptr(), size)
+        _run(self._gate, tokens, size, inputs.data_ptr(), output.data_ptr(), size)
         return output
 
     def divide(self, x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
@@ -92,8 +90,8 @@ class TokenKernels:
         and no number where it has one that is none. x: [tokens, size], contiguous"""
         tokens, size = x.shape
         output, scales = torch.empty(tokens, size), torch.empty(tokens, 1)
-        self._divide(
-            tokens, size, x.data_ptr(), output.data_ptr(), size, scales.data_ptr(), float_bits(levels),
+        _run(
+            self._divide, tokens, size, x.data_ptr(), output.data_ptr(), size, scales.data_ptr(), float_bits(levels),
         )  # fmt: skip
         return output, scales
 
@@ -101,8 +99,9 @@ class TokenKernels:
         """The same as nearest whole numbers and 128, in [tokens, stride] uint8; what is beyond `size` there is left."""
         tokens, size = x.shape
         output, scales = torch.empty(tokens, stride, dtype=torch.uint8), torch.empty(tokens, 1)
-        self._round(
-            tokens, size, x.data_ptr(), output.data_ptr(), size, scales.data_ptr(), float_bits(levels), stride,
+        _run(
+            self._round, tokens, size, x.data_ptr(), output.data_ptr(), size, scales.data_ptr(), float_bits(levels),
+            stride,
         )  # fmt: skip
         return output, scales
 
@@ -112,28 +111,13 @@ class TokenKernels:
         tokens, size = sums.shape
         output = torch.empty(tokens, size, dtype=self._dtype)
         added = 0 if bias is None else bias.data_ptr()
-        self._multiply(tokens, size, sums.data_ptr(), output.data_ptr(), size, scales.data_ptr(), added)
+        _run(self._multiply, tokens, size, sums.data_ptr(), output.data_ptr(), size, scales.data_ptr(), added)
         return output
 
 
-class _Kernel:
-    """One function of theirs."""
-
-    def __init__(self, address: int) -> None:
-        self._address = address
-        self._alone = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address)
-        self._together = team_call()
-
-    def __call__(self, tokens: int, size: int, *parameters: int) -> None:
-        """size: numbers of a token, by which it is decided how many threads are asked"""
-        count = len(parameters) + 2
-        given = (ctypes.c_int64 * (count + 1))()  # the last one counts the tokens that were taken
-        begin = ctypes.addressof(given)
-        given[:count] = [begin + count * ctypes.sizeof(ctypes.c_int64), tokens, *parameters]
-        if tokens * size <= ALONE:
-            self._alone(begin)
-        else:
-            self._together(self._address, begin, torch.get_num_threads(), 0)
+def _run(kernel: Kernel, tokens: int, size: int, *parameters: int) -> None:
+    """size: numbers of a token"""
+    kernel(tokens, *parameters, is_short=tokens * size <= SHORT)
 
 
 @functools.cache
