@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 
 from serve_app.core.ledger import OTHER_MIXES, SUMS, UNATTRIBUTED, Counted, Row, Spent, UsageQuestion
 from serve_app.core.prices import Price, Prices
-from serve_app.tenants.ledger import MAX_MIXES, LedgerStore
+from serve_app.tenants.ledger import MAX_MIXES, MAX_ROWS, LedgerStore
 from serve_app.tenants.retention import prune
 
 DAY_S = 86_400.0
@@ -96,6 +96,15 @@ def test_a_row_that_the_store_refuses_holds_up_no_other(
     assert store.record([*rows, row("more")], (), 0.0) == 1
     assert sum("refuses" in record.getMessage() for record in caplog.records) == 2 * (9 - new)
     assert not any("half" in record.getMessage() for record in caplog.records)
+
+
+def test_a_refused_row_among_more_than_a_statement_holds_is_the_only_one_that_is_missing(store: LedgerStore) -> None:
+    num_rows = 2 * MAX_ROWS + 7
+    rows = [row(str(number)) for number in range(num_rows)]
+    rows[MAX_ROWS + 1] = replace(rows[MAX_ROWS + 1], request_id="a half \ud800")
+    assert store.record(rows, (), 0.0) == num_rows - 1
+    assert sums(store)["requests"] == num_rows - 1
+    assert store.record(rows, (), 0.0) == 0
 
 
 def test_what_no_row_explains_is_unattributed_until_one_does(store: LedgerStore) -> None:
