@@ -59,13 +59,13 @@ class Admission:
 
         A prompt that is just being computed is not computed beside itself, nor is a long prefix that two prompts share.
         """
-        if not self._store.has_free_place:
+        if not self._store.has_spare_place or not len(self._waiting):
             return
         keeps_blocks = keeps_slots = False
         owed = self._debts(running)
         in_work = PromptsInWork(running, self._will_be_found, block_size=self._store.block_size)
         for sequence in self._in_turn(owed):
-            if not self._store.has_free_place:
+            if not self._has_place_for(sequence, running):
                 return
             if self._finds(sequence) and in_work.compute_for(sequence):
                 continue
@@ -96,14 +96,13 @@ class Admission:
         claimant = next(self._in_turn(self._debts(running)), None)
         if claimant is None:
             return None
-        share, owed = claimant.request.share, Debts(float)
-        for sequence in running:
-            if sequence.request.share.flow == share.flow:
-                self._owe(sequence, owed)
+        if self._has_place_for(claimant, running):
+            return None
+        share = claimant.request.share
         place = self.places.giver(
             [each.request.share for each in running],
             share,
-            debt=owed[share.flow],
+            debt=self._debt_of(share.flow, running),
             resumes=lambda place: self._resumes(running[place]),
         )
         return None if place is None or not self._lacks_only_a_place(claimant, running) else running[place]
@@ -114,6 +113,21 @@ class Admission:
             sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_length)
         elif sequence.num_missing > self._store.block_size + 1:
             self.places.note_lost(sequence.request.share.flow, sequence.num_missing)
+
+    def _has_place_for(self, sequence: Sequence, running: Items[Sequence]) -> bool:
+        """One that is free for anybody; or one of the spare ones, where others have taken all."""
+        if self._store.has_free_place or not self._store.has_spare_place:
+            return self._store.has_free_place
+        share = sequence.request.share
+        shares = [each.request.share for each in running]
+        return self.places.is_behind(shares, share, debt=self._debt_of(share.flow, running))
+
+    def _debt_of(self, flow: str, running: Items[Sequence]) -> float:
+        owed = Debts(float)
+        for sequence in running:
+            if sequence.request.share.flow == flow:
+                self._owe(sequence, owed)
+        return owed[flow]
 
     def _lacks_only_a_place(self, sequence: Sequence, running: Items[Sequence]) -> bool:
         """An adapter that is not there is sent for, and the place is asked for again when it has come."""

@@ -7,6 +7,9 @@ from typing import Literal
 
 from serve_app.engine.fairness.turns import Rules
 
+SPARE_PART = 4
+"""One spare place for so many."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -19,7 +22,8 @@ class EngineConfig:
                        what it has, in `dtype`
     device:            "auto" is cuda where there is one, else cpu
     max_model_len:     context in tokens; None is the model's own
-    max_num_sequences: sequences computed together
+    max_num_sequences: sequences computed together; and a quarter more where others have taken all places, for flows
+                       that have less than their share
     max_batch_tokens:  tokens computed per step, decode and prompt chunks together
     max_logit_rows:    rows of prompt scoring per step, which bounds the memory that logits take
     kv_cache_bytes:    budget for keys and values, live and cached together, of all shards; "auto" is a quarter of the
@@ -115,6 +119,16 @@ class EngineConfig:
     return_routed_experts: bool = False
     max_recorded_bytes: int = 4 << 20
     pooling: Literal["mean", "last"] | None = "mean"
+
+    @property
+    def num_spare_places(self) -> int:
+        """For sequences of flows that have less than their share."""
+        return self.max_num_sequences // SPARE_PART
+
+    @property
+    def num_places(self) -> int:
+        """Sequences that may be computed together at most."""
+        return self.max_num_sequences + self.num_spare_places
 
     @property
     def fairness(self) -> Rules:

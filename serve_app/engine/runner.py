@@ -136,4 +136,4 @@ class Runner:
 def record_on_gpus(runner: Runner, config: EngineConfig, model: LoadedModel) -> None:
     """Have steps that decode computed by CUDA graphs, where kernels follow the block tables."""
     if config.graphs == "auto" and model.device.type == "cuda" and model.kernels != "torch":
-        runner.record_steps(CudaCapture(), num_places=config.max_num_sequences)
+        runner.record_steps(CudaCapture(), num_places=config.num_places)

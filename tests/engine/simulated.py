@@ -11,6 +11,7 @@ from serve_app.core.delta import Finish, FinishReason
 from serve_app.core.shares import Share
 from serve_app.engine.batch import Batch
 from serve_app.engine.charging import charge
+from serve_app.engine.config import SPARE_PART
 from serve_app.engine.fairness.accounts import Accounts
 from serve_app.engine.fairness.counters import Counters
 from serve_app.engine.fairness.turns import Rules
@@ -66,11 +67,13 @@ class NoPace(Pace):
 class Simulation:
     """Steps of a scheduler whose sequences generate as many tokens as they were asked for.
 
+    num_places: without those that are spare, of which there are as many as an engine has
     stretch: how many times as long as its price a step takes
     """
 
     rules: Rules = field(default_factory=Rules)
     num_places: int = 16
+    has_spare: bool = True
     num_blocks: int = 4096
     max_batch_tokens: int = 256
     num_slots: int = 4
@@ -85,9 +88,11 @@ class Simulation:
         self.now = 0.0
         clock = lambda: self.now  # noqa: E731
         self.counters = self.counters_kind(self.rules, Accounts(lambda: int(self.now * 1e9)))
+        num_spare = self.num_places // SPARE_PART if self.has_spare else 0
         self.store = KeyValueStore(
-            cast(Storage, NoContents()), num_blocks=self.num_blocks, block_size=16, num_places=self.num_places
-        )
+            cast(Storage, NoContents()), num_blocks=self.num_blocks, block_size=16,
+            num_places=self.num_places + num_spare, num_spare=num_spare,
+        )  # fmt: skip
         self.slots = Slots(self.num_slots, lambda slot, version: None)
         self.waiting = self.queue_kind(self.counters, clock=clock)
         self.scheduler = Scheduler(

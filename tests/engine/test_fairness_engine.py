@@ -34,8 +34,8 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def roomy() -> Iterator[Engine]:
-    """Blocks for everybody, and four places."""
-    made = make_engine(config(DEMO, max_num_sequences=4, max_batch_tokens=64, kv_cache_bytes=96 * BLOCK_BYTES))
+    """Blocks for everybody, and three places, none of them spare."""
+    made = make_engine(config(DEMO, max_num_sequences=3, max_batch_tokens=64, kv_cache_bytes=96 * BLOCK_BYTES))
     yield made
     made.close()
 
@@ -146,9 +146,9 @@ def test_no_flow_changes_a_text_and_accounts_add_up(engine: Engine) -> None:
 
 
 def test_a_question_does_not_wait_for_a_job_that_has_every_place_and_changes_none_of_its_texts(roomy: Engine) -> None:
-    """Four texts of one flow on four places; somebody else asks."""
+    """Three texts of one flow on three places; somebody else asks."""
     engine = roomy
-    texts = [prompt_of(engine, TEXT[number * 5 :][:60]) for number in range(4)]
+    texts = [prompt_of(engine, TEXT[number * 5 :][:60]) for number in range(3)]
     asked = replace(request("job", max_tokens=80), share=Share(flow="job"))
     asked = replace(asked, stop=replace(asked.stop, ignore_eos=True))
     job = [(replace(asked, request_id=f"job{number}"), ids) for number, ids in enumerate(texts)]
@@ -163,7 +163,7 @@ def test_a_question_does_not_wait_for_a_job_that_has_every_place_and_changes_non
     while ("question", 0) not in outcomes:
         collect(outcomes, engine.step())
         num_steps += 1
-    assert num_steps <= engine.config.turn_quantum / (2 * 4) + 6, "a quantum, and not the sixty that are left"
+    assert num_steps <= engine.config.turn_quantum / (2 * 3) + 6, "a quantum, and not the sixty that are left"
     assert engine.num_preemptions > num_before
     while engine.has_work:
         collect(outcomes, engine.step())
@@ -171,6 +171,36 @@ def test_a_question_does_not_wait_for_a_job_that_has_every_place_and_changes_non
     for one, prompt_ids in (*job, question):
         alone = complete(engine, [(replace(one, share=Share()), prompt_ids)])[one.request_id, 0]
         assert outcomes[one.request_id, 0].token_ids == alone.token_ids
+
+
+def test_a_question_takes_a_spare_place_beside_a_job_that_has_all_others() -> None:
+    engine = make_engine(config(DEMO, max_num_sequences=4, max_batch_tokens=64, kv_cache_bytes=96 * BLOCK_BYTES))
+    texts = [prompt_of(engine, TEXT[number * 5 :][:60]) for number in range(6)]  # on four places
+    asked = replace(request("job", max_tokens=90), share=Share(flow="job"))
+    asked = replace(asked, stop=replace(asked.stop, ignore_eos=True))
+    job = [(replace(asked, request_id=f"job{number}"), ids) for number, ids in enumerate(texts)]
+    question = (replace(request("question", max_tokens=5), share=Share(flow="asks")), prompt_of(engine, "Who is it?"))
+    outcomes: dict[tuple[str, int], Outcome] = {}
+    for one, prompt_ids in job:
+        engine.add(sequences(engine, one, prompt_ids))
+    for _ in range(int(engine.config.turn_quantum / (2 * 4)) + 2):
+        collect(outcomes, engine.step())
+    assert engine.load.num_running == 4
+    engine.add(sequences(engine, *question))
+    for _ in range(2):
+        collect(outcomes, engine.step())
+    assert engine.load.num_running == 5
+    for _ in range(5):
+        collect(outcomes, engine.step())
+    assert ("question", 0) in outcomes, "not after the steps that the job's first ones still take"
+    while engine.has_work:
+        collect(outcomes, engine.step())
+        engine.check_integrity()
+    assert engine.num_preemptions == 0
+    for one, prompt_ids in (*job, question):
+        alone = complete(engine, [(replace(one, share=Share()), prompt_ids)])[one.request_id, 0]
+        assert outcomes[one.request_id, 0].token_ids == alone.token_ids
+    engine.close()
 
 
 def test_what_is_told_of_completion_tokens_only_grows_whoever_has_them(roomy: Engine) -> None:

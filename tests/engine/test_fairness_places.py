@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from serve_app.core.shares import Share
+from serve_app.core.shares import Priority, Share
+from serve_app.engine.config import SPARE_PART
 from serve_app.engine.fairness import places as places_module
 from serve_app.engine.fairness.counters import Counters
 from serve_app.engine.fairness.places import Places
@@ -30,7 +32,7 @@ def steps_until_first_token(simulation: Simulation, asked: Sequence) -> int:
 def test_a_short_question_beside_a_long_job_waits_a_quantum_and_not_for_the_job(num_long: int) -> None:
     waits = {}
     for is_cached in (True, False):
-        simulation = Simulation(num_places=PLACES, prefix_cache=is_cached)
+        simulation = Simulation(num_places=PLACES, has_spare=False, prefix_cache=is_cached)
         for _ in range(num_long):
             simulation.ask(LONG, 50, 400)
         simulation.run(30)
@@ -41,6 +43,36 @@ def test_a_short_question_beside_a_long_job_waits_a_quantum_and_not_for_the_job(
     quantum_in_steps = Rules().quantum / (Rules().decode_weight * PLACES)
     assert waits[True] <= quantum_in_steps + 3
     assert waits[False] > 300, "where nothing is cached nobody is sent away, as all would be computed again"
+
+
+@pytest.mark.parametrize("priority", ["standard", "interactive"])
+def test_who_has_less_than_its_share_takes_a_spare_place_and_nobody_loses_one(priority: Priority) -> None:
+    simulation = Simulation(num_places=PLACES)
+    for _ in range(3 * PLACES):
+        simulation.ask(LONG, 50, 400)
+    simulation.run(30)
+    assert len(simulation.scheduler.running) == PLACES, "of one flow none takes more than all can"
+    asker = replace(SHORT, priority=priority)
+    for number in range(PLACES // SPARE_PART):
+        assert steps_until_first_token(simulation, simulation.ask(asker, 20, 300)) <= 2
+        assert len(simulation.scheduler.running) == PLACES + number + 1
+    assert simulation.scheduler.num_preemptions == 0
+    simulation.ask(asker, 20, 10)
+    simulation.run(30)
+    assert len(simulation.scheduler.running) == PLACES + PLACES // SPARE_PART
+    simulation.drain()
+    assert all(story.ended_at is not None for story in simulation.stories.values())
+
+
+def test_spare_places_go_to_no_lower_class_and_to_nobody_who_has_as_many_as_others() -> None:
+    for share in (replace(SHORT, priority="batch"), replace(SHORT, weight=0.01)):
+        simulation = Simulation(num_places=PLACES)
+        for _ in range(PLACES):
+            simulation.ask(LONG, 50, 400)
+        simulation.run(5)
+        simulation.ask(share, 20, 10)
+        simulation.run(20)
+        assert len(simulation.scheduler.running) == PLACES
 
 
 def test_who_asks_now_and_then_does_not_wait_for_the_turn_of_who_asks_all_the_time() -> None:

@@ -52,6 +52,23 @@ class Places:
         ]
         return max(found)[2] if found else None
 
+    def is_behind(self, running: Sequence[Share], claimant: Share, *, debt: float) -> bool:
+        """Whether all places are taken by others: one of a lower class, or one that was served more and has more places
+        for its weight than the claimant would have with one of those that are spare."""
+        num_places = Counter(share.flow for share in running)
+        wanted = (num_places[claimant.flow] + 1) / claimant.weight
+        served = self._counters.of(claimant.flow) + debt
+        others = {(share.flow, share.priority): share for share in running if share.flow != claimant.flow}
+        return any(
+            _is_lower(share, claimant)
+            or (
+                share.priority == claimant.priority
+                and self._counters.of(share.flow) > served
+                and num_places[share.flow] / share.weight >= wanted
+            )
+            for share in others.values()
+        )
+
     def note_given(self, flow: str) -> None:
         """A place of this flow was given."""
         self.num_given += 1

@@ -24,7 +24,8 @@ def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:
         storage,
         num_blocks=num_blocks,
         block_size=config.block_size,
-        num_places=config.max_num_sequences,
+        num_places=config.num_places,
+        num_spare=config.num_spare_places,
         bytes_per_block=bytes_per_block * config.tensor_parallel,
     )
 
@@ -43,7 +44,7 @@ def _make_storage(config: EngineConfig, model: LoadedModel, num_blocks: int) -> 
     _prepare_kernels(model)
     return LaneStorage(
         model.shape,
-        num_lanes=config.max_num_sequences,
+        num_lanes=config.num_places,
         max_model_len=model.max_model_len,
         num_blocks=num_blocks,
         block_size=config.block_size,

@@ -14,14 +14,21 @@ from serve_app.engine.kv.storage import Holding, Storage
 class KeyValueStore:
     """Carries out on a storage what the ledger decides.
 
-    num_places: sequences that may run at once
+    num_places: sequences that may run at once;  num_spare: of these, such that are for few
     num_copied_tokens: positions copied from one place of memory to another so that a sequence can begin, ever since
 
     Invariant: blocks held + blocks cached + blocks free == num_blocks, and what a storage keeps is no more.
     """
 
     def __init__(
-        self, storage: Storage, *, num_blocks: int, block_size: int, num_places: int, bytes_per_block: int = 0
+        self,
+        storage: Storage,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_places: int,
+        num_spare: int = 0,
+        bytes_per_block: int = 0,
     ) -> None:
         self.storage = storage
         self.num_blocks = num_blocks
@@ -29,12 +36,19 @@ class KeyValueStore:
         self.bytes_per_block = bytes_per_block
         self._ledger = BlockLedger(num_blocks)
         self._num_places = num_places
+        self._num_spare = num_spare
         self._free_places = list(range(num_places))
         self.num_copied_tokens = 0
         self._holdings: dict[int, Holding] = {}
 
     @property
     def has_free_place(self) -> bool:
+        """For anybody."""
+        return len(self._free_places) > self._num_spare
+
+    @property
+    def has_spare_place(self) -> bool:
+        """For those at least who have less than their share."""
         return bool(self._free_places)
 
     @property
@@ -50,7 +64,7 @@ class KeyValueStore:
         return -(-num_tokens // self.block_size)
 
     def open(self) -> Holding:
-        """Take the lowest free place, with nothing on it. Only where `has_free_place`."""
+        """Take the lowest free place, with nothing on it. Only where `has_spare_place`."""
         holding = Holding(heappop(self._free_places))
         self._holdings[holding.place] = holding
         return holding
