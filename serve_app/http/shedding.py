@@ -214,8 +214,9 @@ class Shedding(BoundedHeaders):
             super()._start_asgi_task(cycle, cast(Any, self._refuse_late))
         else:
             begin = partial(super()._start_asgi_task, cycle, cast(Any, self._counted(app)))
+            is_due = self._caller.is_due
             self._caller.enter(flow, self.loop.time())
-            self._visit = self._turnstile.enter(begin, flow)
+            self._visit = self._turnstile.enter(begin, flow, is_due=is_due)
 
     def _counted(self, app: ASGIApp) -> ASGIApp:
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:

@@ -33,7 +33,6 @@ BELIEF_S = 1.0
 """Busy seconds that this weighs as much as: those told by it come again too early, and are the first of all."""
 MAX_WAIT_S = 5.0
 """In the proxy. Behind it the router sees the rest of a wait, and knows better which model it is for."""
-
 PLACES_PER_FREE_ONE = 3
 """That one tenant may have for each that is free: three quarters of all where it is alone, a fifth each where there are
 five that want them all, and some for whoever comes besides."""
@@ -46,7 +45,8 @@ MAX_WAIT_IF_DUE_S = MAX_RETRY_S
 BOOKED = 0.75
 """Of the pace: were it all promised, chance would make a queue of those who come when told that never gets shorter."""
 MOST_BOOKED = 4
-"""One of so many places is left at most for those who were told to come now: they may not."""
+"""One of so many places is left at most for those who were told to come now: they may not. As many there are beyond all
+places, for those of them who come and find none: whoever is told twice does not obey a third time."""
 KEPT = 8
 """One of so many that are handed on at once is kept for tenants below their share."""
 
@@ -81,8 +81,9 @@ def settings_of_environment() -> TurnstileSettings:
 class Visit:
     """A request, from when it is let in until it leaves, whatever becomes of it."""
 
-    def __init__(self, turnstile: Turnstile, begin: Callable[[], None], flow: str) -> None:
+    def __init__(self, turnstile: Turnstile, begin: Callable[[], None], flow: str, *, is_extra: bool) -> None:
         self.has_begun = False
+        self.is_extra = is_extra
         self.flow = flow
         self._turnstile = turnstile
         self._begin = begin
@@ -120,7 +121,7 @@ class Turnstile:
         self.num_slots = 0
         self.num_refused = 0
         self._num_told = 0  # of them to a router
-        self._num_handed_on = self._num_waiting = 0
+        self._num_handed_on = self._num_waiting = self._num_extra = 0
         self._handed_on: Counter[str] = Counter()  # by flow, as are the next two; none is there with nothing
         self._inside: Counter[str] = Counter()
         self._waiting: dict[str, dict[Visit, None]] = {}  # the flow whose turn was last is last
@@ -135,16 +136,21 @@ class Turnstile:
 
     @property
     def num_inside(self) -> int:
-        return self._num_handed_on + self._num_waiting
+        """But for those beyond all places."""
+        return self._num_handed_on + self._num_waiting - self._num_extra
 
     def is_full(self, flow: str = "", *, is_due: bool = False) -> bool:
         """Whether one more of this flow would be too many, or would wait here for too long.
 
-        is_due: it was told to come now, as `keep` says. For others those who were count as if they were here
+        is_due: it was told to come now, as `keep` says
         """
-        num_due, more, max_wait_s = 0, MORE_IF_DUE, MAX_WAIT_IF_DUE_S
-        if not is_due:
-            num_due, more, max_wait_s = self._num_due(flow), 1, MAX_WAIT_S
+        has_extra = is_due and self._num_extra < self.settings.max_requests // MOST_BOOKED
+        return not has_extra and self._has_no_place(flow, is_due=is_due)
+
+    def _has_no_place(self, flow: str, *, is_due: bool) -> bool:
+        """For others than those who are due these count as if they were here."""
+        num_due = 0 if is_due else self._num_due(flow)
+        more, max_wait_s = (MORE_IF_DUE, MAX_WAIT_IF_DUE_S) if is_due else (1, MAX_WAIT_S)
         num_free = self.settings.max_requests - self.num_inside
         if num_free <= num_due:
             return True
@@ -158,10 +164,11 @@ class Turnstile:
         wanted = max(MIN_HANDED_ON, math.ceil(HANDED_ON_PER_SLOT * self.num_slots))
         return min(wanted, self.settings.max_requests)
 
-    def enter(self, begin: Callable[[], None], flow: str = "") -> Visit:
-        """Let a request in. begin: called when it is its turn, which may be now"""
+    def enter(self, begin: Callable[[], None], flow: str = "", *, is_due: bool = False) -> Visit:
+        """Let a request in. begin: called when it is its turn, which may be now;  is_due: as `is_full` was told"""
         self._pace.note(self._clock(), is_busy=self._is_busy)
-        visit = Visit(self, begin, flow)
+        visit = Visit(self, begin, flow, is_extra=is_due and self._has_no_place(flow, is_due=True))
+        self._num_extra += visit.is_extra
         self._inside[flow] += 1
         self._waiting.setdefault(flow, {})[visit] = None
         self._num_waiting += 1
@@ -172,6 +179,7 @@ class Turnstile:
         """The request is over, or its client has gone."""
         self._pace.note(self._clock(), is_busy=self._is_busy, num_completed=1)
         self._departures.note(visit.flow)
+        self._num_extra -= visit.is_extra
         take_one(self._inside, visit.flow)
         if visit.has_begun:
             self._num_handed_on -= 1
@@ -191,8 +199,8 @@ class Turnstile:
         if len(self._bookings) > MAX_BOOKS:
             self._bookings.popitem(last=False)
         ahead_s = (len(self._waiting.get(flow, ())) + self._num_due(flow)) / self._pace_of(flow)
-        pace_per_s = self._pace_of(flow) if self.flows.has_tenants else self._pace.per_s
-        return bookings.make(pace_per_s=BOOKED * pace_per_s, excess_s=max(0.0, ahead_s - MAX_WAIT_S / 2))
+        pace_per_s = BOOKED * (self._pace_of(flow) if self.flows.has_tenants else self._pace.per_s)
+        return bookings.make(pace_per_s=pace_per_s, excess_s=max(0.0, ahead_s - MAX_WAIT_S / 2))
 
     def keep(self, flow: str = "") -> bool:
         """Somebody comes who may have been told to come now: whether that is so of one who has not come yet."""
@@ -287,11 +295,6 @@ class Turnstile:
     def _report(self) -> None:
         """A line now and then, beside what routers count."""
         self._reports_at = self._clock() + REPORT_PERIOD_S
-        num_new = self.num_refused - self._num_reported
-        self._num_reported = self.num_refused
-        logger.warning(
-            "refused since the last report: %d; handed on: %d, waiting: %d",
-            num_new,
-            self._num_handed_on,
-            self._num_waiting,
-        )
+        num_new, self._num_reported = self.num_refused - self._num_reported, self.num_refused
+        told = "refused since the last report: %d; handed on: %d, waiting: %d"
+        logger.warning(told, num_new, self._num_handed_on, self._num_waiting)

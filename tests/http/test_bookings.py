@@ -29,7 +29,7 @@ def first_retries(
         turnstile.flows.learn([(b"x-api-key", b"any")], "any")
     events: list[tuple[float, int, int, int]] = []  # when, order, client, how often it was refused in a row
     inside: list[tuple[Visit, int]] = []
-    ended, num_done, num_idle = Counter[str](), 0, 0
+    ended, num_done, num_idle = Counter[str](answered=0, refused=0), 0, 0
     for client in range(num_clients):
         heapq.heappush(events, (drawn.random(), next(order), client, -1))
     next_done = 1.0
@@ -56,7 +56,7 @@ def first_retries(
             heapq.heappush(events, (now + retry_after_s + 0.01 * drawn.random(), next(order), client, again))
         else:
             ended["answered"] += num_refused == 1 and now > settled_s
-            inside.append((turnstile.enter(lambda: None, flow), client))
+            inside.append((turnstile.enter(lambda: None, flow, is_due=is_due), client))
     return ended, num_done, num_idle
 
 
@@ -68,6 +68,32 @@ def test_nearly_all_who_come_when_told_are_let_in_and_nothing_stands_idle(num_cl
     assert ended["answered"] >= 0.95 * ended.total()
     assert num_idle == 0
     assert num_done >= 0.9 * 119 * PACE
+
+
+@pytest.mark.parametrize("tenants", [1, 5])
+def test_who_is_refused_before_any_pace_is_known_is_let_in_when_it_comes_as_told(tenants: int) -> None:
+    """A proxy that believes in a pace four times too high tells its first ones to come too early."""
+    ended, *_ = first_retries(num_clients=400, seconds=40, tenants=tenants, settled_s=0)
+    assert ended["answered"] >= 200
+    assert ended["refused"] <= 0.01 * ended.total()
+
+
+def test_places_beyond_all_are_for_those_who_were_told_to_come_and_no_more_than_a_quarter() -> None:
+    now = 100.5
+    turnstile = Turnstile(TurnstileSettings(max_requests=8), clock=lambda: now)
+    inside = [turnstile.enter(lambda: None) for _ in range(8)]
+    assert turnstile.is_full()
+    for _ in range(2):
+        assert not turnstile.is_full(is_due=True)
+        inside.append(turnstile.enter(lambda: None, is_due=True))
+    assert turnstile.is_full(is_due=True)
+    inside.pop().leave()
+    assert turnstile.is_full()
+    assert not turnstile.is_full(is_due=True)
+    for visit in inside:
+        visit.leave()
+    assert turnstile.num_inside == 0
+    assert [turnstile.is_full(is_due=is_due) for is_due in (True, False)] == [False, False]
 
 
 def test_nobody_is_waited_for_without_end_and_nobody_twice() -> None:
