@@ -145,17 +145,17 @@ class Turnstile:
         is_due: it was told to come now, as `keep` says
         """
         has_extra = is_due and self._num_extra < self.settings.max_requests // MOST_BOOKED
-        return not has_extra and self._has_no_place(flow, is_due=is_due)
+        return (self._has_no_place(flow, is_due=is_due) and not has_extra) or self._waits_long(flow, is_due=is_due)
 
     def _has_no_place(self, flow: str, *, is_due: bool) -> bool:
         """For others than those who are due these count as if they were here."""
-        num_due = 0 if is_due else self._num_due(flow)
-        more, max_wait_s = (MORE_IF_DUE, MAX_WAIT_IF_DUE_S) if is_due else (1, MAX_WAIT_S)
+        num_due, more = (0, MORE_IF_DUE) if is_due else (self._num_due(flow), 1)
         num_free = self.settings.max_requests - self.num_inside
-        if num_free <= num_due:
-            return True
-        if self.flows.has_tenants and self._inside[flow] + num_due >= more * PLACES_PER_FREE_ONE * num_free:
-            return True
+        is_much = self._inside[flow] + num_due >= more * PLACES_PER_FREE_ONE * num_free
+        return num_free <= num_due or (self.flows.has_tenants and is_much)
+
+    def _waits_long(self, flow: str, *, is_due: bool) -> bool:
+        num_due, max_wait_s = (0, MAX_WAIT_IF_DUE_S) if is_due else (self._num_due(flow), MAX_WAIT_S)
         num_waiting = len(self._waiting.get(flow, ()))
         return num_waiting > 0 and num_waiting + num_due >= max_wait_s * self._pace_of(flow)
 
