@@ -96,12 +96,13 @@ SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def table_of_shapes(num_rows: int, vocab: int, rounds: int) -> dict[str, dict[str, float]]:
+def table_of_shapes(num_rows: int, vocab: int, rounds: int, dtype: str) -> dict[str, dict[str, float]]:
     """Best milliseconds per step of each setting on each shape of logits, all settings in turn."""
     noise = torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(1))
     table: dict[str, dict[str, float]] = {name: {} for name in SETTINGS}
     sampler = Sampler()
-    for shape, logits in ((name, shape(noise)) for name, shape in SHAPES.items()):
+    for shape, made in SHAPES.items():
+        logits = made(noise).to(getattr(torch, dtype)).float()
         for _ in range(rounds):
             for name, params in SETTINGS.items():
                 rows = [row(params) for _ in range(num_rows)]
@@ -114,7 +115,7 @@ def table_beside(checkout: str, args: argparse.Namespace) -> dict[str, dict[str,
     """The best of each cell here and of the other checkout, "before -> after (ratio)"; they take turns."""
     best: dict[str, dict[str, dict[str, float]]] = {}
     command = [sys.executable, __file__, "--shapes-only", "--rows", str(args.rows), "--vocab", str(args.vocab)]
-    command += ["--threads", str(args.threads), "--shapes", "2"]
+    command += ["--threads", str(args.threads), "--shapes", "2", "--dtype", args.dtype]
     for _ in range(args.shapes):
         for tree in (checkout, HERE):
             environment = os.environ | {"MEASURED_CHECKOUT": str(Path(tree).resolve())}
@@ -170,12 +171,13 @@ def main() -> None:
     parser.add_argument("--spread", type=float, default=4.2)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--shapes", type=int, default=3, help="rounds of the table of shapes")
+    parser.add_argument("--dtype", default="bfloat16", help="of the model that gave the logits of the table of shapes")
     parser.add_argument("--shapes-only", action="store_true", help="print nothing else")
     parser.add_argument("--beside", help="another checkout, for the table of shapes")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.beside or args.shapes_only:
-        shapes = (args.rows, args.vocab, args.shapes)
+        shapes = (args.rows, args.vocab, args.shapes, args.dtype)
         table = table_beside(args.beside, args) if args.beside else table_of_shapes(*shapes)
         print(json.dumps(table, indent=1))
         return
@@ -206,7 +208,7 @@ def main() -> None:
             "sorting/ours": round(statistics.median(theirs) / statistics.median(ours), 1),
         }
     if args.shapes:
-        report["best_ms_by_shape"] = table_of_shapes(args.rows, args.vocab, args.shapes)
+        report["best_ms_by_shape"] = table_of_shapes(args.rows, args.vocab, args.shapes, args.dtype)
     print(json.dumps(report, indent=1))
 
 

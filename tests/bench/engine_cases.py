@@ -70,7 +70,7 @@ WHOLE = (
     *(decode(rows, context) for rows in (1, 8, 32, 64) for context in (256, 1024, 8192) if rows * context <= 1 << 16),
     *(decode(16, adapters=count, resident=MANY) for count in (0, 1, 2, 4, 8, 16)),
     decode(MANY, adapters=MANY),
-    *(decode(32, sampling=name) for name in ("plain", "truncated", "penalties", "mixed")),
+    *(decode(32, sampling=name) for name in ("plain", "nucleus", "truncated", "penalties", "mixed")),
     *(decode(rows, is_constrained=True) for rows in (1, 32)),
     *(Case(kind="prefill", rows=rows, context=context) for rows, context in ((1, 256), (8, 256), (1, 1024), (1, 4096))),
     Case(kind="prefill", rows=8, context=256, adapters=8),

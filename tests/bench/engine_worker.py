@@ -39,6 +39,7 @@ PENALTIES: dict[str, Any] = {"repetition_penalty": 1.1, "presence_penalty": 0.5,
 SAMPLING: dict[str, list[SamplingParams]] = {
     "greedy": [GREEDY],
     "plain": [SamplingParams(seed=1)],
+    "nucleus": [SamplingParams(seed=1, temperature=0.9, top_p=0.9)],
     "truncated": [SamplingParams(seed=1, temperature=0.8, top_k=50, top_p=0.9)],
     "penalties": [SamplingParams(seed=1, **PENALTIES)],
     "mixed": [GREEDY, SamplingParams(seed=1), SamplingParams(seed=2, top_p=0.9), SamplingParams(seed=3, **PENALTIES)],

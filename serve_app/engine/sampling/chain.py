@@ -13,7 +13,7 @@ from torch import Tensor
 from serve_app.core.request import SamplingParams
 from serve_app.engine.sampling import full_stages, mirostat, stages
 from serve_app.engine.sampling.candidates import Candidates, Rest
-from serve_app.engine.sampling.full import FullRow
+from serve_app.engine.sampling.levels import AnyRow
 from serve_app.engine.sampling.moments import Need, holds_too_little, moments
 from serve_app.engine.sampling.parameters import Parameters
 from serve_app.engine.sampling.scratch import Scratch
@@ -106,13 +106,22 @@ def run_chain(
     return candidates
 
 
-def run_full_chain(row: FullRow, chain: Items[Stage], parameters: Parameters) -> None:
-    """Apply the stages one after the other; the parameters are this row's alone."""
+def active_stages(chain: Items[Stage], parameters: Parameters) -> list[list[Stage]]:
+    """Of each row, those that change it."""
+    found: list[list[Stage]] = [[] for _ in parameters.keys]
     for stage in chain:
-        if bool(stage.is_active(parameters)[0]):
-            stage.on_full(row, parameters)
-            if stage.drops:
-                row.narrow()
+        for row, is_active in zip(found, stage.is_active(parameters).tolist(), strict=True):
+            if is_active:
+                row.append(stage)
+    return found
+
+
+def run_full_chain(row: AnyRow, active: Items[Stage], parameters: Parameters) -> None:
+    """Apply stages that are active one after the other; the parameters are this row's alone."""
+    for stage in active:
+        stage.on_full(row, parameters)
+        if stage.drops:
+            row.narrow()
 
 
 def can_drop(chain: Items[Stage], parameters: Parameters) -> Tensor:

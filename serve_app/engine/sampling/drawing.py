@@ -1,7 +1,8 @@
 """Draws one token per row: the chain on a few candidates, exactly, and with more of them where few do not tell.
 
 A row is settled when it is certain what happens to all tokens that are no candidates: all dropped, or none. For the
-others the chain runs again with every token in view, unsorted; in a small vocabulary, sorted.
+others the chain runs again with every token in view: those of one value together where values are few, or one by one,
+unsorted; in a small vocabulary, sorted.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from math import log
 import torch
 from torch import Tensor
 
+from serve_app.engine.cpu.vocabulary import VocabularyKernels
 from serve_app.engine.sampling.candidates import Candidates, Rest, choose_candidates
-from serve_app.engine.sampling.chain import can_drop, order_of, run_chain, run_full_chain, stages_of
+from serve_app.engine.sampling.chain import active_stages, can_drop, order_of, run_chain, run_full_chain, stages_of
 from serve_app.engine.sampling.draw import pick
 from serve_app.engine.sampling.full import FullRow
+from serve_app.engine.sampling.levels import LevelRow
 from serve_app.engine.sampling.parameters import Parameters
+from serve_app.engine.sampling.racing import Left, kernels_for, race
 from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sampling.selection import MAX_SORTED
 from serve_app.engine.sampling.stages import Stage
@@ -65,6 +69,16 @@ class _Task:
         parameters = self.parameters.of(torch.tensor(places, device=self.logits.device))
         return replace(self, rows=rows, parameters=parameters, num_top=num_top)
 
+    def at(self, place: int) -> _Task:
+        """The part of it at one place."""
+        parameters = self.parameters.at(place)
+        return replace(self, rows=[self.rows[place]], parameters=parameters, num_top=[self.num_top[place]])
+
+    def highest(self) -> list[float]:
+        """Logits of the rows."""
+        found: list[float] = torch.stack([self.logits[row].amax() for row in self.rows]).tolist()
+        return found
+
     def own_logits(self) -> Tensor:
         """[n, vocab], a copy only where the rows do not lie side by side."""
         first, num_rows = self.rows[0], len(self.rows)
@@ -86,15 +100,22 @@ def draw_tokens(
     parameters = Parameters.of_sequences(sequences, logits.device)
     where = list(range(len(sequences)) if rows is None else rows)
     task = _Task(logits, where, parameters, [_num_top(sequence) for sequence in sequences], scratch or Scratch())
-    vocab = logits.shape[-1]
+    kernels = kernels_for(logits)
     drawn: dict[int, Drawn] = {}
     for order, places in _places_by_order(sequences).items():
         chain = stages_of(order)
         drops = can_drop(chain, parameters).tolist()
-        drawn |= _draw_few(task, [place for place in places if not drops[place]], chain, num_candidates=0)
-        for num_candidates in _numbers_of_candidates(vocab):
+        whole = [place for place in places if not drops[place]]
+        if kernels is not None:
+            drawn |= _draw_all(kernels, task, whole, order)
+            drawn |= _draw_levels(kernels, task, [place for place in whole if place not in drawn], chain)
+        drawn |= _draw_few(task, [place for place in whole if place not in drawn], chain, num_candidates=0)
+        for num_candidates in _numbers_of_candidates(logits.shape[-1]):
             unsettled = [place for place in places if place not in drawn]
             drawn |= _draw_few(task, unsettled, chain, num_candidates=num_candidates)
+            if kernels is not None and num_candidates == NUM_CANDIDATES:
+                unsettled = [place for place in unsettled if place not in drawn]
+                drawn |= _draw_levels(kernels, task, unsettled, chain)
         drawn |= _draw_full(task, [place for place in places if place not in drawn], chain)
     return [drawn[place] for place in range(len(sequences))]
 
@@ -152,13 +173,54 @@ def _draw_whole(found: Candidates, place: int, task: _Task) -> Drawn:
     return replace(drawn, probability=float(probabilities[drawn.token_id]), top=top)
 
 
+def _draw_all(kernels: VocabularyKernels, task: _Task, places: list[int], order: Items[str]) -> dict[int, Drawn]:
+    """Draw for those of the places of which every token is left, and nothing but a token is wanted."""
+    ranges = task.parameters.dynamic_temperature_range.tolist()
+    plain = [place for place in places if ranges[place] == 0.0 and not task.num_top[place]]
+    if not plain:
+        return {}
+    own = task.of(plain)
+    divisors = own.parameters.temperature.tolist() if "temperature" in order else [1.0] * len(plain)
+    left = [Left(highest, divisor) for highest, divisor in zip(own.highest(), divisors, strict=True)]
+    found = race(kernels, own.logits, own.rows, left, own.parameters.keys)
+    return {place: Drawn(*result) for place, result in zip(plain, found, strict=True)}
+
+
+def _draw_levels(kernels: VocabularyKernels, task: _Task, places: list[int], chain: Items[Stage]) -> dict[int, Drawn]:
+    """Draw for those of the places whose rows have few values."""
+    drawn: dict[int, Drawn] = {}
+    racing: dict[int, Left] = {}
+    counted = kernels.count(task.logits, [task.rows[place] for place in places])
+    active = active_stages(chain, task.parameters)
+    for place, values in zip(places, counted, strict=True):
+        if values is None:
+            continue
+        own = task.at(place)
+        row = own.logits[own.rows[0]]
+        levels = LevelRow(kernels, row, values)
+        run_full_chain(levels, active[place], own.parameters)
+        left = levels.left()
+        num_left = int(levels.num_kept)
+        if not task.num_top[place] and num_left > MAX_SORTED:
+            racing[place] = left
+            continue
+        token_ids = kernels.ids(row, left.in_play, num_left)
+        drawn[place] = _raced(token_ids, left.weights(row[token_ids]), own)
+    if racing:
+        own = task.of(list(racing))
+        found = race(kernels, own.logits, own.rows, list(racing.values()), own.parameters.keys)
+        drawn |= {place: Drawn(*result) for place, result in zip(racing, found, strict=True)}
+    return drawn
+
+
 def _draw_full(task: _Task, places: list[int], chain: Items[Stage]) -> dict[int, Drawn]:
     """Draw for rows that candidates do not settle, one after the other."""
     drawn = {}
+    active = active_stages(chain, task.parameters)
     for place in places:
-        own = task.of([place])
+        own = task.at(place)
         full = FullRow(own.own_logits(), task.scratch)
-        run_full_chain(full, chain, own.parameters)
+        run_full_chain(full, active[place], own.parameters)
         drawn[place] = _draw_kept(full, own)
     return drawn
 
@@ -173,7 +235,11 @@ def _draw_kept(full: FullRow, task: _Task) -> Drawn:
         return replace(drawn, top=_top_of_all((weights / row_sums(weights))[0], num_top)) if num_top else drawn
     chosen = torch.nonzero(full.kept[0])[:, 0]
     token_ids, scaled = full.token_ids[chosen], full.scaled[0, chosen]
-    weights = torch.exp(scaled - scaled.amax())
+    return _raced(token_ids, torch.exp(scaled - scaled.amax()), task)
+
+
+def _raced(token_ids: Tensor, weights: Tensor, task: _Task) -> Drawn:
+    """Draw for one row in one race; [n] int64, [n] float64"""
     column = int(pick(weights[None], token_ids, task.parameters.keys))
     probabilities = weights / torch.cumsum(weights, dim=-1)[-1]
     return Drawn(int(token_ids[column]), float(probabilities[column]), _top(probabilities, token_ids, task.num_top[0]))

@@ -7,6 +7,7 @@ from math import inf
 import torch
 from torch import Tensor
 
+from serve_app.engine.sampling.candidates import largest
 from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sampling.selection import MAX_SORTED, keep_until
 from serve_app.engine.sampling.whole import at_least, deviation_of, entropy_of, in_play, row_sums, weights_of
@@ -122,12 +123,26 @@ class FullRow:
         """1 where a scaled logit reaches `lowest` [1], else 0; a mask as `keep` takes it, scratch's "mask"."""
         return at_least(self.scaled, lowest, self.scratch.take("mask", self.scaled, torch.float64))
 
+    def likeliest(self, count: int) -> Tensor:
+        """[1, count] scaled logits of the likeliest tokens, in play or not, by falling value."""
+        return largest(self.logits, min(count, self.logits.shape[-1])).double() / self.divisor[:, None]
+
     def first(self, weights: Tensor, bound: Tensor) -> Tensor:
         """Those whose weights reach the bound [1], by falling logit, ties by rising id; as `keep_until` gives it."""
         return keep_until(self.logits, weights, float(bound), ties=None, scratch=self.scratch)
 
-    def unless_enough(self, mask: Tensor, count: Tensor, keys: Tensor, ties: Tensor | None) -> Tensor:
-        """The mask, which keeps one token at least, if it keeps `count` [1], else with the first by these keys."""
+    def nearest(self, distances: Tensor, bound: Tensor) -> Tensor:
+        """Those whose weights reach the bound [1], by rising distance [1, n], of equals the likelier; a mask.
+
+        distances: changed
+        """
+        return keep_until(distances.neg_(), self.weights, float(bound), ties=self.logits, scratch=self.scratch)
+
+    def unless_enough(self, mask: Tensor, count: Tensor, distances: Tensor | None) -> Tensor:
+        """The mask, which keeps one token at least, if it keeps `count` [1], else with the likeliest, or the nearest.
+
+        distances: as `nearest` left them
+        """
         number = float(count)
         if number <= 1.0:
             return mask
@@ -135,7 +150,17 @@ class FullRow:
         if float(row_sums(own)) >= number:
             return mask
         before = self.scratch.copy("other mask", mask, torch.float64)
+        keys, ties = (self.logits, None) if distances is None else (distances, self.logits)
         return torch.maximum(before, keep_until(keys, self.kept, number, ties=ties, scratch=self.scratch), out=before)
+
+    def drop_all_but_last(self, above: Tensor) -> None:
+        """Of the tokens of a mask, which are the likeliest, leave the one that is last in their order."""
+        is_not = torch.sub(1.0, above, out=self.scratch.take("own", above, torch.float64))
+        heights = is_not.div_(above).add_(self.scaled).nan_to_num_(nan=inf, posinf=inf)  # infinite where not above
+        last = torch.nonzero(heights[0] == heights.amin())[-1]
+        mask = above.neg_().add_(1.0)
+        mask[0, last] = 1.0
+        self.keep_any(mask)
 
     def _weighed(self) -> tuple[Tensor, Tensor]:
         """Weights, and what to add to the ln of one for its scaled logit."""

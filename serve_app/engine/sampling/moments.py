@@ -9,8 +9,10 @@ from math import inf, nan
 import torch
 from torch import Tensor
 
+from serve_app.engine.cpu.vocabulary import InPlay, VocabularyKernels, bounds_of
 from serve_app.engine.sampling import whole
 from serve_app.engine.sampling.candidates import BLOCK, Candidates, Rest
+from serve_app.engine.sampling.racing import kernels_for
 from serve_app.engine.sampling.scratch import Scratch
 
 SAMPLED_BLOCK = 16  # one in so many blocks of the vocabulary gives the estimate
@@ -53,6 +55,10 @@ def moments(candidates: Candidates, logits: Tensor, needed: Tensor, need: Need, 
     if need is Need.NOTHING:
         return sums
     rows = torch.nonzero(needed & (candidates.rest == Rest.WHOLE))[:, 0].tolist()
+    kernels = kernels_for(logits) if need is Need.TOTAL and rows else None
+    if kernels is not None:
+        sums.log_total[rows] = _totals(kernels, candidates, logits, rows)
+        return sums
     for row, (own, divisor) in zip(rows, whole.each_of(rows, logits, candidates.divisor), strict=True):
         sums.count[row] = whole.count(own, scratch)[0]
         if need is Need.DEVIATION:
@@ -63,6 +69,17 @@ def moments(candidates: Candidates, logits: Tensor, needed: Tensor, need: Need, 
             log_total, entropy = whole.total_and_entropy(own, divisor, scratch)
             sums.log_total[row], sums.entropy[row] = log_total[0], entropy[0]
     return sums
+
+
+def _totals(kernels: VocabularyKernels, candidates: Candidates, logits: Tensor, rows: list[int]) -> Tensor:
+    """As `whole.log_total`, of rows of which nothing was dropped; [n] float64"""
+    raw = logits[torch.tensor(rows)[:, None], candidates.token_ids[rows]]
+    divisors, highest, edges = candidates.divisor[rows], raw[:, 0], raw[:, -1]
+    others = bounds_of([InPlay(highest=edge) for edge in edges.tolist()])
+    rest = torch.cumsum(kernels.weigh(logits, rows, highest, divisors, *others), dim=-1)[:, -1]
+    own = torch.exp((raw.double() - highest.double()[:, None]) / divisors[:, None])
+    own = torch.where(raw > edges[:, None], own, 0.0)
+    return highest.double() / divisors + torch.log(rest + torch.cumsum(own, dim=-1)[:, -1])
 
 
 def holds_too_little(candidates: Candidates, logits: Tensor, share: Tensor) -> Tensor:

@@ -64,6 +64,10 @@ class Parameters:
     def of(self, rows: Tensor) -> Parameters:
         return Parameters(*(getattr(self, field.name)[rows] for field in fields(self)))
 
+    def at(self, row: int) -> Parameters:
+        """One row's, without a copy."""
+        return Parameters(*(getattr(self, field.name)[row : row + 1] for field in fields(self)))
+
     def sent(self, device: torch.device) -> Parameters:
         """The host's own on the device, in one copy."""
         own = [getattr(self, field.name) for field in fields(self)]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.sampling.candidates import Candidates, Rest
-from serve_app.engine.sampling.full import FullRow
+from serve_app.engine.sampling.levels import AnyRow
 from serve_app.engine.sampling.moments import Moments, Need
 from serve_app.engine.sampling.parameters import Parameters
 
@@ -33,7 +33,7 @@ class Stage:
     """
 
     apply: Callable[[Candidates, Parameters, Moments], Candidates]
-    on_full: Callable[[FullRow, Parameters], None]
+    on_full: Callable[[AnyRow, Parameters], None]
     is_active: Callable[[Parameters], Tensor]
     need: Need = Need.NOTHING
     drops: bool = True

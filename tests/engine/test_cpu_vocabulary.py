@@ -1,0 +1,169 @@
+"""Our own passes over vocabularies give what torch gives, and draws by them are those without them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+import torch
+from torch import Tensor
+
+from serve_app.core.request import SamplingParams
+from serve_app.engine.cpu import compiling
+from serve_app.engine.cpu.vocabulary import ALL, InPlay, VocabularyKernels, bounds_of, vocabulary_kernels
+from serve_app.engine.openmp import libgomp
+from serve_app.engine.sampling import drawing, moments
+from serve_app.engine.sampling.drawing import Drawn, draw_tokens
+from serve_app.engine.sampling.full import FullRow
+from serve_app.engine.sampling.logprobs import score
+from serve_app.engine.sampling.racing import kernels_for
+from tests.engine.sampling_reference import row
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")]
+
+VOCABS = (64, 5000, 33_001)
+PARTS = (
+    ALL,
+    InPlay(lowest=-0.5),
+    InPlay(highest=0.25, highest_ids=(40, 2000)),
+    InPlay(lowest=-0.25, lowest_ids=(0, 30), highest=1.0, highest_ids=(5, 4000)),
+    InPlay(lowest=0.5, lowest_ids=(10, 45), highest=0.5, highest_ids=(0, 44)),
+)
+SETTINGS = {
+    "plain": SamplingParams(temperature=0.7),
+    "top_p": SamplingParams(top_p=0.9),
+    "hot": SamplingParams(temperature=1.4, top_p=0.95, min_p=0.001),
+    "top_k": SamplingParams(top_k=6000),
+    "typical": SamplingParams(typical_p=0.8),
+    "xtc": SamplingParams(xtc_probability=1.0, xtc_threshold=1e-5, top_p=0.9),
+    "sigma": SamplingParams(top_n_sigma=1.5),
+    "dynamic": SamplingParams(temperature=0.9, dynamic_temperature_range=0.4),
+    "penalties": SamplingParams(top_p=0.97, repetition_penalty=1.3, logit_bias=((9, -inf), (77, 0.3))),
+}
+
+
+def found() -> VocabularyKernels:
+    made = vocabulary_kernels()
+    assert made is not None
+    return made
+
+
+def drawn(rows: int, vocab: int, *, spread: float = 1.0, seed: int = 0) -> Tensor:
+    noise = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
+    return (noise * spread).bfloat16().float()
+
+
+def are_in_play(row: Tensor, part: InPlay) -> Tensor:
+    """Said token by token."""
+    ids = torch.arange(len(row))
+    low = (ids >= part.lowest_ids[0]) & (ids <= part.lowest_ids[1])
+    high = (ids >= part.highest_ids[0]) & (ids <= part.highest_ids[1])
+    above = (row > part.lowest) | ((row == part.lowest) & low)
+    return above & ((row < part.highest) | ((row == part.highest) & high)) & (row > -inf)
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("part", PARTS)
+def test_blocks_weigh_what_is_in_play(part: InPlay, vocab: int) -> None:
+    logits = drawn(5, vocab)
+    logits[3, ::7] = -inf
+    rows, divisors = [4, 1, 3], torch.tensor([1.0, 0.3, 2.5])
+    highest = logits[rows].amax(-1)
+    sums = found().weigh(logits, rows, highest, divisors, *bounds_of([part] * 3))
+    for at, number in enumerate(rows):
+        weights = torch.exp((logits[number].double() - highest[at]) / divisors[at])
+        weights = torch.where(are_in_play(logits[number], part), weights, 0.0)
+        padded = torch.nn.functional.pad(weights, (0, -vocab % 64)).view(-1, 64).sum(-1)
+        torch.testing.assert_close(sums[at], padded, rtol=3e-6, atol=1e-30)
+    alone = [found().weigh(logits, [each], highest[at : at + 1], divisors[at : at + 1], *bounds_of([part]))
+             for at, each in enumerate(rows)]  # fmt: skip
+    assert torch.equal(torch.cat(alone), sums), "a row's numbers are the same in any company"
+
+
+def test_what_lies_too_far_below_or_above_weighs_nothing_and_hurts_nobody() -> None:
+    logits = torch.full((1, 130), -1e30)
+    logits[0, 5], logits[0, 6], logits[0, 7] = 3.0, 900.0, inf
+    part = InPlay(highest=3.0)
+    sums = found().weigh(logits, [0], torch.tensor([3.0]), torch.ones(1), *bounds_of([part]))
+    assert sums.tolist() == [[1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("part", PARTS)
+def test_ids_in_play_are_told_from_any_of_them_on(part: InPlay, vocab: int) -> None:
+    own = drawn(1, vocab)[0]
+    own[::11] = -inf
+    expected = torch.nonzero(are_in_play(own, part))[:, 0]
+    assert torch.equal(found().ids(own, part, len(expected)), expected)
+    if len(expected) > 4:
+        assert torch.equal(found().ids(own, part, 2, first=3), expected[3:5])
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("spread", [1e-20, 0.1, 30.0])
+def test_values_are_counted_and_tokens_of_others_are_told(spread: float, vocab: int) -> None:
+    logits = drawn(11, vocab, spread=spread)
+    logits[2, :20], logits[2, 20:30], logits[2, 30], logits[3, 9], logits[3, vocab - 1] = -inf, -0.0, 0.0, 0.1, 1 / 3
+    for own, counted in zip(logits, found().count(logits, range(11)), strict=True):
+        assert counted is not None
+        others = [9, vocab - 1] if own is logits[3] or bool(own[9] == torch.tensor(0.1)) else []
+        assert counted.others.tolist() == others
+        kept = own.clone() + 0.0
+        kept[others] = -inf
+        values, numbers = torch.unique(kept[kept > -inf], return_counts=True)
+        assert torch.equal(counted.values, values.flip(0))
+        assert torch.equal(counted.numbers, numbers.flip(0))
+
+
+def test_a_row_of_more_values_than_can_be_told_is_left() -> None:
+    logits = drawn(3, 20_000)
+    logits[1] += torch.linspace(0, 1, 20_000)
+    assert [each is None for each in found().count(logits, [0, 1, 2])] == [False, True, False]
+
+
+@pytest.mark.parametrize("spread", [0.05, 4.0])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_draws_are_those_of_torch(name: str, spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = drawn(40, 20_000, spread=spread, seed=len(name))
+
+    def draw() -> list[Drawn]:
+        return draw_tokens(logits, [row(replace(SETTINGS[name], seed=seed)) for seed in range(40)])
+
+    ours = draw()
+    for module in (drawing, moments):
+        monkeypatch.setattr(module, "kernels_for", lambda _: None)
+    theirs = draw()
+    assert [each.token_id for each in ours] == [each.token_id for each in theirs]
+    assert all(one.probability == pytest.approx(other.probability, rel=3e-6)
+               for one, other in zip(ours, theirs, strict=True))  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [each for each in SETTINGS if each != "plain"])
+def test_rows_of_few_values_are_never_taken_token_by_token(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: FullRow, *_: object) -> None:
+        raise AssertionError("token by token")
+
+    monkeypatch.setattr(FullRow, "__init__", fail)
+    logits = drawn(4, 20_000, spread=0.05)
+    logits[2, 100:160] += 0.001  # as penalties leave some
+    assert len(draw_tokens(logits, [row(replace(SETTINGS[name], seed=seed)) for seed in range(4)])) == 4
+
+
+def test_scores_of_many_rows_are_those_of_a_softmax() -> None:
+    logits, targets = drawn(150, 5000, spread=3.0), list(range(150))
+    scored = score(logits, targets, 3)
+    expected = torch.log_softmax(logits.double(), dim=-1)
+    assert all(each.logprob == pytest.approx(float(expected[at, at]), abs=1e-6) for at, each in enumerate(scored))
+    assert [each.logprob for each in score(logits[140:], targets[140:], 0)] == [each.logprob for each in scored[140:]]
+
+
+def test_a_machine_without_kernels_draws_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "compiled", lambda _: (_ for _ in ()).throw(RuntimeError("none here")))
+    vocabulary_kernels.cache_clear()
+    try:
+        assert vocabulary_kernels() is None
+        assert kernels_for(drawn(1, 5000)) is None
+        assert len(draw_tokens(drawn(2, 5000), [row(SETTINGS["top_p"])] * 2)) == 2
+    finally:
+        vocabulary_kernels.cache_clear()
