@@ -43,8 +43,8 @@ class EngineConfig:
     threads:           torch threads; None is one per CPU of the process, divided among its shards
     tensor_parallel:   devices of one node that the model is divided among, a process for each; 1 is whole
     max_step_stretch:  while some sequences decode, a step that computes prompts too should take at most so many times
-                       one that does not; by up to eight times as much more where many short prompts wait beside few
-                       sequences that decode, as everybody is served sooner then
+                       one that does not; by up to four times as much more where many short prompts wait beside few
+                       sequences that decode, all of flows that such prompts are of, as those are served sooner then
     max_bypass_s:      a queued sequence that lacks blocks or an adapter's slot may be overtaken for so long
     prefill_weight:    what a token of a prompt counts as where flows share this replica
     decode_weight:     what a token that is drawn counts as

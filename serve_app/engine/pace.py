@@ -19,7 +19,7 @@ MANY = 32
 """Beyond so many, one prompt for each so many is none."""
 SHORT_PROMPT = 256
 """Tokens; a prompt of twice as many is half a reason to hurry, as those that decode would wait twice as long for it."""
-MOST_HURRY = 8.0
+MOST_HURRY = 4.0
 LOOK_AGAIN = 32
 """After so many steps with prompts one is made without, to see what it takes by now."""
 
@@ -42,9 +42,10 @@ class Pace:
     needed, and none has to be right. What is computed does not depend on it, only when.
 
     Where several short prompts wait behind the first, a step may be stretched by more, in their number's proportion and
-    up to eight times as much: a step's weights are read for few rows until the others are there, so all are served
-    sooner, those that decode included. Long prompts hurry nobody. (32 prompts of 128 at once, for 64 tokens each:
-    1.03 to 1.05 times the tokens per second of a proportion to what decodes, and the last first token sooner.)
+    up to four times as much: a step's weights are read for few rows until the others are there, so all are served
+    sooner, those that decode included. Long prompts hurry nobody. (32 prompts of 128 at once, for 64 tokens each: 1.08
+    times the tokens per second of twice as much, and the last first token after 10.4 s for 13.1; eight times as much
+    gave another 1.02, and a gap twice as long.)
     """
 
     def __init__(self, max_stretch: float) -> None:

@@ -11,6 +11,17 @@ from serve_app.engine.fairness.turns import Standing, turn_key
 from serve_app.engine.sequence import Sequence
 
 
+def reasons_to_hurry(prompts: Items[Sequence], decoding: Items[Sequence]) -> list[int]:
+    """The tokens that each prompt behind the first misses; none where a flow would stutter that has no prompt here.
+
+    So who sends many short prompts at once stretches the steps of its own sequences, and nobody else's.
+    """
+    flows = {each.request.share.flow for each in prompts}
+    if any(each.request.share.flow not in flows for each in decoding):
+        return []
+    return [each.num_missing for each in prompts[1:]]
+
+
 def prompt_shares(prompts: Items[Sequence], left: int, counters: Counters, *, now: float) -> dict[int, int]:
     """Tokens of each prompt, by the sequence's `id`, `left` in all.
 

@@ -12,7 +12,7 @@ from serve_app.engine.kv.storage import Holding
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.pace import Pace
-from serve_app.engine.prompt_shares import prompt_shares
+from serve_app.engine.prompt_shares import prompt_shares, reasons_to_hurry
 from serve_app.engine.queue import WaitingQueue
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.speculation.speculator import Room, Speculator
@@ -187,7 +187,7 @@ class Scheduler:
             return []
         num_decoding = sum(span.decodes for span in singles)
         budget = self._max_batch_tokens - sum(span.length for span in singles)
-        behind = [each.num_missing for each in prompts[1:]]
+        behind = reasons_to_hurry(prompts, [span.sequence for span in singles if span.decodes])
         left = self.pace.allowance(num_decoding, budget, behind=behind) if budget > 0 else 0
         rows = self._max_logit_rows - sum(span.scores for span in singles)
         shares = prompt_shares(prompts, left, self.waiting.counters, now=self._clock())

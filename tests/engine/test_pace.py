@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
+from serve_app.core.request import SamplingParams
 from serve_app.engine.pace import LEAST_ALLOWANCE, MOST_GROWTH, MOST_HURRY, SHORT_PROMPT, Pace, work_clock
+from serve_app.engine.prompt_shares import reasons_to_hurry
+from serve_app.engine.sequence import Sequence
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, make_engine, request, sequences
+from tests.engine.sampling_reference import row
 
 
 def settle(pace: Pace, *, decode_s: float, token_s: float, fixed_s: float = 0.0, rounds: int = 60) -> int:
@@ -80,9 +85,21 @@ def test_several_short_prompts_hurry_and_one_or_long_ones_do_not() -> None:
     assert allowed(rows=1) == allowed(9, rows=16) == allowed(9, 9, rows=64) == alone
     assert allowed(*[16 * SHORT_PROMPT] * 3, rows=8) == alone
     assert allowed(*[9] * 2, rows=8) == allowed(*[9] * 2, rows=16) == pytest.approx(2 * alone, abs=2)
-    assert allowed(*[9] * 6, rows=16) == allowed(*[2 * SHORT_PROMPT] * 12, rows=16) == pytest.approx(6 * alone, abs=6)
+    assert allowed(*[9] * 3, rows=16) == allowed(*[2 * SHORT_PROMPT] * 6, rows=16) == pytest.approx(3 * alone, abs=6)
     assert allowed(*[9] * 6, rows=64) == pytest.approx(3 * alone, abs=3)
     assert allowed(*[9] * 6, rows=1) == allowed(*[9] * 500, rows=1) == pytest.approx(MOST_HURRY * alone, abs=8)
+
+
+def test_who_waits_for_nothing_is_not_stretched_for_the_prompts_of_others() -> None:
+    def of(flow: str, prompt: int) -> Sequence:
+        sequence = row(SamplingParams(), prompt=range(prompt))
+        sequence.request = replace(sequence.request, share=replace(sequence.request.share, flow=flow))
+        return sequence
+
+    prompts = [of("a", 9), of("b", 20), of("a", 30)]
+    assert reasons_to_hurry(prompts, [of("a", 2), of("b", 2)]) == [20, 30]
+    assert reasons_to_hurry(prompts, [of("a", 2), of("c", 2)]) == []
+    assert reasons_to_hurry(prompts, []) == [20, 30]
 
 
 def test_steps_in_a_hurry_change_nothing_for_those_after_them() -> None:
