@@ -89,9 +89,8 @@ class Engine:
         record_on_gpus(self._runner, config, model)
         self._masks = MaskComputer()
         self._output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
-        self._verifier = Verifier(
-            self._masks, Sampler(model.eos_token_ids, land=landing_on(model.device)), self._output
-        )
+        sampler = Sampler(model.eos_token_ids, land=landing_on(model.device), vocab=model.vocab_size)
+        self._verifier = Verifier(self._masks, sampler, self._output)
         self._flights = Flights(
             self._scheduler, self._masks, Recorder(model.module), self._runner, self._verifier,
             runs_ahead=config.run_ahead == "auto" and model.device.type == "cuda" and model.crew is None,

@@ -12,12 +12,14 @@ from torch import Tensor
 from serve_app.core.request import SamplingParams
 from serve_app.engine.cpu import compiling
 from serve_app.engine.cpu.vocabulary import ALL, InPlay, VocabularyKernels, bounds_of, vocabulary_kernels
+from serve_app.engine.cpu.vocabulary_kernel import MOST_OTHERS, MOST_VALUES
 from serve_app.engine.openmp import libgomp
-from serve_app.engine.sampling import drawing, moments
+from serve_app.engine.sampling import drawing, moments, racing
 from serve_app.engine.sampling.drawing import Drawn, draw_tokens
 from serve_app.engine.sampling.full import FullRow
 from serve_app.engine.sampling.logprobs import score
 from serve_app.engine.sampling.racing import kernels_for
+from serve_app.engine.sampling.sampler import Sampler
 from tests.engine.sampling_reference import row
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")]
@@ -122,6 +124,20 @@ def test_a_row_of_more_values_than_can_be_told_is_left() -> None:
     assert [each is None for each in found().count(logits, [0, 1, 2])] == [False, True, False]
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_as_many_as_there_is_room_for_are_too_many(more: int) -> None:
+    short = (torch.arange(16_384, 16_384 + MOST_VALUES - 1 + more, dtype=torch.int32) << 16).view(torch.float32)
+    values = short[short.isfinite()].repeat(2)
+    assert len(values) == 2 * (MOST_VALUES - 1 + more)
+    others = torch.cat((torch.zeros(1000), torch.full((MOST_OTHERS - 1 + more,), 0.1)))
+    for each, count in ((values, MOST_VALUES - 1), (others, 1)):
+        (counted,) = found().count(each[None], [0])
+        assert (counted is None) is bool(more)
+        if counted is not None:
+            assert (len(counted.values), int(counted.numbers.sum()) + len(counted.others)) == (count, len(each))
+            assert counted.others.tolist() == torch.nonzero(each == torch.tensor(0.1))[:, 0].tolist()
+
+
 @pytest.mark.parametrize("spread", [0.05, 4.0])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_draws_are_those_of_torch(name: str, spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +172,15 @@ def test_scores_of_many_rows_are_those_of_a_softmax() -> None:
     expected = torch.log_softmax(logits.double(), dim=-1)
     assert all(each.logprob == pytest.approx(float(expected[at, at]), abs=1e-6) for at, each in enumerate(scored))
     assert [each.logprob for each in score(logits[140:], targets[140:], 0)] == [each.logprob for each in scored[140:]]
+
+
+def test_kernels_are_made_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(racing, "vocabulary_kernels", lambda: asked.append(1))
+    Sampler(vocab=100)
+    assert not asked, "a small vocabulary is sorted"
+    Sampler(vocab=20_000)
+    assert asked
 
 
 def test_a_machine_without_kernels_draws_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ class VocabularyKernels:
         self._run(self._count, logits, rows, 0, *(each.data_ptr() for each in made))
         counted: list[Counted | None] = []
         for at, (num_values, num_others) in enumerate(found.tolist()):
-            if num_values > of.MOST_VALUES or num_others > of.MOST_OTHERS:
+            if num_values >= of.MOST_VALUES or num_others >= of.MOST_OTHERS:
                 counted.append(None)
                 continue
             num_values -= num_values > 0 and float(values[at, num_values - 1]) == -inf

@@ -30,7 +30,7 @@ list:  found [items, size + 1] int32: ids of tokens in play from the first on, w
        holds anything
 count: values [items, MOST_VALUES] float32 by falling value, and numbers [items, MOST_VALUES] int32 of tokens that have
        them, of values with at most 16 bits; ids of all other tokens in others [items, MOST_OTHERS] int32
-       found: [items, 2] int32, how many values and others there are; more than the most are not told
+       found: [items, 2] int32, how many values and others there are; where these are the most or more, not all are told
        tallies: [items, NUM_TALLIES] int32, holding anything;  nothing: 0, which LLVM does not know: there is no memset
 """
 BLOCK = 64

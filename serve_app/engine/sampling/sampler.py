@@ -21,6 +21,7 @@ from serve_app.engine.sampling.launching import Launched, Looks, launch
 from serve_app.engine.sampling.logprobs import Scored, score
 from serve_app.engine.sampling.masking import EXHAUSTED, Exhausted, is_allowed, restrict
 from serve_app.engine.sampling.mirostat import next_mu
+from serve_app.engine.sampling.racing import kernels_of
 from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sequence import Sequence
 
@@ -64,9 +65,14 @@ class Sampler:
     eos_token_ids: the model's own end tokens, out of play for sequences that must not end yet
     land: brings what was chosen on a device to the host, once per step; None looks at it as it is computed, which costs
           nothing on a CPU
+    vocab: what is made for one of that size is made now, and not within a step
     """
 
-    def __init__(self, eos_token_ids: frozenset[int] = frozenset(), *, land: Land | None = None) -> None:
+    def __init__(
+        self, eos_token_ids: frozenset[int] = frozenset(), *, land: Land | None = None, vocab: int = 0
+    ) -> None:
+        if land is None:
+            kernels_of(vocab)
         self._eos_token_ids = eos_token_ids
         self._land = land
         self._scratch = Scratch()
