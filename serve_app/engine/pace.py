@@ -43,9 +43,9 @@ class Pace:
 
     Where several short prompts wait behind the first, a step may be stretched by more, in their number's proportion and
     up to four times as much: a step's weights are read for few rows until the others are there, so all are served
-    sooner, those that decode included. Long prompts hurry nobody. (32 prompts of 128 at once, for 64 tokens each: 1.08
+    sooner, those that decode included. Long prompts hurry nobody. (32 prompts of 128 at once, for 64 tokens each: 1.07
     times the tokens per second of twice as much, and the last first token after 10.4 s for 13.1; eight times as much
-    gave another 1.02, and a gap twice as long.)
+    gave another 1.02, where a step may take seven times as long and not four.)
     """
 
     def __init__(self, max_stretch: float) -> None:

@@ -39,6 +39,7 @@ SETTINGS = {
     "top_k": SamplingParams(top_k=6000),
     "typical": SamplingParams(typical_p=0.8),
     "xtc": SamplingParams(xtc_probability=1.0, xtc_threshold=1e-5, top_p=0.9),
+    "xtc beside many": SamplingParams(xtc_probability=1.0, xtc_threshold=0.01, min_keep=400),
     "sigma": SamplingParams(top_n_sigma=1.5),
     "dynamic": SamplingParams(temperature=0.9, dynamic_temperature_range=0.4),
     "penalties": SamplingParams(top_p=0.97, repetition_penalty=1.3, logit_bias=((9, -inf), (77, 0.3))),

@@ -137,8 +137,8 @@ class Emitter:
         return ir.Constant(self._ints, [number] * self.width)
 
     def spread(self, number: Value) -> Value:
-        """A vector of one float32 that is computed."""
-        nothing = ir.Constant(self.vector, ir.Undefined)
+        """A vector of one number that is computed."""
+        nothing = ir.Constant(ir.VectorType(number.type, self.width), ir.Undefined)
         return self.builder.shuffle_vector(
             self.builder.insert_element(nothing, number, INT32(0)), nothing, self.whole(0)
         )

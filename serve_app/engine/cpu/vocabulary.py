@@ -67,8 +67,8 @@ class VocabularyKernels:
         self._count = Kernel(code, names.COUNT)
 
     @staticmethod
-    def take(logits: Tensor) -> bool:
-        """Whether they can read these rows."""
+    def takes(logits: Tensor) -> bool:
+        """Whether these rows can be read."""
         is_here = logits.device.type == "cpu" and logits.dtype == torch.float32
         return is_here and logits.dim() == 2 and logits.stride(1) == 1
 

@@ -79,13 +79,6 @@ class _Function:
         size = INT64(size) if isinstance(size, int) else size
         return self.emit.at(self.address(name), self.build.mul(item, size), kind)
 
-    def spread(self, number: Value) -> Value:
-        """A vector of one int32."""
-        nothing = ir.Constant(self.ints, ir.Undefined)
-        return self.build.shuffle_vector(
-            self.build.insert_element(nothing, number, INT32(0)), nothing, self.emit.whole(0)
-        )
-
     def least(self, x: Value, y: Value) -> Value:
         return self.build.select(self.build.icmp_signed("<", x, y), x, y)
 
@@ -99,9 +92,9 @@ class _Tokens:
         emit = function.emit
         bounds, ends = function.part("bounds", item, 2, FLOAT), function.part("ends", item, 4, INT32)
         self._bounds = [emit.spread(emit.number(bounds, at)) for at in range(2)]
-        self._ends = [function.spread(emit.number(ends, at, INT32)) for at in range(4)]
+        self._ends = [function.emit.spread(emit.number(ends, at, INT32)) for at in range(4)]
         self._counted = ir.Constant(function.ints, list(range(function.width)))
-        self._num_columns = function.spread(function.build.trunc(function.of["num_columns"], INT32))
+        self._num_columns = function.emit.spread(function.build.trunc(function.of["num_columns"], INT32))
 
     def read(self, first: Value, *, is_whole: bool) -> tuple[Value, Value]:
         """Logits from a column on, and whether they are in play; minus infinity is none.
@@ -109,7 +102,7 @@ class _Tokens:
         is_whole: all of these columns exist
         """
         function, emit, build = self._function, self._function.emit, self._function.build
-        ids = build.add(function.spread(build.trunc(first, INT32)), self._counted)
+        ids = build.add(function.emit.spread(build.trunc(first, INT32)), self._counted)
         logits = emit.floats(self._row, first) if is_whole else self._existing(first, ids)
         are_numbers = build.fcmp_ordered(">", logits, emit.all_of(-math.inf))
         are_inside = build.and_(self._are_inside(logits, ids, 0), self._are_inside(logits, ids, 1))
@@ -197,7 +190,7 @@ class _Tally:
     def begin(self) -> None:
         """Nothing is counted."""
         function, emit = self._function, self._function.emit
-        nothing = function.spread(function.build.trunc(function.of["nothing"], INT32))
+        nothing = function.emit.spread(function.build.trunc(function.of["nothing"], INT32))
 
         def clear(place: Value) -> Sequence[Value]:
             function.build.store(nothing, emit.at(self._tallies, place, INT32), align=4)

@@ -188,6 +188,8 @@ def _draw_all(kernels: VocabularyKernels, task: _Task, places: list[int], order:
 
 def _draw_levels(kernels: VocabularyKernels, task: _Task, places: list[int], chain: Items[Stage]) -> dict[int, Drawn]:
     """Draw for those of the places whose rows have few values."""
+    if not places:
+        return {}
     drawn: dict[int, Drawn] = {}
     racing: dict[int, Left] = {}
     counted = kernels.count(task.logits, [task.rows[place] for place in places])
@@ -215,6 +217,8 @@ def _draw_levels(kernels: VocabularyKernels, task: _Task, places: list[int], cha
 
 def _draw_full(task: _Task, places: list[int], chain: Items[Stage]) -> dict[int, Drawn]:
     """Draw for rows that candidates do not settle, one after the other."""
+    if not places:
+        return {}
     drawn = {}
     active = active_stages(chain, task.parameters)
     for place in places:

@@ -58,12 +58,11 @@ def moments(candidates: Candidates, logits: Tensor, needed: Tensor, need: Need, 
     kernels = kernels_for(logits) if need is Need.TOTAL and rows else None
     if kernels is not None:
         sums.log_total[rows] = _totals(kernels, candidates, logits, rows)
-        return sums
     for row, (own, divisor) in zip(rows, whole.each_of(rows, logits, candidates.divisor), strict=True):
         sums.count[row] = whole.count(own, scratch)[0]
         if need is Need.DEVIATION:
             sums.deviation[row] = whole.deviation(own, divisor, scratch)[0]
-        elif need is Need.TOTAL:
+        elif need is Need.TOTAL and kernels is None:
             sums.log_total[row] = whole.log_total(own, divisor, candidates.token_ids[row], scratch)[0]
         elif need is Need.ENTROPY:
             log_total, entropy = whole.total_and_entropy(own, divisor, scratch)

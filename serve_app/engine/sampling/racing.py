@@ -22,7 +22,7 @@ def kernels_of(vocab: int) -> VocabularyKernels | None:
 def kernels_for(logits: Tensor) -> VocabularyKernels | None:
     """None where no kernel reads these rows."""
     kernels = kernels_of(logits.shape[-1])
-    return kernels if kernels is not None and kernels.take(logits) else None
+    return kernels if kernels is not None and kernels.takes(logits) else None
 
 
 @dataclass(frozen=True, slots=True)
