@@ -37,7 +37,7 @@ class Runner:
         self.graphs: DecodeGraphs | None = None
         self._loop = None
         if model.scorings is not None:
-            self._loop = build_loop(model.module, model.shape, model.scorings, sums=model.sums)
+            self._loop = build_loop(model.module, model.shape, model.scorings, sums=model.sums, adapt=bank.begin_step)
 
     @torch.inference_mode()
     def record_steps(self, capture: Capture, *, num_places: int) -> None:

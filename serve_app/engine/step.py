@@ -29,6 +29,7 @@ class Step:
     logit_rows: [rows] int64, the tokens whose logits are wanted: of each span its scored positions, then its last and
                 the guesses behind that
     mixes:      [tokens], the adapters' slots of each with their factors, () for the base
+    logit_mixes: [rows], the same of the tokens whose logits are wanted
     attention:  what every layer asks to write its keys and values, and to attend
     embeddings: [illustrated, hidden], in the place of the ids of the tokens `illustrated`, [illustrated] int64; None
                 where no token is part of an image
@@ -41,6 +42,7 @@ class Step:
     logit_rows: Tensor
     mixes: tuple[Mix, ...]
     attention: AttentionPlan
+    logit_mixes: tuple[Mix, ...] = ()
     embeddings: Tensor | None = None
     illustrated: Tensor | None = None
     rope_positions: Tensor | None = None
@@ -71,6 +73,7 @@ class Layout:
             places=written,
             logit_rows=logit_rows,
             mixes=self.mixes,
+            logit_mixes=tuple(self.mixes[row] for row in self.logit_rows),
             attention=storage.plan(self.readings, written),
             embeddings=images.embeddings,
             illustrated=images.illustrated,

@@ -194,8 +194,8 @@ def test_rows_of_adapters_lie_where_kernels_look_for_them() -> None:
         token_ids=[3] * 5, positions=[9] * 5, places=[4] * 5, logit_rows=list(range(5)), mixes=tuple(mixes),
         readings=tuple(Reading(first_token=at, place=at, blocks=[0], start=9, length=1) for at in range(5)),
     )  # fmt: skip
-    rows.fill(layout, lay_rows(mixes, residents) or ())
-    laid = lay_tiles(mixes, residents, device=CPU) or ()
+    rows.fill(layout, lay_rows(mixes, residents, tile_rows=16) or ())
+    laid = lay_tiles(mixes, residents, tile_rows=16, device=CPU) or ()
     for own, expected in zip(rows.shelf_tiles(), laid, strict=True):
         count, num_tiles = len(expected.rows), expected.tiles.shape[1]
         assert own.rank == expected.rank

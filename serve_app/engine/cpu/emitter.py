@@ -15,8 +15,22 @@ Kind: TypeAlias = Literal["bfloat16", "float16", "float32"]
 Value: TypeAlias = Any
 """Of LLVM: what an instruction gives."""
 
+
+class _BFloat(ir.Type):  # type: ignore[misc]
+    """LLVM's, which llvmlite does not know."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash("bfloat")
+
+
 INT8, INT16, INT32, INT64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-FLOAT, POINTER = ir.FloatType(), ir.PointerType()
+FLOAT, BFLOAT, POINTER = ir.FloatType(), _BFloat(), ir.PointerType()
 FREELY = ("reassoc", "contract", "nsz")
 """How sums may be computed that have no order of their own."""
 LEAST_POWER = -126.0
@@ -189,6 +203,22 @@ class Emitter:
         """Its sum, in the order that is fastest, which is always the same."""
         name, start = f"llvm.vector.reduce.fadd.v{self.width}f32", FLOAT(0.0)
         return self.builder.call(self._function(name, FLOAT, start, vector), [start, vector], fastmath=FREELY)
+
+    def folded(self, vector: Value) -> Value:
+        """Its sum, one half added to the other until one number is left: the same bits wherever it is computed."""
+        build, size = self.builder, vector.type.count
+        while size > 1:
+            size //= 2
+            low, high = (
+                build.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(INT32, size), list(numbers)))
+                for numbers in (range(size), range(size, 2 * size))
+            )
+            vector = build.fadd(low, high)
+        return self.first(vector)
+
+    def dot(self, total: Value, x: Value, y: Value) -> Value:
+        """Sums of 16, and what pairs of bfloat16 multiplied add to each, as AVX512-BF16 does it."""
+        return self._call("llvm.x86.avx512bf16.dpbf16ps.512", total.type, total, x, y)
 
     def power_of_two(self, vector: Value) -> Value:
         """2^x of numbers that are not above 0, by a polynomial of what is left of the nearest whole number."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from serve_app.engine.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
+from serve_app.engine.cpu.emitter import BFLOAT, FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
 
 NAME = "multiply_rows"
 PARAMETERS = (
@@ -46,21 +46,8 @@ LINE = 16
 FETCHES = (4, 2, 1)
 
 
-class _BFloat(ir.Type):  # type: ignore[misc]
-    """LLVM's, which llvmlite does not know."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash("bfloat")
-
-
 WORDS = ir.VectorType(INT32, WIDTH)
-PAIRS = ir.VectorType(_BFloat(), 2 * WIDTH)
+PAIRS = ir.VectorType(BFLOAT, 2 * WIDTH)
 QUADS = ir.VectorType(ir.IntType(8), 4 * WIDTH)
 
 
@@ -202,8 +189,9 @@ class _Writer:
         return found
 
     def _dot(self, total: Value, x: Value, weights: Value) -> Value:
-        name = "llvm.x86.avx512.vpdpbusd.512" if self._numbers.is_whole else "llvm.x86.avx512bf16.dpbf16ps.512"
-        module = self._build.module
+        if not self._numbers.is_whole:
+            return self._emit.dot(total, x, weights)
+        name, module = "llvm.x86.avx512.vpdpbusd.512", self._build.module
         kind = ir.FunctionType(total.type, [total.type, x.type, weights.type])
         return self._build.call(module.globals.get(name) or ir.Function(module, kind, name), [total, x, weights])
 

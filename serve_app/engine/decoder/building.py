@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from serve_app.engine.decoder.family import FAMILIES, Family
 from serve_app.engine.decoder.layer import Attention, Heads, Layer, Mlp, Product, Rotation, activation_of
-from serve_app.engine.decoder.loop import DecoderLoop, Rotary
+from serve_app.engine.decoder.loop import Adapt, DecoderLoop, Rotary
 from serve_app.engine.decoder.norm import Norm, norm_of
 from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.kv.shape import KeyValueShape
@@ -46,11 +46,17 @@ def family_of(module: PreTrainedModel) -> Family | None:
 
 
 def build_loop(
-    module: PreTrainedModel, shape: KeyValueShape, scorings: Scorings, *, sums: Sums | None = None
+    module: PreTrainedModel,
+    shape: KeyValueShape,
+    scorings: Scorings,
+    *,
+    sums: Sums | None = None,
+    adapt: Adapt | None = None,
 ) -> DecoderLoop:
     """The loop over a model's modules, those that adapters are wrapped around included. Raises NotDescribed.
 
-    sums: of a divided model
+    sums:  of a divided model
+    adapt: of a model that has adapters
     """
     family, decoder = family_of(module), module.get_decoder()
     if family is None:
@@ -74,6 +80,7 @@ def build_loop(
         embedding_factor=float(getattr(decoder, "embedding_multiplier", 1.0)),
         logits_divisor=float(getattr(config, "logits_scaling", 1.0)),
         softcap=getattr(config, "final_logit_softcapping", None),
+        adapt=adapt,
     )
 
 

@@ -10,8 +10,11 @@ from torch import Tensor
 
 from serve_app.engine.decoder.layer import Layer, Rotation
 from serve_app.engine.decoder.norm import Change, Norm
+from serve_app.engine.lora.plan import Mix
 from serve_app.engine.step import Step
 
+Adapt: TypeAlias = Callable[[Sequence[Mix]], None]
+"""Says what each row is adapted with from now on."""
 Rotary: TypeAlias = Callable[[Tensor, Tensor, str], Rotation]
 """From the stream (for its type), positions [tokens] and a kind of layer."""
 
@@ -33,8 +36,11 @@ class DecoderLoop:
         embedding_factor: float = 1.0,
         logits_divisor: float = 1.0,
         softcap: float | None = None,
+        adapt: Adapt | None = None,
     ) -> None:
+        """adapt: of a model that has adapters; a step's rows are told before it is computed"""
         self._layers = layers
+        self._adapt = adapt
         self._kinds = sorted({layer.attention.rope for layer in layers if layer.attention.rope is not None})
         self._embed = embed
         self._rotary = rotary
@@ -52,16 +58,17 @@ class DecoderLoop:
         """What the last layer gives of the rows whose logits are wanted, [rows, hidden]; writes keys and values."""
         x = self._embedded(step)
         rotations = {kind: self._rotary(x, step.positions, kind) for kind in self._kinds}
-        last = None if any(step.mixes) else len(self._layers) - 1  # adapters' plan is for every token of a step
         change: Change | None = None
         for number, layer in enumerate(self._layers):
             attended = self._attended(number, layer, step, layer.begin(x, change), rotations)
-            if number == last:
+            if number == len(self._layers) - 1:
                 x, attended = x.index_select(0, step.logit_rows), attended.index_select(0, step.logit_rows)
+                if self._adapt is not None and any(step.mixes):
+                    self._adapt(step.logit_mixes)
             change = layer.finish(x, attended)
         if change is not None:
             change.add_to(x)
-        return x if last is not None else x.index_select(0, step.logit_rows)
+        return x
 
     def _embedded(self, step: Step) -> Tensor:
         """[tokens, hidden], a tensor of its own."""

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from serve_app.engine.gpu.lora_kernels import expand, shrink
+from serve_app.engine.lora.kernels import Part
 from serve_app.engine.lora.plan import Resident
 from serve_app.engine.lora.shelf import Stack
-from serve_app.engine.lora.tiles import TILE_ROWS, ShelfTiles, lay_tiles
+from serve_app.engine.lora.tiles import ShelfTiles, lay_tiles
 
 logger = logging.getLogger(__name__)
 
 SPLIT = 1024
 """Inputs that one program adds up."""
+TILE_ROWS = 16
+"""What tensor cores take at least."""
 WIDTH = 128
 """Inputs, and outputs, that a program takes at a time."""
 
 
-def add_changes(y: Tensor, x: Tensor, tiles: Iterable[ShelfTiles], stacks: Mapping[int, Stack]) -> None:
-    """Add to rows of y [tokens, out] what their adapters make of x [tokens, in]; no other row is touched.
+class TritonKernels:
+    """Two launches for each linear, pass and shelf."""
 
-    stacks: of the shelves that change this module, by rank
-    """
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    for each in tiles:
-        if each.rank in stacks:
-            _add(y, x, each, stacks[each.rank])
+    tile_rows = TILE_ROWS
+
+    def add(self, y: Tensor, x: Tensor, parts: Sequence[Part], tiles: Iterable[ShelfTiles]) -> None:
+        """Add to rows of y [tokens, out] what their adapters make of x [tokens, in]; no other row is touched."""
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        for part in parts:
+            for each in tiles:
+                if each.rank in part.stacks:
+                    _add(y[:, part.begin : part.end], x, each, part.stacks[each.rank])
 
 
 def _add(y: Tensor, x: Tensor, each: ShelfTiles, stack: Stack) -> None:
@@ -41,7 +47,7 @@ def _add(y: Tensor, x: Tensor, each: ShelfTiles, stack: Stack) -> None:
         x, stack.down, low, each.rows, each.tiles, num_tiles, num_rows, x.stride(0), IN=inputs, SPLIT=SPLIT, **shared
     )
     expand[(num_tiles, -(-outputs // WIDTH))](
-        y, stack.up, low, each.rows, each.factors, each.tiles, num_tiles, num_rows, y.stride(0),
+        y, stack.up, low, each.rows, each.factors, each.tiles, num_tiles, num_rows, y.stride(0), *stack.up.stride(),
         OUT=outputs, SPLITS=splits, **shared,
     )  # fmt: skip
 
@@ -59,8 +65,9 @@ def agrees(dtype: torch.dtype, device: torch.device) -> bool:
     for row, slot in ((0, 1), (2, 0)):
         expected[row] += 0.5 * up[slot].float() @ (down[slot].float() @ x[row].float())
     try:
-        tiles = lay_tiles([((1, 0.5),), (), ((0, 0.5),)], residents, device=device)
-        add_changes(y, x, tiles or (), {8: Stack(down=down, up=up)})
+        tiles = lay_tiles([((1, 0.5),), (), ((0, 0.5),)], residents, tile_rows=TILE_ROWS, device=device)
+        part = Part(begin=0, end=y.shape[1], stacks={8: Stack(down=down, up=up)})
+        TritonKernels().add(y, x, [part], tiles or ())
         difference = float((y.float() - expected).abs().max())
     except Exception as error:  # compilers of kernels fail in ways of their own
         logger.warning("changes of adapters are torch's, as Triton's kernels do not run: %s", error)

@@ -38,7 +38,7 @@ def shrink(
 
 @triton.jit
 def expand(
-    y, up, low, rows, factors, tiles, num_tiles, num_rows, y_row,
+    y, up, low, rows, factors, tiles, num_tiles, num_rows, y_row, up_place, up_output, up_rank,
     OUT: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
     RANK_WIDTH: tl.constexpr,
 ):
@@ -54,7 +54,7 @@ def expand(
         sums += tl.load(low + source[:, None] + of_rank[None, :], mask=mask, other=0.0)
     at = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     mask = (of_rank < RANK)[:, None] & (at < OUT)[None, :]
-    factor = tl.load(up + (place * OUT + at[None, :]) * RANK + of_rank[:, None], mask=mask, other=0.0)
+    factor = tl.load(up + place * up_place + at[None, :] * up_output + of_rank[:, None] * up_rank, mask=mask, other=0.0)
     change = tl.dot(sums.to(factor.dtype), factor, input_precision="ieee")
     share = tl.load(factors + first + number, mask=number < count, other=0.0)
     row = tl.load(rows + first + number, mask=number < count, other=0).to(tl.int64)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from serve_app.engine.lora.adapter import Adapter, frame_of, linear_modules
 from serve_app.engine.lora.banked import BankedLinear, Step
+from serve_app.engine.lora.kernels import kernels_for
 from serve_app.engine.lora.plan import Mix, Plan, Resident, make_plan
 from serve_app.engine.lora.shelf import Shelf, Stack, shelf_rank
 from serve_app.engine.lora.tiles import ShelfRows, ShelfTiles, lay_rows, lay_tiles
@@ -49,9 +50,9 @@ class AdapterBank:
     """
 
     def __init__(
-        self, model: nn.Module, adapters: Iterable[Adapter], *, max_slots: int, uses_kernels: bool = False
+        self, model: nn.Module, adapters: Iterable[Adapter], *, max_slots: int, uses_triton: bool = False
     ) -> None:
-        """uses_kernels: whether Triton computes the changes, where no row of a step has DoRA's gains"""
+        """uses_triton: whether kernels are Triton's; all leave steps with a row of DoRA's gains to torch"""
         self._adapters = {adapter.version: adapter for adapter in adapters}
         self.num_slots = min(max_slots, len(self._adapters))
         self._model = model
@@ -74,7 +75,10 @@ class AdapterBank:
         self._last_mixes: tuple[Mix, ...] | None = None
         self._last_plan: Plan | None = None
         self._last_tiles: tuple[ShelfTiles, ...] | None = None
-        self._uses_kernels = uses_kernels and bool(self._adapters) and _kernels_agree(self._dtype, self._device)
+        if self._shelves:
+            self._step.kernels = kernels_for(
+                weights.values(), ranks, device=self._device, dtype=self._dtype, uses_triton=uses_triton
+            )
         self._staging = threading.Lock()
         self._places: dict[int, tuple[int, int]] = {}  # slot -> rank and place, as `stage` left them
 
@@ -86,7 +90,8 @@ class AdapterBank:
     @property
     def num_columns(self) -> int:
         """Columns of low rank that each module computes in this step."""
-        return 0 if self._step.plan is None else self._step.plan.num_columns
+        used = {(at, slot) for mix in self._last_mixes or () for at, (slot, _) in enumerate(mix)}
+        return 0 if self._step.plan is None else sum(self._residents[slot].rank for _, slot in used)
 
     def version_of(self, slot: int) -> str | None:
         """The version that rows of this slot are computed with; None where there is none yet."""
@@ -134,9 +139,7 @@ class AdapterBank:
         """Say which slots each packed token uses, and how much of each. A step without adapters costs nothing."""
         mixes = tuple(row_mixes)
         if mixes != self._last_mixes:
-            self._last_plan = self._plan(mixes)
-            by_kernels = self._uses_kernels and self._last_plan is not None
-            self._last_tiles = lay_tiles(mixes, self._residents, device=self._device) if by_kernels else None
+            self._last_plan, self._last_tiles = self._plan(mixes)
             self._last_mixes = mixes
         self._step.plan, self._step.tiles = self._last_plan, self._last_tiles
 
@@ -145,7 +148,8 @@ class AdapterBank:
 
     def rows_of(self, mixes: Sequence[Mix]) -> tuple[ShelfRows, ...] | None:
         """A step's adapted rows as kernels read them; None where kernels do not compute them."""
-        return lay_rows(mixes, self._residents) if self._uses_kernels else None
+        kernels = self._step.kernels
+        return None if kernels is None else lay_rows(mixes, self._residents, tile_rows=kernels.tile_rows)
 
     @contextmanager
     def running(self, num_tokens: int, tiles: tuple[ShelfTiles, ...]) -> Iterator[None]:
@@ -178,11 +182,19 @@ class AdapterBank:
         """What it does to each of the modules that are here. Raises AdapterRefused."""
         return read_weights(adapter, self._linears, dtype=self._dtype)
 
-    def _plan(self, mixes: tuple[Mix, ...]) -> Plan | None:
+    def _plan(self, mixes: tuple[Mix, ...]) -> tuple[Plan | None, tuple[ShelfTiles, ...] | None]:
+        """What torch computes, or kernels."""
         present = {slot for mix in set(mixes) for slot, _ in mix}
         for slot in present:
             assert slot in self._residents, f"slot {slot} holds no adapter that could be computed with"
-        return make_plan(mixes, self._residents, device=self._device) if present else None
+        if not present:
+            return None, None
+        kernels = self._step.kernels
+        if kernels is not None:
+            tiles = lay_tiles(mixes, self._residents, tile_rows=kernels.tile_rows, device=self._device)
+            if tiles is not None:
+                return Plan(num_tokens=len(mixes), passes=()), tiles
+        return make_plan(mixes, self._residents, device=self._device), None
 
     def _free(self, slot: int) -> None:
         if slot in self._places:
@@ -198,12 +210,6 @@ class AdapterBank:
             if wrapped.gains is not None:
                 wrapped.gains[slot] = 1.0 if gain is None else gain.to(self._device)
         return has_gain
-
-
-def _kernels_agree(dtype: torch.dtype, device: torch.device) -> bool:
-    from serve_app.engine.gpu.lora import agrees
-
-    return agrees(dtype, device)
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

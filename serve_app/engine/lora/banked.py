@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from serve_app.engine.lora.kernels import Kernels, Part
 from serve_app.engine.lora.plan import Gains, Pass, Plan, Rows, Segment
-from serve_app.engine.lora.shelf import Shelf
+from serve_app.engine.lora.shelf import Shelf, Stack
 from serve_app.engine.lora.tiles import ShelfTiles
 
 MOST_ROWS_ALONE = 64
@@ -18,11 +19,13 @@ MOST_ROWS_ALONE = 64
 class Step:
     """What all modules of a bank are told of the step that is computed.
 
-    plan:  None is a step without adapters
-    tiles: the same rows for kernels; None where torch computes the changes
+    plan:    None is a step without adapters
+    tiles:   the same rows for kernels; None where torch computes the changes
+    kernels: that can; None where there are none
     """
 
     def __init__(self) -> None:
+        self.kernels: Kernels | None = None
         self.plan: Plan | None = None
         self.tiles: tuple[ShelfTiles, ...] | None = None
 
@@ -80,12 +83,10 @@ class BankedLinear(nn.Module):
             else:
                 y.index_add_(0, each.rows, change)
 
-    def add_by_kernels(self, y: Tensor, x: Tensor, tiles: tuple[ShelfTiles, ...]) -> None:
-        """As `change`, of rows that are laid in tiles."""
-        from serve_app.engine.gpu.lora import add_changes
-
-        stacks = {rank: shelf.stacks[self.name] for rank, shelf in self._shelves.items() if self.name in shelf.stacks}
-        add_changes(y, x, tiles, stacks)
+    @property
+    def stacks(self) -> dict[int, Stack]:
+        """What is stacked for it, by rank."""
+        return {rank: shelf.stacks[self.name] for rank, shelf in self._shelves.items() if self.name in shelf.stacks}
 
     def _change(self, each: Pass, y: Tensor, picked: Tensor) -> Tensor:
         """What one adapter of each row adds to it, [rows of the pass, out]; y is still the base's."""
@@ -134,8 +135,9 @@ def change_parts(y: Tensor, x: Tensor, parts: Sequence[tuple[int, int, BankedLin
     if x.shape[0] != plan.num_tokens:
         raise RuntimeError(f"{parts[0][2].name} was given {x.shape[0]} rows in a step of {plan.num_tokens}")
     if step.tiles is not None:
-        for begin, end, linear in parts:
-            linear.add_by_kernels(y[:, begin:end], x, step.tiles)
+        assert step.kernels is not None, "tiles are laid for kernels"
+        found = [Part(begin=begin, end=end, stacks=linear.stacks) for begin, end, linear in parts]
+        step.kernels.add(y, x, found, step.tiles)
         return
     with _threads_for(plan.num_tokens, y.device):
         picked = [_pick(x, each.picked) for each in plan.passes]

@@ -82,11 +82,6 @@ class Plan:
     num_tokens: int
     passes: tuple[Pass, ...]
 
-    @property
-    def num_columns(self) -> int:
-        """Columns of `down` that a module computes: the ranks of the shelves of the slots present."""
-        return sum(segment.rank * segment.num_places for each in self.passes for segment in each.segments)
-
 
 def make_plan(mixes: Sequence[Mix], residents: Mapping[int, Resident], *, device: torch.device) -> Plan:
     """mixes: [tokens]"""

@@ -22,7 +22,7 @@ def shelf_rank(rank: int) -> int:
 class Stack:
     """What a shelf's places do to one module.
 
-    down: [places, rank, in];  up: [places, out, rank]
+    down: [places, rank, in];  up: [places, out, rank], which on CPUs lies in memory as [places, rank, out]
     """
 
     down: Tensor
@@ -35,11 +35,11 @@ class Stack:
     def resized(self, num_places: int) -> Stack:
         """A copy with more places or fewer."""
         kept = min(num_places, self.down.shape[0])
-        down = self.down.new_zeros(num_places, *self.down.shape[1:])
-        up = self.up.new_zeros(num_places, *self.up.shape[1:])
-        down[:kept] = self.down[:kept]
-        up[:kept] = self.up[:kept]
-        return Stack(down=down, up=up)
+        frame = self.down.new_empty(1).expand(self.up.shape[1], self.down.shape[2])
+        larger = new_stack(num_places, self.down.shape[1], frame)
+        larger.down[:kept] = self.down[:kept]
+        larger.up[:kept] = self.up[:kept]
+        return larger
 
     def put(self, place: int, low_rank: LowRank | None) -> None:
         """Fill a place; None leaves the module as it is."""
@@ -49,6 +49,17 @@ class Stack:
         if low_rank is not None:
             self.down[place, :rank].copy_(low_rank.down)
             self.up[place, :, :rank].copy_(low_rank.up)
+
+
+def new_stack(num_places: int, rank: int, frame: Tensor) -> Stack:
+    """Places that change nothing, for a weight [out, in] of such a size and type."""
+    outputs, inputs = frame.shape
+
+    def zeros(*size: int) -> Tensor:
+        return torch.zeros(num_places, *size, dtype=frame.dtype, device=frame.device)
+
+    up = zeros(rank, outputs).mT if frame.device.type == "cpu" else zeros(outputs, rank)
+    return Stack(down=zeros(rank, inputs), up=up)
 
 
 class Shelf:
@@ -79,7 +90,7 @@ class Shelf:
         if place == self._capacity:
             self._resize(max(1, 2 * self._capacity))
         for name in weights.keys() - self.stacks.keys():
-            self.stacks[name] = self._new_stack(name)
+            self.stacks[name] = new_stack(self._capacity, self.rank, self._weights[name])
             self.num_changes += 1
         for name, stack in self.stacks.items():
             stack.put(place, weights.get(name))
@@ -105,11 +116,3 @@ class Shelf:
         for name in list(self.stacks):
             self.stacks[name] = self.stacks[name].resized(capacity)
         self._capacity = capacity
-
-    def _new_stack(self, name: str) -> Stack:
-        weight = self._weights[name]
-        out_features, in_features = weight.shape
-        return Stack(
-            down=torch.zeros(self._capacity, self.rank, in_features, dtype=weight.dtype, device=weight.device),
-            up=torch.zeros(self._capacity, out_features, self.rank, dtype=weight.dtype, device=weight.device),
-        )

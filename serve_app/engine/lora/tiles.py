@@ -11,9 +11,6 @@ from torch import Tensor
 from serve_app.engine.crossing import sent
 from serve_app.engine.lora.plan import Mix, Resident
 
-TILE_ROWS = 16
-"""What tensor cores take at least."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShelfTiles:
@@ -49,35 +46,39 @@ class ShelfRows:
 
 
 def lay_tiles(
-    mixes: Sequence[Mix], residents: Mapping[int, Resident], *, device: torch.device
+    mixes: Sequence[Mix], residents: Mapping[int, Resident], *, tile_rows: int, device: torch.device
 ) -> tuple[ShelfTiles, ...] | None:
     """As `lay_rows`, on the device."""
-    found = lay_rows(mixes, residents)
+    found = lay_rows(mixes, residents, tile_rows=tile_rows)
     return None if found is None else tuple(each.tensors(device) for each in found)
 
 
-def lay_rows(mixes: Sequence[Mix], residents: Mapping[int, Resident]) -> tuple[ShelfRows, ...] | None:
+def lay_rows(
+    mixes: Sequence[Mix], residents: Mapping[int, Resident], *, tile_rows: int
+) -> tuple[ShelfRows, ...] | None:
     """The tiles of all passes, those of the rows' first adapters first; None where DoRA's gains are among them.
 
-    mixes: [tokens]
+    mixes: [tokens];  tile_rows: of a tile, at most
     """
     used = [[(row, *mix[at]) for row, mix in enumerate(mixes) if len(mix) > at] for at in range(max(map(len, mixes)))]
     if any(residents[slot].has_gain for each in used for _, slot, _ in each):
         return None
     return tuple(
-        _of_shelf(rank, [row for row in each if residents[row[1]].rank == rank], residents)
+        _of_shelf(rank, [row for row in each if residents[row[1]].rank == rank], residents, tile_rows)
         for each in used
         for rank in sorted({residents[slot].rank for _, slot, _ in each})
     )
 
 
-def _of_shelf(rank: int, used: Sequence[tuple[int, int, float]], residents: Mapping[int, Resident]) -> ShelfRows:
+def _of_shelf(
+    rank: int, used: Sequence[tuple[int, int, float]], residents: Mapping[int, Resident], tile_rows: int
+) -> ShelfRows:
     """used: row, slot and factor of each row"""
     ordered = sorted(used, key=lambda each: residents[each[1]].place)
     tiles: list[tuple[int, int, int]] = []
     for at, (_, slot, _) in enumerate(ordered):
         place = residents[slot].place
-        if tiles and tiles[-1][0] == place and tiles[-1][2] < TILE_ROWS:
+        if tiles and tiles[-1][0] == place and tiles[-1][2] < tile_rows:
             tiles[-1] = (place, tiles[-1][1], tiles[-1][2] + 1)
         else:
             tiles.append((place, at, 1))

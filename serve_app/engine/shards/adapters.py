@@ -40,9 +40,9 @@ class LeadingBank(AdapterBank):
         division: Division,
         crew: Crew,
         max_slots: int,
-        uses_kernels: bool = False,
+        uses_triton: bool = False,
     ) -> None:
-        super().__init__(model, adapters, max_slots=max_slots, uses_kernels=uses_kernels)
+        super().__init__(model, adapters, max_slots=max_slots, uses_triton=uses_triton)
         self._division = division
         self._crew = crew
         self._whole: Weights = {}

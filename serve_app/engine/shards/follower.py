@@ -91,7 +91,7 @@ class Follower:
             raise ModelNotSupported("an adapter is not here that the first shard has")
         model = self._model
         self._bank = FollowingBank(
-            model.module, bound, max_slots=self._config.max_adapters, uses_kernels=model.uses_triton
+            model.module, bound, max_slots=self._config.max_adapters, uses_triton=model.uses_triton
         )
         self._storage = make_store(self._config, model).storage
         self._runner = Runner(model, self._storage, self._bank)

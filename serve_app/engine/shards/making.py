@@ -16,7 +16,7 @@ def make_bank(config: EngineConfig, model: LoadedModel, adapters: Items[Adapter]
     """adapters: as they were bound, in each shard of a divided model"""
     shard = model.shard
     if shard is None or shard.crew is None:
-        return AdapterBank(model.module, adapters, max_slots=config.max_adapters, uses_kernels=model.uses_triton)
+        return AdapterBank(model.module, adapters, max_slots=config.max_adapters, uses_triton=model.uses_triton)
     shard.crew.tell(Serve(versions=tuple(adapter.version for adapter in adapters)))
     return LeadingBank(
         model.module,
@@ -24,5 +24,5 @@ def make_bank(config: EngineConfig, model: LoadedModel, adapters: Items[Adapter]
         division=shard.division,
         crew=shard.crew,
         max_slots=config.max_adapters,
-        uses_kernels=model.uses_triton,
+        uses_triton=model.uses_triton,
     )

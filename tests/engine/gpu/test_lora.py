@@ -31,9 +31,9 @@ def make_model(device: torch.device) -> nn.Module:
     )
 
 
-def make_bank(model: nn.Module, folders: list[Path], *, uses_kernels: bool) -> AdapterBank:
+def make_bank(model: nn.Module, folders: list[Path], *, uses_triton: bool) -> AdapterBank:
     adapters = [load_adapter(folder, version=folder.name, model=model) for folder in folders]
-    bank = AdapterBank(model, adapters, max_slots=8, uses_kernels=uses_kernels)
+    bank = AdapterBank(model, adapters, max_slots=8, uses_triton=uses_triton)
     for slot, folder in enumerate(folders):
         bank.load(slot, folder.name)
     return bank
@@ -65,7 +65,7 @@ def compute(bank: AdapterBank, model: nn.Module, x: torch.Tensor, mixes: list[Mi
 def test_any_mix_of_rows_is_changed_as_by_torch(has_gains: bool, tmp_path: Path, device: torch.device) -> None:
     folders = save(tmp_path, has_gains=has_gains)
     models = [make_model(device) for _ in range(2)]
-    banks = [make_bank(model, folders, uses_kernels=used) for model, used in zip(models, (False, True), strict=True)]
+    banks = [make_bank(model, folders, uses_triton=used) for model, used in zip(models, (False, True), strict=True)]
     draw = random.Random(3)
     mixes: list[Mix] = [(), ((4, 1.0),), *[((0, 1.0),)] * 20]
     mixes += [tuple((slot, draw.choice([1.0, -0.3, 0.7])) for slot in draw.sample(range(5), 2)) for _ in range(8)]
