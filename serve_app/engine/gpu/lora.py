@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.gpu.lora_kernels import expand, shrink
-from serve_app.engine.lora.kernels import Part
 from serve_app.engine.lora.plan import Resident
-from serve_app.engine.lora.shelf import Stack
+from serve_app.engine.lora.shelf import Part, Stack
 from serve_app.engine.lora.tiles import ShelfTiles, lay_tiles
 
 logger = logging.getLogger(__name__)

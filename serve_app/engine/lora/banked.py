@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from serve_app.engine.lora.kernels import Kernels, Part
+from serve_app.engine.lora.kernels import Kernels
 from serve_app.engine.lora.plan import Gains, Pass, Plan, Rows, Segment
-from serve_app.engine.lora.shelf import Shelf, Stack
+from serve_app.engine.lora.shelf import Part, Shelf, Stack
 from serve_app.engine.lora.tiles import ShelfTiles
 
 MOST_ROWS_ALONE = 64
@@ -85,8 +85,9 @@ class BankedLinear(nn.Module):
 
     @property
     def stacks(self) -> dict[int, Stack]:
-        """What is stacked for it, by rank."""
-        return {rank: shelf.stacks[self.name] for rank, shelf in self._shelves.items() if self.name in shelf.stacks}
+        """What is stacked for it now, by rank; another thread may be about to take a shelf's stacks away."""
+        found = ((rank, shelf.stacks.get(self.name)) for rank, shelf in self._shelves.items())
+        return {rank: stack for rank, stack in found if stack is not None}
 
     def _change(self, each: Pass, y: Tensor, picked: Tensor) -> Tensor:
         """What one adapter of each row adds to it, [rows of the pass, out]; y is still the base's."""

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from serve_app.engine.lora.shelf import Stack
+from serve_app.engine.lora.shelf import Part
 from serve_app.engine.lora.tiles import ShelfTiles
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One of the linears whose outputs lie side by side.
-
-    begin, end: its columns
-    stacks:     of the shelves that change it, by rank
-    """
-
-    begin: int
-    end: int
-    stacks: Mapping[int, Stack]
 
 
 class Kernels(Protocol):

@@ -51,6 +51,19 @@ class Stack:
             self.up[place, :, :rank].copy_(low_rank.up)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One of the linears whose outputs lie side by side.
+
+    begin, end: its columns
+    stacks:     of the shelves that change it, by rank
+    """
+
+    begin: int
+    end: int
+    stacks: Mapping[int, Stack]
+
+
 def new_stack(num_places: int, rank: int, frame: Tensor) -> Stack:
     """Places that change nothing, for a weight [out, in] of such a size and type."""
     outputs, inputs = frame.shape
