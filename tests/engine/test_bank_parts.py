@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from serve_app.engine.lora.bank import AdapterBank
-from serve_app.engine.lora.banked import MOST_ROWS_ALONE, BankedLinear, change_parts
+from serve_app.engine.lora.banked import MOST_ROWS_ALONE, BankedLinear, Parts
 from serve_app.engine.lora.plan import Plan
 from tests.engine.adapter_files import load_adapter, save_adapter
 
@@ -78,7 +78,7 @@ def test_parts_of_a_joint_output_are_changed_as_each_by_itself(bank: AdapterBank
     joint = torch.cat([linear.base(x) for _, _, linear in parts], dim=1)
     bank.begin_step(MIXES)
     expected = torch.cat([linear(x) for _, _, linear in parts], dim=1)
-    change_parts(joint, x, parts)
+    Parts(parts).change(joint, x)
     bank.end_step()
     assert torch.equal(joint, expected)
     assert not torch.equal(joint, torch.cat([linear.base(x) for _, _, linear in parts], dim=1))
@@ -90,7 +90,7 @@ def test_rows_are_picked_once_for_all_parts(bank: AdapterBank) -> None:
     x, y = torch.randn(6, WIDTH), torch.zeros(6, sum(OUTPUTS))
     bank.begin_step(mixes)
     with Calls() as joint:
-        change_parts(y, x, parts_of(bank))
+        Parts(parts_of(bank)).change(y, x)
     with Calls() as apart:
         for begin, end, linear in parts_of(bank):
             linear.change(y[:, begin:end], x)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.engine.cpu import low_rank
-from serve_app.engine.cpu.low_rank import LowRankKernels, low_rank_kernels
+from serve_app.engine.cpu.low_rank import LowRankChanges, low_rank_kernels
 from serve_app.engine.lora.bank import AdapterBank
+from serve_app.engine.lora.banked import Parts
 from serve_app.engine.lora.kernels import kernels_for
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.openmp import libgomp
@@ -149,6 +150,29 @@ def test_rows_of_any_stride_are_read_where_they_lie(folders: dict[str, Path]) ->
     assert torch.equal(changed[0], changed[2])
 
 
+def test_adapters_that_come_and_go_are_computed_where_they_lie_now(folders: dict[str, Path]) -> None:
+    model = make_model(torch.float32)
+    adapters = [load_adapter(folder, version=version, model=model) for version, folder in folders.items()]
+    bank, x = AdapterBank(model, adapters, max_slots=8), rows(3, torch.float32)
+    module = bank.wrapped["0"]
+    parts, before = Parts([(0, SIZES[1], module)]), [torch.zeros(3, SIZES[1])]
+    for slots in ((0, 0, 0), (0, 1, 1), (0, 1, 2), (3, 1, 2), (4, 0, 3), (4, 4, 4)):
+        for slot in set(range(5)) - set(slots):
+            bank.vacate(slot)
+        for slot in set(slots):
+            if bank.version_of(slot) is None:
+                bank.load(slot, list(folders)[slot])
+        mixes: list[Mix] = [((slot, 1.0),) for slot in slots]
+        found, base = torch.zeros(3, SIZES[1]), module.base(x)
+        bank.begin_step(mixes)
+        parts.change(found, x)
+        expected = module(x) - base
+        bank.end_step()
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        assert not any(torch.allclose(found, other) for other in before), "each step is another"
+        before.append(found)
+
+
 @pytest.mark.parametrize("has_gains", [False, True])
 def test_sizes_of_no_whole_vectors_and_gains_are_torchs(has_gains: bool, tmp_path: Path) -> None:
     sizes = SIZES if has_gains else NO_VECTORS
@@ -173,13 +197,13 @@ def test_ranks_that_there_is_no_room_for_are_torchs() -> None:
 def test_kernels_that_compute_wrongly_are_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own = LowRankKernels.add
+    own = LowRankChanges.__call__
 
-    def wrong(self: LowRankKernels, y: Tensor, *args: object) -> None:
+    def wrong(self: LowRankChanges, y: Tensor, *args: object) -> None:
         own(self, y, *args)  # type: ignore[arg-type]
         y[3] += 0.5
 
-    monkeypatch.setattr(LowRankKernels, "add", wrong)
+    monkeypatch.setattr(LowRankChanges, "__call__", wrong)
     assert low_rank_kernels.__wrapped__(torch.float32) is None
     assert "are wrong" in caplog.text
 

@@ -47,25 +47,41 @@ class LowRankKernels:
         outputs, inputs = frame.shape
         return outputs % self._width == 0 and inputs % self._inputs_at_once == 0
 
-    def add(self, y: Tensor, x: Tensor, parts: Sequence[Part], tiles: Iterable[ShelfTiles]) -> None:
+    def adding(self, parts: Sequence[Part]) -> LowRankChanges:
+        """What adds the changes of these linears."""
+        return LowRankChanges(self._kernel, parts)
+
+
+class LowRankChanges:
+    """Those of some linears, as long as their stacks are these; it keeps them."""
+
+    def __init__(self, kernel: Kernel, parts: Sequence[Part]) -> None:
+        self._kernel = kernel
+        self._parts = parts
+        ranks = {rank for part in parts for rank in part.stacks}
+        self._told = {rank: _told(rank, parts) for rank in ranks}
+
+    def __call__(self, y: Tensor, x: Tensor, tiles: Iterable[ShelfTiles]) -> None:
         """Add to rows of y [tokens, out] what their adapters make of x [tokens, in]; no other row is touched."""
         x = x if x.stride(1) == 1 else x.contiguous()
+        inputs = x.shape[1]
         for each in tiles:
-            found = [(part, part.stacks[each.rank]) for part in parts if each.rank in part.stacks]
-            told = [
-                number
-                for part, stack in found
-                for number in (stack.down.data_ptr(), stack.up.data_ptr(), part.begin, part.end - part.begin)
-            ]
-            if not told:
+            if each.rank not in self._told:
                 continue
-            given, num_tiles = torch.tensor(told), each.tiles.shape[1]
-            columns = sum(x.shape[1] + part.end - part.begin for part, _ in found)
+            given, num_parts, outputs = self._told[each.rank]
+            num_tiles = each.tiles.shape[1]
             self._kernel(
-                len(found) * num_tiles, num_tiles, x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0),
+                num_parts * num_tiles, num_tiles, x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0),
                 each.rows.data_ptr(), each.factors.data_ptr(), each.tiles.data_ptr(), given.data_ptr(),
-                x.shape[1], each.rank, is_short=num_tiles * each.rank * columns <= SHORT,
+                inputs, each.rank, is_short=num_tiles * each.rank * (num_parts * inputs + outputs) <= SHORT,
             )  # fmt: skip
+
+
+def _told(rank: int, parts: Sequence[Part]) -> tuple[Tensor, int, int]:
+    """What the kernel is told of the parts that a shelf changes, how many there are, and outputs of all."""
+    found = [(part.stacks[rank], part.begin, part.end - part.begin) for part in parts if rank in part.stacks]
+    told = [[stack.down.data_ptr(), stack.up.data_ptr(), begin, outputs] for stack, begin, outputs in found]
+    return torch.tensor(told), len(found), sum(outputs for _, _, outputs in found)
 
 
 @functools.cache
@@ -103,6 +119,6 @@ def _are_right(kernels: LowRankKernels, dtype: torch.dtype) -> bool:
         parts.append(Part(begin=begin, end=begin + outputs, stacks={rank: stack}))
         begin += outputs
     tiles = lay_tiles(mixes, residents, tile_rows=kernels.tile_rows, device=x.device)
-    kernels.add(y, x, parts, tiles or ())
+    kernels.adding(parts)(y, x, tiles or ())
     limit = TOLERANCES[dtype]
     return torch.allclose(y.float(), expected, rtol=limit, atol=limit)

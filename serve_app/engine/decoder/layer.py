@@ -14,7 +14,7 @@ from serve_app.engine.cpu.tokens import token_kernels
 from serve_app.engine.decoder.linears import LinearPart
 from serve_app.engine.decoder.norm import Change, Norm, added_and_normed
 from serve_app.engine.kv.plan import Scoring
-from serve_app.engine.lora.banked import BankedLinear, change_parts
+from serve_app.engine.lora.banked import BankedLinear, Parts
 from serve_app.engine.shards.sums import Sums
 
 
@@ -48,20 +48,20 @@ class Product:
         bases = [each.base if isinstance(each, BankedLinear) else each for each in modules]
         wholes = [base.joint.whole if isinstance(base, LinearPart) else base for base in bases]
         self._wholes = list(dict.fromkeys(wholes))
-        self._changes: list[tuple[int, int, BankedLinear]] = []
-        begin = 0
+        changes, begin = [], 0
         for module, base in zip(modules, bases, strict=True):
             end = begin + int(base.out_features)  # type: ignore[arg-type]
             if isinstance(module, BankedLinear):
-                self._changes.append((begin, end, module))
+                changes.append((begin, end, module))
             begin = end
+        self._changes = Parts(changes)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, inputs] to [tokens, outputs]"""
         y: Tensor = self._wholes[0](x)
         if len(self._wholes) > 1:
             y = torch.cat([y, *(whole(x) for whole in self._wholes[1:])], dim=-1)
-        change_parts(y, x, self._changes)
+        self._changes.change(y, x)
         return y
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from serve_app.engine.gpu.lora_kernels import expand, shrink
 from serve_app.engine.lora.plan import Resident
 from serve_app.engine.lora.shelf import Part, Stack
-from serve_app.engine.lora.tiles import ShelfTiles, lay_tiles
+from serve_app.engine.lora.tiles import Adding, ShelfTiles, lay_tiles
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +29,12 @@ class TritonKernels:
 
     tile_rows = TILE_ROWS
 
-    def add(self, y: Tensor, x: Tensor, parts: Sequence[Part], tiles: Iterable[ShelfTiles]) -> None:
-        """Add to rows of y [tokens, out] what their adapters make of x [tokens, in]; no other row is touched."""
+    def adding(self, parts: Sequence[Part]) -> Adding:
+        """What adds the changes of these linears."""
+        return functools.partial(self._add, parts)
+
+    @staticmethod
+    def _add(parts: Sequence[Part], y: Tensor, x: Tensor, tiles: Iterable[ShelfTiles]) -> None:
         x = x if x.stride(-1) == 1 else x.contiguous()
         for part in parts:
             for each in tiles:
@@ -66,7 +71,7 @@ def agrees(dtype: torch.dtype, device: torch.device) -> bool:
     try:
         tiles = lay_tiles([((1, 0.5),), (), ((0, 0.5),)], residents, tile_rows=TILE_ROWS, device=device)
         part = Part(begin=0, end=y.shape[1], stacks={8: Stack(down=down, up=up)})
-        TritonKernels().add(y, x, [part], tiles or ())
+        TritonKernels().adding([part])(y, x, tiles or ())
         difference = float((y.float() - expected).abs().max())
     except Exception as error:  # compilers of kernels fail in ways of their own
         logger.warning("changes of adapters are torch's, as Triton's kernels do not run: %s", error)

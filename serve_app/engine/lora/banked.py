@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from serve_app.engine.lora.kernels import Kernels
 from serve_app.engine.lora.plan import Gains, Pass, Plan, Rows, Segment
 from serve_app.engine.lora.shelf import Part, Shelf, Stack
-from serve_app.engine.lora.tiles import ShelfTiles
+from serve_app.engine.lora.tiles import Adding, ShelfTiles
 
 MOST_ROWS_ALONE = 64
 
@@ -66,7 +66,7 @@ class BankedLinear(nn.Module):
         Every other row keeps every bit: rows are picked and put back by index, never multiplied by a mask, since
         zero times an infinite value is not zero.
         """
-        change_parts(y, x, ((0, y.shape[1], self),))
+        Parts(((0, y.shape[1], self),)).change(y, x)
 
     @property
     def step(self) -> Step:
@@ -82,6 +82,11 @@ class BankedLinear(nn.Module):
                 y[each.rows].add_(change)
             else:
                 y.index_add_(0, each.rows, change)
+
+    @property
+    def num_changes(self) -> tuple[int, ...]:
+        """Other numbers where its stacks are others."""
+        return tuple(shelf.num_changes for shelf in self._shelves.values())
 
     @property
     def stacks(self) -> dict[int, Stack]:
@@ -119,31 +124,44 @@ class BankedLinear(nn.Module):
         return torch.bmm(low, stack.up[places].mT).view(-1, out_features)
 
 
-def change_parts(y: Tensor, x: Tensor, parts: Sequence[tuple[int, int, BankedLinear]]) -> None:
-    """Change what several linears of one bank have made of one input, side by side in y [tokens, all of their outputs].
+class Parts:
+    """Linears of one bank that read one input, and whose outputs lie side by side."""
 
-    x:     [tokens, in]
-    parts: columns of y from … to, and the linear that they are of
+    def __init__(self, parts: Sequence[tuple[int, int, BankedLinear]]) -> None:
+        """parts: columns of the outputs from … to, and the linear that they are of"""
+        self._parts = tuple(parts)
+        self._counts: tuple[int, ...] | None = None
+        self._adding: Adding | None = None
 
-    The rows of x are picked once for all. Few rows are computed in the calling thread: to wake a second one costs more
-    than it computes of a product that reads a few hundred kilobytes (measured on two cores: 3.6 times as fast at 8 rows
-    of one adapter, 1.3 times at 16 of eight; 0.8 times at 256).
-    """
-    step = parts[0][2].step if parts else None
-    if step is None or step.plan is None:
-        return
-    plan = step.plan
-    if x.shape[0] != plan.num_tokens:
-        raise RuntimeError(f"{parts[0][2].name} was given {x.shape[0]} rows in a step of {plan.num_tokens}")
-    if step.tiles is not None:
-        assert step.kernels is not None, "tiles are laid for kernels"
-        found = [Part(begin=begin, end=end, stacks=linear.stacks) for begin, end, linear in parts]
-        step.kernels.add(y, x, found, step.tiles)
-        return
-    with _threads_for(plan.num_tokens, y.device):
-        picked = [_pick(x, each.picked) for each in plan.passes]
-        for begin, end, linear in parts:
-            linear.add_products(y[:, begin:end], picked, plan)
+    def change(self, y: Tensor, x: Tensor) -> None:
+        """Change the adapted rows of y [tokens, all outputs], which is what the linears have made of x [tokens, in].
+
+        In torch's products the rows of x are picked once for all, and few rows are computed in the calling thread: to
+        wake a second one costs more than it computes of a product that reads a few hundred kilobytes (measured on two
+        cores: 3.6 times as fast at 8 rows of one adapter, 1.3 times at 16 of eight; 0.8 times at 256).
+        """
+        step = self._parts[0][2].step if self._parts else None
+        if step is None or step.plan is None:
+            return
+        plan = step.plan
+        if x.shape[0] != plan.num_tokens:
+            raise RuntimeError(f"{self._parts[0][2].name} was given {x.shape[0]} rows in a step of {plan.num_tokens}")
+        if step.tiles is not None:
+            assert step.kernels is not None, "tiles are laid for kernels"
+            self._added_by(step.kernels)(y, x, step.tiles)
+            return
+        with _threads_for(plan.num_tokens, y.device):
+            picked = [_pick(x, each.picked) for each in plan.passes]
+            for begin, end, linear in self._parts:
+                linear.add_products(y[:, begin:end], picked, plan)
+
+    def _added_by(self, kernels: Kernels) -> Adding:
+        """Made once for as long as the stacks are the same tensors; another thread may be about to change them."""
+        counts = self._parts[0][2].num_changes
+        if self._adding is None or counts != self._counts:
+            found = [Part(begin=begin, end=end, stacks=linear.stacks) for begin, end, linear in self._parts]
+            self._adding, self._counts = kernels.adding(found), counts
+        return self._adding
 
 
 @contextmanager

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from serve_app.engine.lora.shelf import Part
-from serve_app.engine.lora.tiles import ShelfTiles
+from serve_app.engine.lora.tiles import Adding
 
 
 class Kernels(Protocol):
@@ -17,8 +17,8 @@ class Kernels(Protocol):
 
     tile_rows: int
 
-    def add(self, y: Tensor, x: Tensor, parts: Sequence[Part], tiles: Iterable[ShelfTiles]) -> None:
-        """Add to rows of y [tokens, out] what their adapters make of x [tokens, in]; no other row is touched."""
+    def adding(self, parts: Sequence[Part]) -> Adding:
+        """What adds the changes of these linears; it keeps their stacks."""
 
 
 def kernels_for(

@@ -81,7 +81,7 @@ class Shelf:
     One thread at a time changes it. Another may compute meanwhile with places that are filled: a stack is replaced
     by a larger copy, and the places that are written are nobody's.
 
-    num_changes: of which tensors the stacks are
+    num_changes: another number where the stacks are other tensors, and while they are about to be
     """
 
     def __init__(self, rank: int, weights: Mapping[str, Tensor]) -> None:
@@ -121,6 +121,7 @@ class Shelf:
             self.num_changes += 1
             self.stacks = {}
             self._capacity = 0
+            self.num_changes += 1
         elif needed <= self._capacity // 4:
             self._resize(self._capacity // 2)
 
@@ -129,3 +130,4 @@ class Shelf:
         for name in list(self.stacks):
             self.stacks[name] = self.stacks[name].resized(capacity)
         self._capacity = capacity
+        self.num_changes += 1
