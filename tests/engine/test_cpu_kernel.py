@@ -57,14 +57,22 @@ def test_rows_of_any_length_and_form_get_what_torch_gives(group: int, dim: int, 
         torch.testing.assert_close(output[row.token].float(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("size", [1e-3, 1.0, 30.0, 1e4])
-def test_weights_may_be_flat_or_all_on_one_key(size: float) -> None:
-    query, (keys, values) = drawn(1, 4, DIM) * size, drawn(2, 600, KV_HEADS, DIM, seed=3)
-    output = torch.empty_like(query)
-    kernel(2, DIM, torch.float32).run(
-        query, keys, values, Table([Row(token=0, position=0, num_keys=600)]), output, scale=1.0
-    )
-    torch.testing.assert_close(output[0], exact(query[0], keys, values, scale=1.0), atol=1e-4, rtol=1e-3)
+def test_weights_may_be_flat_or_all_on_one_key(size: float, dtype: torch.dtype) -> None:
+    query, (keys, values) = drawn(1, 4, DIM, dtype=dtype) * size, drawn(2, 600, KV_HEADS, DIM, dtype=dtype, seed=3)
+    output, limit = torch.empty_like(query), 5 * TOLERANCES[dtype]
+    kernel(2, DIM, dtype).run(query, keys, values, Table([Row(token=0, position=0, num_keys=600)]), output, scale=1.0)
+    torch.testing.assert_close(output[0].float(), exact(query[0], keys, values, scale=1.0), atol=limit, rtol=limit)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_the_mean_of_equal_values_is_each_of_them(dtype: torch.dtype) -> None:
+    query, keys = drawn(3, 4, DIM, dtype=dtype), drawn(700, KV_HEADS, DIM, dtype=dtype, seed=1)
+    values, output = torch.full_like(keys, 0.7109375), torch.empty_like(query)
+    rows = [Row(token=at, position=0, num_keys=length) for at, length in enumerate((5, 64, 700))]
+    kernel(2, DIM, dtype).run(query, keys, values, Table(rows), output, scale=1.0)
+    torch.testing.assert_close(output, torch.full_like(output, 0.7109375), atol=0, rtol=1e-6)
 
 
 def test_a_row_gets_the_same_bits_alone_in_company_and_of_any_number_of_threads(
@@ -105,13 +113,15 @@ def test_engines_of_one_process_do_not_share_a_calls_state() -> None:
             assert torch.equal(output, expected[number % 2])
 
 
-def test_what_is_no_number_stays_in_its_row() -> None:
-    query, (keys, values) = drawn(4, 4, DIM), drawn(2, 4 * LANE, KV_HEADS, DIM)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype) -> None:
+    query, (keys, values) = drawn(4, 4, DIM, dtype=dtype), drawn(2, 4 * LANE, KV_HEADS, DIM, dtype=dtype)
     keys[LANE + 5], values[2 * LANE + 600, 1], query[3] = torch.nan, torch.inf, 1e38
     rows = [Row(token=at, position=at * LANE, num_keys=700) for at in range(4)]
     output = torch.zeros_like(query)
-    kernel(2, DIM, torch.float32).run(query, keys, values, Table(rows), output, scale=1.0)
-    torch.testing.assert_close(output[0], exact(query[0], keys[:700], values[:700], scale=1.0), atol=1e-5, rtol=1e-5)
+    kernel(2, DIM, dtype).run(query, keys, values, Table(rows), output, scale=1.0)
+    limit, expected = TOLERANCES[dtype], exact(query[0], keys[:700], values[:700], scale=1.0)
+    torch.testing.assert_close(output[0].float(), expected, atol=limit, rtol=limit)
     assert output[1].isnan().all()
     assert output[2, :2].isfinite().all()
     assert not output[2, 2:].isfinite().all()
@@ -217,7 +227,7 @@ def test_what_the_kernel_does_not_know_is_torchs(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("width", [8, 16])
 def test_what_is_written_out_for_an_item_stays_small(width: int) -> None:
     for group, dim in ((1, 64), (7, 64), (8, 128), (16, 128), (71, 64), (12, 256)):
-        form = Form(group=group, dim=dim, kind="bfloat16", width=width, registers=32)
+        form = Form(group=group, dim=dim, kind="bfloat16", width=width, registers=32, in_pairs=False)
         assert form.heads * form.parts == group
         assert form.heads == 1 or form.heads * form.vectors <= 64
 

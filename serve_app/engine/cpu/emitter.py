@@ -109,6 +109,10 @@ class Emitter:
         shorts = build.load(self.at(base, index, INT16), typ=self._shorts, align=2)
         return build.bitcast(build.shl(build.zext(shorts, self._ints), self.whole(16)), self.vector)
 
+    def pairs(self, base: Value, index: Value | int) -> Value:
+        """Twice as many bfloat16 as a vector has numbers, for `dot`."""
+        return self.builder.load(self.at(base, index, INT16), typ=ir.VectorType(BFLOAT, 2 * self.width), align=2)
+
     def write(self, kind: Kind, vector: Value, base: Value, index: Value | int) -> None:
         """A vector of float32 to memory of that kind, to the nearest number, of two the even."""
         if kind == "float32":
@@ -142,6 +146,13 @@ class Emitter:
         copied = self.builder.load(self.at(source, index, number), typ=vector, align=2)
         self.builder.store(copied, self.at(target, index, number), align=2)
 
+    def fetch(self, place: Value, *, cache: int) -> None:
+        """Bring a line of memory near, into the first cache or the second; nothing happens where there is no memory."""
+        name, module = "llvm.prefetch.p0", self.builder.module
+        kind = ir.FunctionType(ir.VoidType(), [POINTER, INT32, INT32, INT32])
+        function = module.globals.get(name) or ir.Function(module, kind, name)
+        self.builder.call(function, [place, INT32(0), INT32(4 - cache), INT32(1)])
+
     def all_of(self, number: float) -> Value:
         """A vector of one number."""
         return ir.Constant(self.vector, [number] * self.width)
@@ -149,6 +160,11 @@ class Emitter:
     def whole(self, number: int) -> Value:
         """A vector of one whole number."""
         return ir.Constant(self._ints, [number] * self.width)
+
+    @property
+    def whole_numbers(self) -> Value:
+        """0, 1, 2, …"""
+        return ir.Constant(self._ints, list(range(self.width)))
 
     def spread(self, number: Value) -> Value:
         """A vector of one number that is computed."""
@@ -216,9 +232,50 @@ class Emitter:
             vector = build.fadd(low, high)
         return self.first(vector)
 
+    def totals(self, vectors: Sequence[Value]) -> Value:
+        """The sums of as many vectors as one has numbers, in their order; each by halves, as `folded` has it."""
+        build = self.builder
+        while len(vectors) > 1:
+            size = len(vectors)  # numbers of each sum that are left in a vector
+            firsts = [at + number for at in range(0, 2 * self.width, size) for number in range(size // 2)]
+            low, high = (
+                ir.Constant(ir.VectorType(INT32, self.width), [first + more for first in firsts])
+                for more in (0, size // 2)
+            )
+            vectors = [
+                build.fadd(build.shuffle_vector(*pair, low), build.shuffle_vector(*pair, high))
+                for pair in zip(vectors[::2], vectors[1::2], strict=True)
+            ]
+        return vectors[0]
+
     def dot(self, total: Value, x: Value, y: Value) -> Value:
         """Sums of 16, and what pairs of bfloat16 multiplied add to each, as AVX512-BF16 does it."""
         return self._call("llvm.x86.avx512bf16.dpbf16ps.512", total.type, total, x, y)
+
+    @property
+    def one_pairs(self) -> Value:
+        """Pairs of ones."""
+        kind = ir.VectorType(BFLOAT, 2 * self.width)
+        return self.builder.bitcast(self.whole(0x3F803F80), kind)
+
+    def paired(self, first: Value, second: Value) -> Value:
+        """Two vectors as bfloat16, one behind the other, for `dot`."""
+        kind = ir.VectorType(BFLOAT, 2 * self.width)
+        return self._call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, second, first)
+
+    def interleaved(self, first: Value, second: Value) -> list[Value]:
+        """Pairs of the first numbers of two vectors of bfloat16, and of the last ones."""
+        kind = ir.VectorType(INT32, 2 * self.width)
+        return [
+            self.builder.shuffle_vector(
+                first, second, ir.Constant(kind, [at + more for at in numbers for more in (0, 2 * self.width)])
+            )
+            for numbers in (range(self.width), range(self.width, 2 * self.width))
+        ]
+
+    def spread_pair(self, base: Value, index: Value) -> Value:
+        """A vector of one pair of bfloat16."""
+        return self.builder.bitcast(self.spread(self.number(base, index, INT32)), ir.VectorType(BFLOAT, 2 * self.width))
 
     def power_of_two(self, vector: Value) -> Value:
         """2^x of numbers that are not above 0, by a polynomial of what is left of the nearest whole number."""

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from llvmlite import ir
 
-from serve_app.engine.cpu.emitter import BFLOAT, FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
+from serve_app.engine.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
 
 NAME = "add_changes"
 PARAMETERS = (
@@ -167,10 +167,9 @@ class _Writer:
 
     def _read(self, base: Value, at: Value) -> Value:
         """As many numbers as are multiplied at once."""
-        if not self._numbers.in_pairs:
-            return self._emit.read(self._numbers.kind, base, at)
-        pairs = ir.VectorType(BFLOAT, 2 * self._numbers.width)
-        return self._build.load(self._emit.at(base, at, INT16), typ=pairs, align=2)
+        if self._numbers.in_pairs:
+            return self._emit.pairs(base, at)
+        return self._emit.read(self._numbers.kind, base, at)
 
     def _added(self, total: Value, x: Value, weight: Value) -> Value:
         return self._emit.dot(total, x, weight) if self._numbers.in_pairs else self._emit.fused(x, weight, total)

@@ -154,7 +154,7 @@ class _Writer:
                 group = build.add(at, INT64(more))
                 place = emit.at(fetched, build.mul(group, step), INT32)
                 for line in range(lines):
-                    self._fetch(emit.at(place, line * LINE, INT32))
+                    emit.fetch(emit.at(place, line * LINE, INT32), cache=2)
                 totals = tuple(self._group(group, inputs, totals))
             return totals
 
@@ -194,13 +194,6 @@ class _Writer:
         name, module = "llvm.x86.avx512.vpdpbusd.512", self._build.module
         kind = ir.FunctionType(total.type, [total.type, x.type, weights.type])
         return self._build.call(module.globals.get(name) or ir.Function(module, kind, name), [total, x, weights])
-
-    def _fetch(self, place: Value) -> None:
-        """Bring a line near, into the second cache."""
-        name, module = "llvm.prefetch.p0", self._build.module
-        kind = ir.FunctionType(ir.VoidType(), [POINTER, INT32, INT32, INT32])
-        function = module.globals.get(name) or ir.Function(module, kind, name)
-        self._build.call(function, [place, INT32(0), INT32(2), INT32(1)])
 
     def _give(self, at_row: Value) -> Sequence[Value]:
         """Write a row's outputs of the block, those that there are."""
