@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from serve_app.engine.cpu import rows as kernels
-from serve_app.engine.cpu.attention_kernel import STRETCH, Form
+from serve_app.engine.cpu.attention_blocks import Form
+from serve_app.engine.cpu.attention_kernel import STRETCH
 from serve_app.engine.cpu.rows import Row, RowsKernel, Table, rows_kernel
 from serve_app.engine.cpu.rows_plan import KEYS_PER_HEAD, SHORT, RowsPlan, takes_prompts
 from serve_app.engine.kv.groups import Reading

@@ -15,22 +15,8 @@ Kind: TypeAlias = Literal["bfloat16", "float16", "float32"]
 Value: TypeAlias = Any
 """Of LLVM: what an instruction gives."""
 
-
-class _BFloat(ir.Type):  # type: ignore[misc]
-    """LLVM's, which llvmlite does not know."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash("bfloat")
-
-
 INT8, INT16, INT32, INT64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-FLOAT, BFLOAT, POINTER = ir.FloatType(), _BFloat(), ir.PointerType()
+FLOAT, POINTER = ir.FloatType(), ir.PointerType()
 FREELY = ("reassoc", "contract", "nsz")
 """How sums may be computed that have no order of their own."""
 LEAST_POWER = -126.0
@@ -109,10 +95,6 @@ class Emitter:
         shorts = build.load(self.at(base, index, INT16), typ=self._shorts, align=2)
         return build.bitcast(build.shl(build.zext(shorts, self._ints), self.whole(16)), self.vector)
 
-    def pairs(self, base: Value, index: Value | int) -> Value:
-        """Twice as many bfloat16 as a vector has numbers, for `dot`."""
-        return self.builder.load(self.at(base, index, INT16), typ=ir.VectorType(BFLOAT, 2 * self.width), align=2)
-
     def write(self, kind: Kind, vector: Value, base: Value, index: Value | int) -> None:
         """A vector of float32 to memory of that kind, to the nearest number, of two the even."""
         if kind == "float32":
@@ -178,30 +160,30 @@ class Emitter:
 
     def fused(self, x: Value, y: Value, z: Value) -> Value:
         """x · y + z, rounded once."""
-        return self._call(f"llvm.fma.v{self.width}f32", self.vector, x, y, z)
+        return self.call(f"llvm.fma.v{self.width}f32", self.vector, x, y, z)
 
     def larger(self, x: Value, y: Value) -> Value:
         """Of two vectors, or two numbers; the other where one is no number."""
         suffix = "f32" if x.type == FLOAT else f"v{self.width}f32"
-        return self._call(f"llvm.maxnum.{suffix}", x.type, x, y)
+        return self.call(f"llvm.maxnum.{suffix}", x.type, x, y)
 
     def largest(self, vector: Value) -> Value:
-        return self._call(f"llvm.vector.reduce.fmax.v{self.width}f32", FLOAT, vector)
+        return self.call(f"llvm.vector.reduce.fmax.v{self.width}f32", FLOAT, vector)
 
     def root(self, vector: Value) -> Value:
-        return self._call(f"llvm.sqrt.v{self.width}f32", self.vector, vector)
+        return self.call(f"llvm.sqrt.v{self.width}f32", self.vector, vector)
 
     def magnitude(self, vector: Value) -> Value:
         """|x|"""
-        return self._call(f"llvm.fabs.v{self.width}f32", self.vector, vector)
+        return self.call(f"llvm.fabs.v{self.width}f32", self.vector, vector)
 
     def maximum(self, x: Value, y: Value) -> Value:
         """The larger ones; no number where one is none."""
-        return self._call(f"llvm.maximum.v{self.width}f32", self.vector, x, y)
+        return self.call(f"llvm.maximum.v{self.width}f32", self.vector, x, y)
 
     def greatest(self, vector: Value) -> Value:
         """The largest number of a vector; none where one is none."""
-        return self._call(f"llvm.vector.reduce.fmaximum.v{self.width}f32", FLOAT, vector)
+        return self.call(f"llvm.vector.reduce.fmaximum.v{self.width}f32", FLOAT, vector)
 
     def chosen(self, by: Value, positive: Value, other: Value) -> Value:
         """Of two vectors, by which numbers of a third are 0 or more; the other one's where it is no number."""
@@ -248,35 +230,6 @@ class Emitter:
             ]
         return vectors[0]
 
-    def dot(self, total: Value, x: Value, y: Value) -> Value:
-        """Sums of 16, and what pairs of bfloat16 multiplied add to each, as AVX512-BF16 does it."""
-        return self._call("llvm.x86.avx512bf16.dpbf16ps.512", total.type, total, x, y)
-
-    @property
-    def one_pairs(self) -> Value:
-        """Pairs of ones."""
-        kind = ir.VectorType(BFLOAT, 2 * self.width)
-        return self.builder.bitcast(self.whole(0x3F803F80), kind)
-
-    def paired(self, first: Value, second: Value) -> Value:
-        """Two vectors as bfloat16, one behind the other, for `dot`."""
-        kind = ir.VectorType(BFLOAT, 2 * self.width)
-        return self._call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, second, first)
-
-    def interleaved(self, first: Value, second: Value) -> list[Value]:
-        """Pairs of the first numbers of two vectors of bfloat16, and of the last ones."""
-        kind = ir.VectorType(INT32, 2 * self.width)
-        return [
-            self.builder.shuffle_vector(
-                first, second, ir.Constant(kind, [at + more for at in numbers for more in (0, 2 * self.width)])
-            )
-            for numbers in (range(self.width), range(self.width, 2 * self.width))
-        ]
-
-    def spread_pair(self, base: Value, index: Value) -> Value:
-        """A vector of one pair of bfloat16."""
-        return self.builder.bitcast(self.spread(self.number(base, index, INT32)), ir.VectorType(BFLOAT, 2 * self.width))
-
     def power_of_two(self, vector: Value) -> Value:
         """2^x of numbers that are not above 0, by a polynomial of what is left of the nearest whole number."""
         build = self.builder
@@ -312,7 +265,8 @@ class Emitter:
         build.position_at_end(behind)
         return kept
 
-    def _call(self, name: str, result: Any, *values: Value) -> Value:
+    def call(self, name: str, result: Any, *values: Value) -> Value:
+        """One of LLVM's own functions."""
         return self.builder.call(self._function(name, result, *values), values)
 
     def _function(self, name: str, result: Any, *values: Value) -> Any:

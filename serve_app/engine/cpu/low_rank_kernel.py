@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from llvmlite import ir
 
 from serve_app.engine.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
+from serve_app.engine.cpu.pairs import Pairs
 
 NAME = "add_changes"
 PARAMETERS = (
@@ -68,6 +69,7 @@ class _Writer:
         self._numbers = numbers
         self._build = emitter.builder
         self._emit = emitter
+        self._pairs = Pairs(emitter)
         self._number = FLOAT if numbers.kind == "float32" else INT16
         self._of = {name: emitter.number(given, at, INT64) for at, name in enumerate(PARAMETERS)}
         self._low = emitter.local(TILE_ROWS * MOST_RANK)
@@ -168,11 +170,11 @@ class _Writer:
     def _read(self, base: Value, at: Value) -> Value:
         """As many numbers as are multiplied at once."""
         if self._numbers.in_pairs:
-            return self._emit.pairs(base, at)
+            return self._pairs.read(base, at)
         return self._emit.read(self._numbers.kind, base, at)
 
     def _added(self, total: Value, x: Value, weight: Value) -> Value:
-        return self._emit.dot(total, x, weight) if self._numbers.in_pairs else self._emit.fused(x, weight, total)
+        return self._pairs.dot(total, x, weight) if self._numbers.in_pairs else self._emit.fused(x, weight, total)
 
     def _expand(self, up: Value, column: Value, outputs: Value, count: int, at: Value) -> None:
         """y += low @ up"""

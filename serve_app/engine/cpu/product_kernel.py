@@ -14,7 +14,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from serve_app.engine.cpu.emitter import BFLOAT, FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
+from serve_app.engine.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
+from serve_app.engine.cpu.pairs import Pairs
 
 NAME = "multiply_rows"
 PARAMETERS = (
@@ -47,7 +48,6 @@ FETCHES = (4, 2, 1)
 
 
 WORDS = ir.VectorType(INT32, WIDTH)
-PAIRS = ir.VectorType(BFLOAT, 2 * WIDTH)
 QUADS = ir.VectorType(ir.IntType(8), 4 * WIDTH)
 
 
@@ -79,6 +79,7 @@ class _Writer:
         self._numbers = numbers
         self._build = emitter.builder
         self._emit = emitter
+        self._pairs = Pairs(emitter)
         self._of = {name: emitter.number(given, at, INT64) for at, name in enumerate(PARAMETERS)}
         self._sums = self._emit.local(ROWS * BLOCK)
         self._block: Value = None
@@ -175,7 +176,7 @@ class _Writer:
 
     def _group(self, group: Value, inputs: Sequence[Value], totals: Sequence[Value]) -> list[Value]:
         build, emit = self._build, self._emit
-        kind = QUADS if self._numbers.is_whole else PAIRS
+        kind = QUADS if self._numbers.is_whole else self._pairs.vector
         weights = emit.at(self._weights, build.mul(group, INT64(BLOCK)), INT32)
         vectors = [build.load(emit.at(weights, at * WIDTH, INT32), typ=kind, align=2) for at in range(VECTORS)]
         nothing = ir.Constant(WORDS, ir.Undefined)
@@ -190,7 +191,7 @@ class _Writer:
 
     def _dot(self, total: Value, x: Value, weights: Value) -> Value:
         if not self._numbers.is_whole:
-            return self._emit.dot(total, x, weights)
+            return self._pairs.dot(total, x, weights)
         name, module = "llvm.x86.avx512.vpdpbusd.512", self._build.module
         kind = ir.FunctionType(total.type, [total.type, x.type, weights.type])
         return self._build.call(module.globals.get(name) or ir.Function(module, kind, name), [total, x, weights])

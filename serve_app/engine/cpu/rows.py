@@ -136,12 +136,12 @@ def rows_kernel(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
 
 
 def _make(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
-    from serve_app.engine.cpu import attention_kernel, compiling
+    from serve_app.engine.cpu import attention_blocks, attention_kernel, compiling
 
     machine = compiling.Machine.here()
     if dim % machine.width:
         return None
-    form = attention_kernel.Form(
+    form = attention_blocks.Form(
         group=group,
         dim=dim,
         kind=KINDS[dtype],
