@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from serve_app.engine.cpu import compiling
 from serve_app.engine.cpu.compiling import compiled
@@ -112,3 +113,10 @@ def test_the_process_that_asks_does_not_load_llvm() -> None:
     )
     done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_pairs_of_bfloat16_are_multiplied_in_wide_vectors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    for capability, expected in (("AVX512", True), ("AVX2", False)):  # torch may be told to do without
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda told=capability: told)
+        assert compiling.Machine.here().has_pairs is expected

@@ -53,6 +53,11 @@ class Form:
         return self.group // self.parts
 
     @property
+    def widens_keys(self) -> bool:
+        """Whether keys are made float32 once for all heads of an item, and not for each."""
+        return self.kind != "float32" and not self.in_pairs and self.heads > 2
+
+    @property
     def padded_heads(self) -> int:
         """The same in whole vectors."""
         return -(-self.heads // self.width) * self.width
@@ -77,6 +82,7 @@ class Blocks:
         self._stride = stride
         self._query: Value = emitter.local(form.heads * form.dim)
         self._sums = emitter.local(form.heads * form.dim)
+        self._widened = emitter.local(form.width * form.dim) if form.widens_keys else None
         self._scores = emitter.local(form.heads * BLOCK)
         self._tops, self._found, self._shrunk = (emitter.local(form.padded_heads) for _ in range(3))
         self._totals = emitter.local(form.heads * form.width)
@@ -171,29 +177,41 @@ class Blocks:
             own = build.add(at, INT64(number))
             exists = build.icmp_signed("<", own, last)
             position = build.add(begin, build.select(exists, own, last))
-            keys.append(self._place(self._keys, position))
+            keys.append(self._key(position, number))
             self._fetch(self._values, position)
         left = emitter.spread(build.trunc(build.sub(count, at), INT32))
         exist = build.icmp_signed("<", emitter.whole_numbers, left)
         for head in range(form.heads):
-            products = [self._product(key, INT64(head * form.dim)) for key in keys]
-            scores = build.fmul(emitter.totals(products), self._scale)
+            scores = build.fmul(emitter.totals(self._products(keys, head)), self._scale)
             scores = build.select(exist, scores, emitter.all_of(LEAST))
             emitter.put(scores, self._scores, build.add(at, INT64(head * BLOCK)))
         return ()
 
-    def _product(self, key: Value, query: Value) -> Value:
-        """A vector, whose sum is that of a key and a query; query: where it begins among those of all heads."""
-        build, emitter, form = self._build, self._emit, self._form
-        product = emitter.all_of(0.0)
+    def _key(self, position: Value, number: int) -> Value:
+        """Where a key is read from, the number-th of those that are scored together."""
+        place, form = self._place(self._keys, position), self._form
+        if self._widened is None:
+            return place
+        for at in range(0, form.dim, form.width):
+            self._emit.put(self._emit.read(form.kind, place, at), self._widened, number * form.dim + at)
+        return self._emit.at(self._widened, number * form.dim, FLOAT)
+
+    def _products(self, keys: Sequence[Value], head: int) -> list[Value]:
+        """For each key a vector, whose sum is its product with a head's query."""
+        emitter, form = self._emit, self._form
+        kind: Kind = "float32" if form.widens_keys else form.kind
+        products = [emitter.all_of(0.0)] * len(keys)
         for at in range(0, form.dim, form.width * (1 + form.in_pairs)):
-            asked = build.add(query, INT64(at))
+            place = INT64(head * form.dim + at)
             if form.in_pairs:
-                product = self._pairs.dot(product, self._pairs.read(self._query, asked), self._pairs.read(key, at))
+                query = self._pairs.read(self._query, place)
+                pairs = [self._pairs.read(key, at) for key in keys]
+                products = [self._pairs.dot(each, query, key) for each, key in zip(products, pairs, strict=True)]
             else:
-                right = emitter.floats(self._query, asked)
-                product = emitter.fused(emitter.read(form.kind, key, at), right, product)
-        return product
+                query = emitter.floats(self._query, place)
+                vectors = [emitter.read(kind, key, at) for key in keys]
+                products = [emitter.fused(key, query, each) for each, key in zip(products, vectors, strict=True)]
+        return products
 
     def _find_tops(self) -> None:
         """Each head's largest score so far, and what that makes of its sums, of a vector of heads at once."""

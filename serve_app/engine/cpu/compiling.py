@@ -22,16 +22,18 @@ class Machine:
     """What a kernel is written for. LLVM divides what the CPU does not do at once.
 
     width: float32 of a vector;  registers: vectors that the CPU holds
+    has_pairs: whether it multiplies pairs of bfloat16 in vectors of that width
     """
 
     width: int
     registers: int
+    has_pairs: bool
 
     @classmethod
     def here(cls) -> Machine:
         if torch.backends.cpu.get_cpu_capability() == "AVX512":
-            return cls(width=16, registers=32)
-        return cls(width=8, registers=16)
+            return cls(width=16, registers=32, has_pairs=torch.cpu._is_avx512_bf16_supported())
+        return cls(width=8, registers=16, has_pairs=False)
 
 
 class Code(Protocol):

@@ -32,11 +32,9 @@ class LowRankKernels:
         """Raises RuntimeError, or OSError, where none can be made."""
         from serve_app.engine.cpu import low_rank_kernel as of
 
-        numbers = of.Numbers(
-            kind=KINDS[dtype],
-            width=compiling.Machine.here().width,
-            in_pairs=dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported(),
-        )
+        machine = compiling.Machine.here()
+        in_pairs = machine.has_pairs and dtype == torch.bfloat16
+        numbers = of.Numbers(kind=KINDS[dtype], width=machine.width, in_pairs=in_pairs)
         self.tile_rows = of.TILE_ROWS
         self.most_rank = of.MOST_RANK
         self._inputs_at_once, self._width = numbers.inputs_at_once, numbers.width

@@ -147,7 +147,7 @@ def _make(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
         kind=KINDS[dtype],
         width=machine.width,
         registers=machine.registers,
-        in_pairs=dtype == torch.bfloat16 and dim % (2 * machine.width) == 0 and torch.cpu._is_avx512_bf16_supported(),
+        in_pairs=machine.has_pairs and dtype == torch.bfloat16 and dim % (2 * machine.width) == 0,
     )
     made = Kernel(compiling.compiled(attention_kernel.emit(form)), attention_kernel.NAME)
     return RowsKernel(made, heads_of_a_key=group, parts=form.parts, partial=form.partial)
