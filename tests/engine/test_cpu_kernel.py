@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,8 +14,9 @@ from torch import Tensor
 from serve_app.engine.cpu import rows as kernels
 from serve_app.engine.cpu.attention_blocks import Form
 from serve_app.engine.cpu.attention_kernel import STRETCH
-from serve_app.engine.cpu.rows import Row, RowsKernel, Table, rows_kernel
-from serve_app.engine.cpu.rows_plan import KEYS_PER_HEAD, SHORT, RowsPlan, takes_prompts
+from serve_app.engine.cpu.compiling import Machine
+from serve_app.engine.cpu.rows import KEYS_IN_PAIRS, KEYS_PER_HEAD, Row, RowsKernel, Table, rows_kernel, tables_of
+from serve_app.engine.cpu.rows_plan import SHORT, RowsPlan, takes_prompts
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.lanes import LaneStorage
 from serve_app.engine.kv.plan import Scoring
@@ -95,6 +97,29 @@ def test_a_row_gets_the_same_bits_alone_in_company_and_of_any_number_of_threads(
     monkeypatch.setattr(kernels, "SHORT", 1 << 40)  # without a team
     attend.run(query, keys, values, Table(rows), alone.zero_(), scale=0.125)
     assert torch.equal(alone, together)
+
+
+def test_many_long_rows_are_attended_to_in_calls_that_leave_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, (keys, values) = drawn(9, 4, DIM), drawn(2, 3000, KV_HEADS, DIM, seed=3)
+    lengths = (100, 3000, 2900, 5, 600, 513, 3000, 1, 2)
+    rows = [Row(token=at, position=3000 - length, num_keys=length) for at, length in enumerate(lengths)]
+    found = []
+    for most, expected in ((kernels.ITEMS, [9]), (7, [2, 2, 2, 2, 1]), (1, [1] * 9)):
+        monkeypatch.setattr(kernels, "ITEMS", most)
+        tables = tables_of(rows)
+        assert [table.num_rows for table in tables] == expected
+        found.append(torch.full_like(query, torch.nan))
+        for table in tables:
+            kernel(2, DIM, torch.float32).run(query, keys, values, table, found[-1], scale=0.2)
+    assert torch.equal(found[1], found[0])
+    assert torch.equal(found[2], found[0])
+
+
+def test_how_many_keys_a_prompt_may_see_is_the_kernels_to_say() -> None:
+    assert kernel(3, DIM, torch.float32).most_keys == 3 * KEYS_PER_HEAD
+    if Machine.here().has_pairs:
+        assert kernel(1, DIM, torch.bfloat16).most_keys == KEYS_IN_PAIRS
+        assert kernel(2, DIM, torch.bfloat16).most_keys == math.inf
 
 
 def test_engines_of_one_process_do_not_share_a_calls_state() -> None:
@@ -182,10 +207,10 @@ def test_a_step_is_attended_to_and_written_as_torch_would(
 @pytest.mark.skipif(not takes_prompts(), reason="prompts are torch's where there is AMX")
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_a_prompt_gets_the_same_bits_whole_and_in_chunks_and_in_company(dtype: torch.dtype) -> None:
-    count, shared = 300, 2
+    shared = 2
+    count = int(min(1500, kernel(shared, DIM, dtype).most_keys))
     query = drawn(count, shared * KV_HEADS, DIM, dtype=dtype, seed=3)
     key, value = drawn(2, count, KV_HEADS, DIM, dtype=dtype, seed=4)
-    assert count <= KEYS_PER_HEAD * shared
 
     def attended(chunks: Sequence[int], company: Sequence[tuple[int, int]]) -> Tensor:
         lanes, done, found = storage(dtype), 0, []
@@ -206,8 +231,8 @@ def test_a_prompt_gets_the_same_bits_whole_and_in_chunks_and_in_company(dtype: t
         return torch.cat(found)
 
     whole = attended([count], [])
-    assert torch.equal(attended([1, 7, 60, 232], []), whole)
-    assert torch.equal(attended([200, 100], [(700, 1), (40, 30)]), whole)
+    assert torch.equal(attended([1, 7, 60, count - 68], []), whole)
+    assert torch.equal(attended([200, count - 200], [(700, 1), (40, 30)]), whole)
 
 
 def test_what_the_kernel_does_not_know_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:

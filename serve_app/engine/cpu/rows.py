@@ -21,6 +21,16 @@ logger = logging.getLogger(__name__)
 NUM_PARAMETERS = 17
 SHORT = 1 << 15
 """Numbers of keys, counted for each head that sees them, that one thread reads sooner than it wakes another."""
+KEYS_PER_HEAD = 256
+"""Keys that a prompt's queries may see for each query head that shares a key head, as those are read together, where
+numbers are not multiplied in pairs. Of torch's time, with 7 heads that share one: 0.3 to 0.6 where a prompt begins,
+0.65 to 0.95 at 1024 keys, 1.05 for 512 queries at 3000; with none to share 0.4 to 0.8 where it begins, 1.05 for 256
+queries at 256, 1.4 for 64 at 1500."""
+KEYS_IN_PAIRS = 1024
+"""The same in pairs with none to share: 0.6 where a prompt begins, 0.9 at 1024 keys, 1.05 from 2000 on. Two heads and
+more share any number of keys: 0.4 to 0.7 of torch's time from 256 keys to 32768."""
+ITEMS = 2048
+"""Of a call, at most, if it has several rows: what divided rows leave is a hundred kilobytes for each 32 of them."""
 TRIED_LENGTHS = (1, 70, 1100)
 """Keys of the rows that a kernel is tried with: a part of a block, more than one, more than two stretches."""
 TOLERANCES = {torch.bfloat16: 0.03, torch.float16: 5e-3, torch.float32: 1e-4}
@@ -68,12 +78,31 @@ class Table:
         return self._left[heads]
 
 
-class RowsKernel:
-    """Attends for rows of one form: so many heads of such a size."""
+def tables_of(rows: Sequence[Row]) -> list[Table]:
+    """The rows in tables of so many items that what their parts leave stays small, long as they may be."""
+    from serve_app.engine.cpu.attention_kernel import STRETCH
 
-    def __init__(self, kernel: Kernel, *, heads_of_a_key: int, parts: int, partial: int) -> None:
+    groups: list[list[Row]] = [[]]
+    num_items = 0
+    for row in rows:
+        own = -(-row.num_keys // STRETCH)
+        if groups[-1] and num_items + own > ITEMS:
+            groups.append([])
+            num_items = 0
+        groups[-1].append(row)
+        num_items += own
+    return [Table(group) for group in groups]
+
+
+class RowsKernel:
+    """Attends for rows of one form: so many heads of such a size.
+
+    most_keys: that a query of a prompt may see if it is to be sooner than torch
+    """
+
+    def __init__(self, kernel: Kernel, *, parts: int, partial: int, most_keys: float) -> None:
+        self.most_keys = most_keys
         self._kernel = kernel
-        self._group = heads_of_a_key
         self._parts = parts
         self._partial = partial
 
@@ -150,7 +179,8 @@ def _make(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
         in_pairs=machine.has_pairs and dtype == torch.bfloat16 and dim % (2 * machine.width) == 0,
     )
     made = Kernel(compiling.compiled(attention_kernel.emit(form)), attention_kernel.NAME)
-    return RowsKernel(made, heads_of_a_key=group, parts=form.parts, partial=form.partial)
+    most_keys = (math.inf if group > 1 else KEYS_IN_PAIRS) if form.in_pairs else KEYS_PER_HEAD * group
+    return RowsKernel(made, parts=form.parts, partial=form.partial, most_keys=most_keys)
 
 
 @torch.inference_mode()

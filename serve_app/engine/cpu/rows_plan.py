@@ -10,18 +10,13 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.attention import attend
-from serve_app.engine.cpu.rows import Row, RowsKernel, Table, rows_kernel
+from serve_app.engine.cpu.rows import Row, RowsKernel, Table, rows_kernel, tables_of
 from serve_app.engine.kv.groups import Group, Reading
 from serve_app.engine.kv.plan import AttentionPlan, Scoring
 from serve_app.engine.kv.storage import Storage
 
 SHORT = 8
 """Queries of one sequence in a step that are the kernel's whatever they see: a token and the guesses behind it."""
-KEYS_PER_HEAD = 256
-"""And any number of them where they see so many keys at most for each query head that shares a key head, as those are
-read together. Of torch's time, with 7 heads that share one: 0.3 to 0.6 where a prompt begins, 0.65 to 0.95 at 1024
-keys, 1.05 for 512 queries at 3000; with none to share 0.4 to 0.8 where it begins, 1.05 for 256 queries at 256, 1.4 for
-64 at 1500."""
 
 
 class Lanes(Storage, Protocol):
@@ -47,16 +42,15 @@ class RowsPlan:
         self._places = places
         self._by_torch = by_torch
         self._readings = readings
-        self._splits: dict[int, tuple[list[Reading], Sequence[Group]]] = {}
-        self._tables: dict[tuple[int, int | None, int | None], Table] = {}
+        self._splits: dict[float, tuple[list[Reading], Sequence[Group]]] = {}
+        self._tables: dict[tuple[float, int | None, int | None], list[Table]] = {}
         self._is_decoding = all(each.length == 1 for each in readings)
         self._other: AttentionPlan | None = None
 
     def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
         keys, values = self._storage.all_positions(layer)
         kernel = kernel_of(query, keys, values, scoring)
-        shared = query.shape[1] // keys.shape[1]
-        ours, others = self._split(shared)
+        ours, others = self._split(kernel.most_keys) if kernel is not None else ([], [])
         if kernel is None or not ours:
             return self._plan_by_torch().run(layer, query, key, value, scoring=scoring)
         new = None if key is None or value is None else (key, value)
@@ -64,26 +58,28 @@ class RowsPlan:
             self._storage.write(layer, self._places, *new)
             new = None
         output = query.new_empty(query.shape)
-        kernel.run(query, keys, values, self._table(shared, scoring), output, scale=scoring.scale, new=new)
+        for table in self._tables_for(kernel.most_keys, scoring):
+            kernel.run(query, keys, values, table, output, scale=scoring.scale, new=new)
         for group in others:
             keys, values = self._storage.read(layer, group)
             mask = group.mask(scoring.window, query.dtype, query.device, chunk=scoring.chunk)
             group.put(output, attend(group.queries(query), keys, values, mask=mask, scale=scoring.scale))
         return output
 
-    def _split(self, shared: int) -> tuple[list[Reading], Sequence[Group]]:
-        """What is the kernel's, and what torch's, where so many query heads share a key head."""
-        if shared not in self._splits:
-            ours = [each for each in self._readings if _is_ours(each, shared)]
-            others = self._storage.groups([each for each in self._readings if not _is_ours(each, shared)])
-            self._splits[shared] = ours, others
-        return self._splits[shared]
+    def _split(self, most_keys: float) -> tuple[list[Reading], Sequence[Group]]:
+        """What is the kernel's, and what torch's."""
+        if most_keys not in self._splits:
+            ours = [each for each in self._readings if _is_ours(each, most_keys)]
+            others = self._storage.groups([each for each in self._readings if not _is_ours(each, most_keys)])
+            self._splits[most_keys] = ours, others
+        return self._splits[most_keys]
 
-    def _table(self, shared: int, scoring: Scoring) -> Table:
-        name = shared, scoring.window, scoring.chunk
+    def _tables_for(self, most_keys: float, scoring: Scoring) -> list[Table]:
+        name = most_keys, scoring.window, scoring.chunk
         if name not in self._tables:
-            readings, _ = self._split(shared)
-            self._tables[name] = Table(rows_of(self._storage, readings, window=scoring.window, chunk=scoring.chunk))
+            readings, _ = self._split(most_keys)
+            rows = rows_of(self._storage, readings, window=scoring.window, chunk=scoring.chunk)
+            self._tables[name] = tables_of(rows)
         return self._tables[name]
 
     def _plan_by_torch(self) -> AttentionPlan:
@@ -92,8 +88,8 @@ class RowsPlan:
         return self._other
 
 
-def _is_ours(reading: Reading, shared: int) -> bool:
-    return reading.length <= SHORT or (takes_prompts() and reading.num_keys <= KEYS_PER_HEAD * shared)
+def _is_ours(reading: Reading, most_keys: float) -> bool:
+    return reading.length <= SHORT or (takes_prompts() and reading.num_keys <= most_keys)
 
 
 @functools.cache
