@@ -88,6 +88,15 @@ def test_rows_of_zeros_give_the_bias_and_no_rows_give_none(bits: Bits) -> None:
     assert linear(torch.zeros(1, 0, 96)).shape == (1, 0, 64)
 
 
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_the_bias_is_the_one_that_it_has_now(bits: Bits) -> None:
+    linear, x = make(bits, 64, 128), torch.zeros(3, 128)
+    for seed in range(2):  # a checkpoint's comes when the linear is there already
+        linear.bias = nn.Parameter(drawn(64, seed=seed).bfloat16(), requires_grad=False)
+        assert torch.equal(linear(x), linear.bias.float().expand(3, 64))
+        assert torch.equal(linear(x.view(1, 3, 128)), linear.bias.float().expand(1, 3, 64))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_what_comes_in_sixteen_bits_goes_in_sixteen_bits(dtype: torch.dtype) -> None:
     linear, x = make("int8", 64, 96), drawn(3, 96).to(dtype)

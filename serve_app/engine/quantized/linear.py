@@ -26,6 +26,7 @@ class QuantisedLinear(nn.Module):
         self.layout = layout_of(rounded)
         self._dtype = dtype
         self._kernel = _kernel_for(rounded)
+        self._widened: tuple[Tensor, Tensor] | None = None  # the bias, and in float32
 
     @property
     def weight(self) -> Tensor:
@@ -45,9 +46,14 @@ class QuantisedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 0:
             return x.new_empty(*x.shape[:-1], self.out_features)
-        bias = None if self.bias is None else self.bias.float()
-        y = self._kernel(x.reshape(-1, self.in_features), bias)
-        return y.view(*x.shape[:-1], self.out_features)
+        bias = self.bias
+        if bias is not None:
+            if self._widened is None or self._widened[0] is not bias:
+                self._widened = bias, bias.detach().float()
+            bias = self._widened[1]
+        if x.dim() == 2:
+            return self._kernel(x, bias)
+        return self._kernel(x.reshape(-1, x.shape[-1]), bias).view(*x.shape[:-1], self.out_features)
 
 
 def round_to(bits: Bits, weight: Tensor) -> Rounded:
