@@ -10,7 +10,9 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from serve_app.engine.engine import Engine
 from serve_app.engine.lora.errors import AdapterRefused
+from serve_app.engine.openmp import libgomp
 from tests.engine.adapter_files import load_adapter, save_adapter
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import complete, config, make_engine, reference_greedy, request
@@ -84,6 +86,33 @@ def test_rows_of_five_adapters_and_the_base_in_one_batch_each_equal_peft_alone(
             assert outcomes[f"{name}-{i}", 0].token_ids == tokens, f"{name}, prompt {i}"
         distinct.add(str(expected))
     assert len(distinct) == len(VARIANTS) + 1, "the adapters should all differ"
+
+
+def test_rows_that_kernels_change_beside_each_other_each_equal_peft_alone(
+    random_models: Path, adapter_folders: dict[str, Path]
+) -> None:
+    base, folders = random_models / "llama", {name: adapter_folders[name] for name in ("plain", "rslora", "few")}
+    engine = make_engine(config(base, max_num_sequences=24), folders)
+    if libgomp() is not None:
+        assert engine._bank._step.kernels is not None, "none has DoRA's gains, with which torch computes all"
+    widths = {number: rows_of(engine, number) for number in (0, engine.model.module.config.num_hidden_layers - 1)}
+    asked = [(request(f"{name}-{i}", adapter=name), ids) for name in [None, *folders] for i, ids in enumerate(PROMPTS)]
+    outcomes = complete(engine, asked)
+    for name in [None, *folders]:
+        for i, tokens in enumerate(peft_greedy(base, folders.get(name or ""), PROMPTS, 12)):
+            assert outcomes[f"{name}-{i}", 0].token_ids == tokens, f"{name}, prompt {i}"
+    first, last = widths.values()
+    assert max(first) > len(asked), "prompts are computed whole there"
+    assert max(last) <= len(asked), "of prompts only the rows whose logits are wanted get so far"
+
+
+def rows_of(engine: Engine, number: int) -> list[int]:
+    """Into which the rows are written that a layer's last linear is given in each step."""
+    found: list[int] = []
+    down = engine.model.module.get_submodule(f"model.layers.{number}.mlp.down_proj")
+    base = getattr(down, "base", down)
+    base.register_forward_hook(lambda _, inputs, __: found.append(inputs[0].shape[-2]))
+    return found
 
 
 def test_an_adapter_of_huge_values_harms_nobody_beside_it(

@@ -61,6 +61,7 @@ class LowRankChanges:
 
     def __call__(self, y: Tensor, x: Tensor, tiles: Iterable[ShelfTiles]) -> None:
         """Add to rows of y [tokens, out] what their adapters make of x [tokens, in]; no other row is touched."""
+        assert y.stride(1) == 1, "a row of outputs is written where it lies"
         x = x if x.stride(1) == 1 else x.contiguous()
         inputs = x.shape[1]
         for each in tiles:
