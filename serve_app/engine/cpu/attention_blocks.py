@@ -107,7 +107,7 @@ class Blocks:
     def see(self, keys: Value, values: Value, num_keys: Value) -> None:
         """Attend to keys and values, of which these are the first ones' addresses."""
         self._keys, self._values, self._num_keys = keys, values, num_keys
-        first = self._least(num_keys, INT64(BLOCK))
+        first = self._emit.least(num_keys, INT64(BLOCK))
         self._emit.repeat(INT64(0), first, 1, functools.partial(self._fetch, keys))
         self._emit.repeat(INT64(0), num_keys, BLOCK, self._block)
 
@@ -127,7 +127,7 @@ class Blocks:
         build, emitter, form = self._build, self._emit, self._form
         left = build.sub(self._num_keys, begin)
         is_part = build.icmp_signed("<", left, INT64(BLOCK))
-        count = self._least(left, INT64(BLOCK))
+        count = self._emit.least(left, INT64(BLOCK))
         with build.if_then(is_part):
             for at in range(0, form.heads * BLOCK, form.width):
                 emitter.put(emitter.all_of(LEAST), self._scores, at)
@@ -147,9 +147,6 @@ class Blocks:
     def _place(self, base: Value, position: Value) -> Value:
         """Where a key or value begins."""
         return self._emit.at(base, self._build.mul(position, self._stride), self._number)
-
-    def _least(self, x: Value, y: Value) -> Value:
-        return self._build.select(self._build.icmp_signed("<", x, y), x, y)
 
     def _fetch(self, base: Value, position: Value) -> Sequence[Value]:
         """Bring a key or value near, while others are computed."""
@@ -257,7 +254,7 @@ class Blocks:
         pairs = []
         for number in range(together):
             positions = [build.add(build.add(begin, at), INT64(2 * number + each)) for each in range(2)]
-            bases = [self._place(self._values, self._least(position, last)) for position in positions]
+            bases = [self._place(self._values, self._emit.least(position, last)) for position in positions]
             pairs.append(
                 [
                     pair
@@ -266,7 +263,7 @@ class Blocks:
                 ]
             )
             for position in positions:
-                self._fetch(self._keys, self._least(build.add(position, INT64(BLOCK)), last))
+                self._fetch(self._keys, self._emit.least(build.add(position, INT64(BLOCK)), last))
         for head in range(form.heads):
             first = build.add(INT64(head * BLOCK), build.sdiv(at, INT64(2)))
             weights = [self._pairs.spread(self._scores, build.add(first, INT64(each))) for each in range(together)]
@@ -283,7 +280,7 @@ class Blocks:
         values = [self._read(self._values, build.add(begin, place)) for place in places]
         for place in places:
             following = build.add(build.add(begin, place), INT64(BLOCK))
-            self._fetch(self._keys, self._least(following, build.sub(self._num_keys, INT64(1))))
+            self._fetch(self._keys, self._emit.least(following, build.sub(self._num_keys, INT64(1))))
         for head in range(form.heads):
             weights = [
                 emitter.spread(emitter.number(self._scores, build.add(place, INT64(head * BLOCK)))) for place in places

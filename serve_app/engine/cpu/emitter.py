@@ -130,10 +130,7 @@ class Emitter:
 
     def fetch(self, place: Value, *, cache: int) -> None:
         """Bring a line of memory near, into the first cache or the second; nothing happens where there is no memory."""
-        name, module = "llvm.prefetch.p0", self.builder.module
-        kind = ir.FunctionType(ir.VoidType(), [POINTER, INT32, INT32, INT32])
-        function = module.globals.get(name) or ir.Function(module, kind, name)
-        self.builder.call(function, [place, INT32(0), INT32(4 - cache), INT32(1)])
+        self.call("llvm.prefetch.p0", ir.VoidType(), place, INT32(0), INT32(4 - cache), INT32(1))
 
     def all_of(self, number: float) -> Value:
         """A vector of one number."""
@@ -161,6 +158,10 @@ class Emitter:
     def fused(self, x: Value, y: Value, z: Value) -> Value:
         """x · y + z, rounded once."""
         return self.call(f"llvm.fma.v{self.width}f32", self.vector, x, y, z)
+
+    def least(self, x: Value, y: Value) -> Value:
+        """Of two whole numbers."""
+        return self.builder.select(self.builder.icmp_signed("<", x, y), x, y)
 
     def larger(self, x: Value, y: Value) -> Value:
         """Of two vectors, or two numbers; the other where one is no number."""

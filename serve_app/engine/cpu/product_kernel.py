@@ -98,12 +98,9 @@ class _Writer:
     def _address(self, name: str) -> Value:
         return self._build.inttoptr(self._of[name], POINTER)
 
-    def _least(self, x: Value, y: Value) -> Value:
-        return self._build.select(self._build.icmp_signed("<", x, y), x, y)
-
     def _multiply_block(self, first: Value) -> Sequence[Value]:
         self._first = first
-        self._rows = self._least(self._build.sub(self._of["num_rows"], first), INT64(ROWS))
+        self._rows = self._emit.least(self._build.sub(self._of["num_rows"], first), INT64(ROWS))
         self._emit.repeat(INT64(0), self._of["num_groups"], CHUNK, self._multiply_chunk)
         self._emit.repeat(INT64(0), self._rows, 1, self._give)
         return ()
@@ -112,7 +109,7 @@ class _Writer:
         """The rows' sums over some groups of inputs, from a first one on."""
         build, emit = self._build, self._emit
         left = build.sub(self._of["num_groups"], begin)
-        groups = self._least(left, INT64(CHUNK))
+        groups = self._emit.least(left, INT64(CHUNK))
         size = build.mul(self._of["num_groups"], INT64(BLOCK))
         start = build.add(build.mul(self._block, size), build.mul(begin, INT64(BLOCK)))
         self._weights = emit.at(self._address("weight"), start, INT32)
@@ -192,9 +189,7 @@ class _Writer:
     def _dot(self, total: Value, x: Value, weights: Value) -> Value:
         if not self._numbers.is_whole:
             return self._pairs.dot(total, x, weights)
-        name, module = "llvm.x86.avx512.vpdpbusd.512", self._build.module
-        kind = ir.FunctionType(total.type, [total.type, x.type, weights.type])
-        return self._build.call(module.globals.get(name) or ir.Function(module, kind, name), [total, x, weights])
+        return self._emit.call("llvm.x86.avx512.vpdpbusd.512", total.type, total, x, weights)
 
     def _give(self, at_row: Value) -> Sequence[Value]:
         """Write a row's outputs of the block, those that there are."""

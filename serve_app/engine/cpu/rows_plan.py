@@ -50,8 +50,7 @@ class RowsPlan:
     def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
         keys, values = self._storage.all_positions(layer)
         kernel = kernel_of(query, keys, values, scoring)
-        ours, others = self._split(kernel.most_keys) if kernel is not None else ([], [])
-        if kernel is None or not ours:
+        if kernel is None or not self._split(kernel.most_keys)[0]:
             return self._plan_by_torch().run(layer, query, key, value, scoring=scoring)
         new = None if key is None or value is None else (key, value)
         if new is not None and not self._is_decoding:
@@ -60,7 +59,7 @@ class RowsPlan:
         output = query.new_empty(query.shape)
         for table in self._tables_for(kernel.most_keys, scoring):
             kernel.run(query, keys, values, table, output, scale=scoring.scale, new=new)
-        for group in others:
+        for group in self._split(kernel.most_keys)[1]:
             keys, values = self._storage.read(layer, group)
             mask = group.mask(scoring.window, query.dtype, query.device, chunk=scoring.chunk)
             group.put(output, attend(group.queries(query), keys, values, mask=mask, scale=scoring.scale))

@@ -79,9 +79,6 @@ class _Function:
         size = INT64(size) if isinstance(size, int) else size
         return self.emit.at(self.address(name), self.build.mul(item, size), kind)
 
-    def least(self, x: Value, y: Value) -> Value:
-        return self.build.select(self.build.icmp_signed("<", x, y), x, y)
-
 
 class _Tokens:
     """The tokens of a row, a vector at a time, and which of them are in play."""
@@ -165,7 +162,7 @@ def _list(function: _Function, item: Value) -> None:
         def note(lane: Value, number: Value) -> Sequence[Value]:
             """Written is what is not in play, too, and then written over."""
             place = build.sub(number, function.of["first"])
-            place = build.select(build.icmp_signed("<", place, INT64(0)), INT64(0), function.least(place, size))
+            place = build.select(build.icmp_signed("<", place, INT64(0)), INT64(0), function.emit.least(place, size))
             build.store(build.trunc(build.add(first, lane), INT32), emit.at(found, place, INT32))
             return (build.add(number, build.and_(build.lshr(bits, lane), INT64(1))),)
 
@@ -245,7 +242,7 @@ class _Tally:
         is_short = build.icmp_signed("==", build.and_(bits, INT32(NUM_BINS - 1)), INT32(0))
         flips = build.or_(build.ashr(bits, INT32(31)), INT32(1 << 31))
         self._add_to(build.select(is_short, build.lshr(build.xor(bits, flips), INT32(16)), INT32(NUM_BINS)))
-        place = function.least(num_others, INT64(MOST_OTHERS - 1))
+        place = function.emit.least(num_others, INT64(MOST_OTHERS - 1))
         build.store(build.trunc(column, INT32), function.emit.at(self._others, place, INT32))
         return (build.add(num_others, build.zext(build.not_(is_short), INT64)),)
 
@@ -267,7 +264,7 @@ def _count(function: _Function, item: Value) -> None:
         short = build.trunc(place, INT32)
         is_negative = build.icmp_signed("<", short, INT32(SIGN))
         bits = build.xor(short, build.select(is_negative, INT32(NUM_BINS - 1), INT32(SIGN)))
-        at = function.least(num_values, INT64(MOST_VALUES - 1))
+        at = function.emit.least(num_values, INT64(MOST_VALUES - 1))
         build.store(build.shl(bits, INT32(16)), emit.at(values, at, INT32))
         build.store(number, emit.at(numbers, at, INT32))
         return (build.add(num_values, build.zext(build.icmp_signed("!=", number, INT32(0)), INT64)),)

@@ -43,6 +43,7 @@ class BankedLinear(nn.Module):
         self.name = name
         self._shelves = shelves
         self._step = step
+        self._alone: Parts | None = None
 
     @property
     def weight(self) -> Tensor:
@@ -66,7 +67,9 @@ class BankedLinear(nn.Module):
         Every other row keeps every bit: rows are picked and put back by index, never multiplied by a mask, since
         zero times an infinite value is not zero.
         """
-        Parts(((0, y.shape[1], self),)).change(y, x)
+        if self._alone is None:
+            self._alone = Parts(((0, y.shape[1], self),))
+        self._alone.change(y, x)
 
     @property
     def step(self) -> Step:
