@@ -77,6 +77,20 @@ def test_one_thread_alone_gives_the_same_bits_as_a_team(monkeypatch: pytest.Monk
 
 
 @needs_kernel
+@pytest.mark.parametrize("outputs", [64, 448, 1024])
+def test_any_number_of_threads_gives_the_same_bits(outputs: int) -> None:
+    kept, weight, bias = made(outputs, 896, has_bias=True)
+    x = drawn(3 * ROWS + 20, 896)
+    assert kept._ours is not None
+    found = []
+    for num_threads in (1, 2, 3, 5, 16):
+        torch.set_num_threads(num_threads)
+        found.append(kept._ours(x))
+    assert all(torch.equal(each, found[0]) for each in found)
+    torch.testing.assert_close(found[0].double(), exact(x, weight, bias), rtol=2**-8, atol=0.05)
+
+
+@needs_kernel
 def test_small_weights_are_laid_out_where_our_kernel_reads_them() -> None:
     small, tiny, odd = drawn(256, 128), drawn(64, 64), drawn(250, 128)
     assert [pays(each) for each in (small, tiny, odd, small.float())] == [True, False, False, False]

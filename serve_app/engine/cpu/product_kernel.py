@@ -20,7 +20,7 @@ from serve_app.engine.cpu.pairs import Pairs
 NAME = "multiply_rows"
 PARAMETERS = (
     "counter", "num_blocks", "x", "x_stride", "weight", "output", "num_outputs", "bias", "num_rows", "num_groups",
-    "num_threads", "lines", "scales", "factors", "offsets",
+    "num_threads", "lines", "scales", "factors", "offsets", "num_whole", "num_parts",
 )  # fmt: skip
 """Each int64. A word is what 32 bits hold of a row's inputs, two or four: a group.
 
@@ -28,6 +28,7 @@ x:       [num_rows, words], x_stride words apart;  weight: [num_blocks, num_grou
 bias:    float32, 0 for none;  lines: that are fetched ahead with each group, 1, 2 or 4
 scales:  float32 of each row;  factors: float32, and offsets: int32, of each output; of whole numbers alone, of which
          the result is (sum - offset) · scale · factor + bias
+num_whole: blocks that one thread multiplies by all rows; behind them each is `num_parts` items, of ROWS rows
 """
 BLOCK = 64
 """Outputs."""
@@ -89,11 +90,18 @@ class _Writer:
         self._next: Value = None
 
     def write(self) -> None:
-        self._emit.take_items(self._address("counter"), self._of["num_blocks"], self._multiply)
+        whole, parts = self._of["num_whole"], self._of["num_parts"]
+        divided = self._build.mul(self._build.sub(self._of["num_blocks"], whole), parts)
+        self._emit.take_items(self._address("counter"), self._build.add(whole, divided), self._multiply)
 
-    def _multiply(self, block: Value) -> None:
-        self._block = block
-        self._emit.repeat(INT64(0), self._of["num_rows"], ROWS, self._multiply_block)
+    def _multiply(self, item: Value) -> None:
+        build, whole, parts = self._build, self._of["num_whole"], self._of["num_parts"]
+        behind = build.sub(item, whole)
+        is_whole = build.icmp_signed("<", behind, INT64(0))
+        self._block = build.select(is_whole, item, build.add(whole, build.sdiv(behind, parts)))
+        begin = build.select(is_whole, INT64(0), build.mul(build.srem(behind, parts), INT64(ROWS)))
+        end = build.select(is_whole, self._of["num_rows"], build.add(begin, INT64(ROWS)))
+        self._emit.repeat(begin, self._emit.least(end, self._of["num_rows"]), ROWS, self._multiply_block)
 
     def _address(self, name: str) -> Value:
         return self._build.inttoptr(self._of[name], POINTER)
