@@ -61,6 +61,7 @@ class ModelArgs(BaseModel):
     max_adapters: Annotated[int, Field(ge=0)] = 16
     max_waiting: Annotated[int, Field(ge=0)] = 1024
     threads: PositiveInt | None = None
+    niceness: Annotated[int, Field(ge=0, le=19)] = 5
     tensor_parallel: PositiveInt = 1
     max_step_stretch: Annotated[float, Field(gt=1)] = 1.75
     max_bypass_s: Annotated[float, Field(ge=0)] = 5.0

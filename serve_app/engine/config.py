@@ -41,6 +41,7 @@ class EngineConfig:
     max_adapters:      adapters resident at once
     max_waiting:       sequences queued beyond those running; more are refused
     threads:           torch threads; None is one per CPU of the process, divided among its shards
+    niceness:          of the threads that compute steps on CPUs, beside the proxies and routers of their machine
     tensor_parallel:   devices of one node that the model is divided among, a process for each; 1 is whole
     max_step_stretch:  while some sequences decode, a step that computes prompts too should take at most so many times
                        one that does not; by up to four times as much more where many short prompts wait beside few
@@ -94,6 +95,7 @@ class EngineConfig:
     max_adapters: int = 16
     max_waiting: int = 1024
     threads: int | None = None
+    niceness: int = 5
     tensor_parallel: int = 1
     max_step_stretch: float = 1.75
     max_bypass_s: float = 5.0

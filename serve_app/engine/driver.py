@@ -16,6 +16,7 @@ from serve_app.core.concern import about
 from serve_app.core.delta import Delta, Load
 from serve_app.core.errors import EngineFailed
 from serve_app.engine.allocator import Leftovers
+from serve_app.engine.niceness import give_way
 from serve_app.engine.open_sequences import OpenSequences
 from serve_app.engine.sequence import Sequence
 
@@ -77,12 +78,16 @@ class Driver:
 
     deliver: called in that thread with everything a step gave and with how busy the engine is then; also after a
              step that gave nothing, where an abort changed that
+    niceness: of that thread, beside its process's
     load:    of the engine after its last step; may be read by any thread
     """
 
-    def __init__(self, engine: Steps, deliver: Deliver, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, engine: Steps, deliver: Deliver, *, niceness: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._engine = engine
         self._deliver = deliver
+        self._niceness = niceness
         self._clock = clock
         self._leftovers = Leftovers(clock)
         self._inbox: deque[_Command] = deque()
@@ -168,6 +173,7 @@ class Driver:
             self._wake.notify()
 
     def _run(self) -> None:
+        give_way(self._niceness)
         while not self._is_closing:
             try:
                 if self._wait_for_work():

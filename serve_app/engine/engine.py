@@ -101,6 +101,11 @@ class Engine:
         self.step_s, self.is_stalled = 0.0, False
 
     @property
+    def niceness(self) -> int:
+        """Of the thread that steps it: where it computes the steps, and does not only launch them."""
+        return self.config.niceness if self.model.device.type == "cpu" else 0
+
+    @property
     def has_work(self) -> bool:
         return self._scheduler.has_work or bool(self._unsampled) or self._flights.is_ahead
 

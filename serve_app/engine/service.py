@@ -146,7 +146,7 @@ class ModelService:
         def deliver(deltas: list[Delta], load: Load) -> None:
             loop.call_soon_threadsafe(self._delivery.deliver, deltas, load)
 
-        self._driver = Driver(self.engine, deliver)
+        self._driver = Driver(self.engine, deliver, niceness=self.engine.niceness)
         self.engine.on_staged = self._driver.nudge
         if self.engine.model.device.type == "cpu":
             self._wakefulness.start(torch.get_num_threads())

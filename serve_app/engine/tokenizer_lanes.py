@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from serve_app.core.request import GenerationRequest
+from serve_app.engine.niceness import LONG_WORK, give_way
 
 Result = TypeVar("Result")
 
-# (characters and ids of all prompts together, at most; threads). Long work is bounded to a thread, whoever sends it.
-LANES = ((32_768, 2), (524_288, 1), (None, 1))
+LANES = ((32_768, 2, 0), (524_288, 1, LONG_WORK), (None, 1, LONG_WORK))
+"""Characters and ids of all prompts together, at most; threads; their niceness. Long work is bounded to a thread,
+whoever sends it, and a step's threads get nine tenths of a core beside it."""
 
 
 class TokenizerLanes:
@@ -21,8 +23,8 @@ class TokenizerLanes:
 
     def __init__(self) -> None:
         self._pools = [
-            (most, ThreadPoolExecutor(num_threads, thread_name_prefix=f"tokenizer-{number}"))
-            for number, (most, num_threads) in enumerate(LANES)
+            (most, _pool(f"tokenizer-{number}", num_threads, niceness))
+            for number, (most, num_threads, niceness) in enumerate(LANES)
         ]
 
     async def run(self, requests: Items[GenerationRequest], work: Callable[[], Result]) -> Result:
@@ -35,3 +37,7 @@ class TokenizerLanes:
         """Wait for what runs; what has not begun is dropped."""
         for _, pool in self._pools:
             pool.shutdown(cancel_futures=True)
+
+
+def _pool(name: str, num_threads: int, niceness: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(num_threads, thread_name_prefix=name, initializer=give_way, initargs=(niceness,))

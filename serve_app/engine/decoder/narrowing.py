@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -17,13 +16,13 @@ from serve_app.engine.allocator import give_back_freed_memory
 from serve_app.engine.decoder.embedding import PackedEmbedding
 from serve_app.engine.decoder.half import HalfWeight, factor_for
 from serve_app.engine.decoder.linears import LinearPart, OneDnnWeight, PackedLinear
+from serve_app.engine.niceness import LEFTOVERS, give_way
 
 logger = logging.getLogger(__name__)
 
 TRIED_ROWS = 3
 ALLOWED = 2.0**-14
 """By how much the new form's outputs may differ from the old one's, of their largest: sums have another order."""
-LOWEST_PRIORITY = 19
 
 
 class Narrowing:
@@ -42,7 +41,7 @@ class Narrowing:
         threading.Thread(target=self._run_last, name="narrowing", daemon=True).start()
 
     def _run_last(self) -> None:
-        _yield_to_others()
+        give_way(LEFTOVERS)
         try:
             self.run()
         except Exception:
@@ -122,11 +121,3 @@ def _agree(old: OneDnnWeight, new: HalfWeight, num_inputs: int) -> bool:
     x: Tensor = torch.randn(TRIED_ROWS, num_inputs, generator=torch.Generator().manual_seed(0))
     expected = old(x)
     return float((new(x) - expected).abs().max()) <= ALLOWED * float(expected.abs().max())
-
-
-def _yield_to_others() -> None:
-    """Compute only what is left over; the thread keeps this."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
-    except (AttributeError, OSError):
-        logger.debug("this system has no priorities of threads")

@@ -21,6 +21,7 @@ from serve_app.engine.kv.storage import Storage
 from serve_app.engine.loading import LoadedModel, load_model
 from serve_app.engine.lora.adapter import Adapter
 from serve_app.engine.lora.registration import bind_adapters
+from serve_app.engine.niceness import give_way
 from serve_app.engine.runner import Runner
 from serve_app.engine.shards.adapters import FollowingBank
 from serve_app.engine.shards.mirror import carry_out
@@ -42,7 +43,8 @@ class Follower:
         join: Join = leader.recv()
         self.number, self.count = join.number, join.count
         device = torch.device(join.device)
-        if device.type == "cpu":
+        self._is_on_cpu = device.type == "cpu"
+        if self._is_on_cpu:
             torch.set_num_threads(join.threads)
         self.sums = Sums(
             join.meeting_place, number=join.number, count=join.count, device=device, timeout_s=join.timeout_s
@@ -68,6 +70,8 @@ class Follower:
             match order:
                 case Load(config=config):
                     self._config, self._bound = config, []
+                    if self._is_on_cpu:
+                        give_way(config.niceness)
                     self._model = load_model(config, mates=self)
                 case Bind(records=records):
                     self._bound, _ = bind_adapters(records, self._model.module, shard=self._model.shard)

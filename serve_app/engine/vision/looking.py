@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-import threading
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +13,11 @@ from serve_app.core.images import Image, ImageCard
 from serve_app.core.request import GenerationRequest
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.loading import LoadedModel
+from serve_app.engine.niceness import LONG_WORK, give_way
 from serve_app.engine.vision.eyes import Eyes
 from serve_app.engine.vision.memory import SeenImages
 from serve_app.engine.vision.seen import Read, Seen
 
-NICENESS = 10
-"""Of the threads here and all that they start: where cores are short, a step's threads get nine tenths of them."""
 RETRY_S = 5
 
 Looks = Mapping[str, tuple[Seen, ...]]
@@ -45,8 +41,8 @@ class Looking:
         self._max_waiting_bytes = max_waiting_bytes
         self._num_waiting_bytes = 0
         self._in_memory = asyncio.Semaphore(2)
-        self._readers = ThreadPoolExecutor(1, thread_name_prefix="images", initializer=_give_way)
-        self._seers = ThreadPoolExecutor(1, thread_name_prefix="eyes", initializer=_give_way)
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="images", initializer=give_way, initargs=(LONG_WORK,))
+        self._seers = ThreadPoolExecutor(1, thread_name_prefix="eyes", initializer=give_way, initargs=(LONG_WORK,))
 
     async def look(self, requests: Items[GenerationRequest], is_wanted: Callable[[str], bool]) -> Looks:
         """See every image of the requests; of one that nobody wants any more, none.
@@ -151,9 +147,3 @@ def image_card(model: LoadedModel) -> ImageCard | None:
     if model.eyes is not None:
         return ImageCard(marker=model.eyes.marker)
     return None if model.blindness is None else ImageCard(reason=model.blindness)
-
-
-def _give_way() -> None:
-    """Let this thread, and all that it starts, have no more of a busy machine than a tenth of what steps have."""
-    if sys.platform == "linux":  # where niceness is a thread's own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
