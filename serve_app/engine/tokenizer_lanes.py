@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from serve_app.core.request import GenerationRequest
-from serve_app.engine.niceness import LONG_WORK, give_way
+from serve_app.engine.niceness import take_leftovers
 
 Result = TypeVar("Result")
 
-LANES = ((32_768, 2, 0), (524_288, 1, LONG_WORK), (None, 1, LONG_WORK))
-"""Characters and ids of all prompts together, at most; threads; their niceness. Long work is bounded to a thread,
-whoever sends it, and a step's threads get nine tenths of a core beside it."""
+LANES = ((32_768, 2), (524_288, 1), (None, 1))
+"""Characters and ids of all prompts together, at most, and threads. Long work is bounded to a thread, whoever sends it,
+and takes what steps leave of a core."""
 
 
 class TokenizerLanes:
@@ -23,8 +23,8 @@ class TokenizerLanes:
 
     def __init__(self) -> None:
         self._pools = [
-            (most, _pool(f"tokenizer-{number}", num_threads, niceness))
-            for number, (most, num_threads, niceness) in enumerate(LANES)
+            (most, _pool(f"tokenizer-{number}", num_threads, is_long=number > 0))
+            for number, (most, num_threads) in enumerate(LANES)
         ]
 
     async def run(self, requests: Items[GenerationRequest], work: Callable[[], Result]) -> Result:
@@ -39,5 +39,5 @@ class TokenizerLanes:
             pool.shutdown(cancel_futures=True)
 
 
-def _pool(name: str, num_threads: int, niceness: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(num_threads, thread_name_prefix=name, initializer=give_way, initargs=(niceness,))
+def _pool(name: str, num_threads: int, *, is_long: bool) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(num_threads, thread_name_prefix=name, initializer=take_leftovers if is_long else None)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from serve_app.engine.driver import Driver
-from serve_app.engine.niceness import LEFTOVERS, LONG_WORK, OWN, give_way
+from serve_app.engine.niceness import LONG_WORK, MOST, OWN, give_way, take_leftovers
 from serve_app.engine.tokenizer_lanes import LANES, TokenizerLanes
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, make_engine
@@ -27,12 +27,16 @@ def own_niceness() -> int:
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
+def own_policy() -> int:
+    return os.sched_getscheduler(threading.get_native_id())
+
+
 def in_a_thread(work: Callable[[], int]) -> int:
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result()
 
 
-@pytest.mark.parametrize("by", [0, 5, LONG_WORK, LEFTOVERS, 40])
+@pytest.mark.parametrize("by", [0, 5, LONG_WORK, MOST, 40])
 def test_a_thread_gives_way_and_no_other_does(by: int) -> None:
     before = own_niceness()
 
@@ -40,7 +44,7 @@ def test_a_thread_gives_way_and_no_other_does(by: int) -> None:
         give_way(by)
         return own_niceness()
 
-    assert in_a_thread(work) == min(LEFTOVERS, OWN + by)
+    assert in_a_thread(work) == min(MOST, OWN + by)
     assert own_niceness() == before
 
 
@@ -49,7 +53,7 @@ def test_what_a_thread_starts_gives_way_too() -> None:
         give_way(3)
         return in_a_thread(own_niceness)
 
-    assert in_a_thread(work) == min(LEFTOVERS, OWN + 3)
+    assert in_a_thread(work) == min(MOST, OWN + 3)
 
 
 def test_who_says_it_twice_gives_way_once() -> None:
@@ -58,22 +62,46 @@ def test_who_says_it_twice_gives_way_once() -> None:
         give_way(3)
         return own_niceness()
 
-    assert in_a_thread(work) == min(LEFTOVERS, OWN + 3)
+    assert in_a_thread(work) == min(MOST, OWN + 3)
 
 
 def test_where_it_may_not_a_thread_goes_on_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: int) -> None:
+    def refuse(*_: object) -> None:
         raise PermissionError
 
     monkeypatch.setattr(os, "setpriority", refuse)
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
     give_way(5)
+    take_leftovers()
+
+
+def test_leftovers_are_taken_by_a_thread_and_what_it_starts() -> None:
+    def work() -> int:
+        take_leftovers()
+        assert own_policy() == os.SCHED_IDLE
+        return in_a_thread(own_policy)
+
+    assert in_a_thread(work) == os.SCHED_IDLE
+    assert own_policy() == os.SCHED_OTHER
+
+
+def test_where_there_are_no_leftovers_a_thread_is_as_nice_as_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    def work() -> int:
+        monkeypatch.setattr(os, "sched_setscheduler", refuse)
+        take_leftovers()
+        return own_niceness()
+
+    assert in_a_thread(work) == MOST
 
 
 async def test_long_texts_are_cut_into_tokens_by_threads_that_give_way() -> None:
     lanes = TokenizerLanes()
-    sizes = [1000, *(most + 1 for most, *_ in LANES if most is not None)]
-    found = [await lanes.run([text_request("a", "x" * size)], own_niceness) for size in sizes]
-    assert found == [OWN, min(LEFTOVERS, OWN + LONG_WORK), min(LEFTOVERS, OWN + LONG_WORK)]
+    sizes = [1000, *(most + 1 for most, _ in LANES if most is not None)]
+    found = [await lanes.run([text_request("a", "x" * size)], own_policy) for size in sizes]
+    assert found == [os.SCHED_OTHER, os.SCHED_IDLE, os.SCHED_IDLE]
     lanes.close()
 
 
@@ -88,5 +116,5 @@ def test_the_thread_that_steps_gives_way() -> None:
     found: Queue[int] = Queue()
     driver = Driver(make_engine(config(DEMO)), lambda *_: found.put(own_niceness()), niceness=6)
     driver.abort(frozenset({"nobody"}))
-    assert found.get(timeout=10) == min(LEFTOVERS, OWN + 6)
+    assert found.get(timeout=10) == min(MOST, OWN + 6)
     driver.close()

@@ -342,7 +342,7 @@ async def test_a_prompt_that_is_too_long_is_refused_at_once_behind_whatever_is_b
 
 async def test_short_work_passes_long_work() -> None:
     lanes, gate = TokenizerLanes(), threading.Event()
-    sizes = [most + 1 for most, *_ in LANES if most is not None]
+    sizes = [most + 1 for most, _ in LANES if most is not None]
     long = [
         asyncio.create_task(lanes.run([text_request("long", "x" * size)], gate.wait))
         for size in sizes

@@ -16,7 +16,7 @@ from serve_app.engine.allocator import give_back_freed_memory
 from serve_app.engine.decoder.embedding import PackedEmbedding
 from serve_app.engine.decoder.half import HalfWeight, factor_for
 from serve_app.engine.decoder.linears import LinearPart, OneDnnWeight, PackedLinear
-from serve_app.engine.niceness import LEFTOVERS, give_way
+from serve_app.engine.niceness import take_leftovers
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Narrowing:
         threading.Thread(target=self._run_last, name="narrowing", daemon=True).start()
 
     def _run_last(self) -> None:
-        give_way(LEFTOVERS)
+        take_leftovers()
         try:
             self.run()
         except Exception:
