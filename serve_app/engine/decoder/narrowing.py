@@ -16,7 +16,7 @@ from serve_app.engine.allocator import give_back_freed_memory
 from serve_app.engine.decoder.embedding import PackedEmbedding
 from serve_app.engine.decoder.half import HalfWeight, factor_for
 from serve_app.engine.decoder.linears import LinearPart, OneDnnWeight, PackedLinear
-from serve_app.engine.niceness import take_leftovers
+from serve_app.engine.niceness import MOST, give_way
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Narrowing:
         threading.Thread(target=self._run_last, name="narrowing", daemon=True).start()
 
     def _run_last(self) -> None:
-        take_leftovers()
+        give_way(MOST)
         try:
             self.run()
         except Exception:
