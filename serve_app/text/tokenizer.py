@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +21,13 @@ from serve_app.text.pieces import Pieces, UnsupportedTokenizer
 from serve_app.text.reach import chars_per_token
 from serve_app.text.rendered import encode_rendered
 
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the library's own threads, whose priority nobody chooses
+
 
 class TextTokenizer:
     """A tokenizer with the vocabulary of its model. Threads may share it: after it was made it only caches.
 
-    While a text is cut into tokens, other threads run.
+    While texts are cut into tokens other threads run, and this one alone does it, however many texts there are.
 
     vocab_size:  of the model; may be larger than the tokenizer's (padding) or smaller
     card:        how it calls itself and its special tokens

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from serve_app.core.errors import InvalidRequest
 from serve_app.core.request import Prompt
 from serve_app.text.pieces import UnsupportedTokenizer
 from serve_app.text.tokenizer import TextTokenizer
+from tests.text.conftest import FOLDERS
 
 LETTERS = {"a": 0, "b": 1, "<s>": 2, "</s>": 3}
 
@@ -168,3 +171,20 @@ def test_a_slow_tokenizer_is_refused_with_what_to_do(tmp_path: Path) -> None:
     CanineTokenizer().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedTokenizer, match=r"CanineTokenizer.*tokenizer\.json"):
         TextTokenizer.load(tmp_path, vocab_size=4)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_many_texts_are_cut_by_the_thread_that_asks() -> None:
+    script = """
+import os, sys
+from pathlib import Path
+from serve_app.text.tokenizer import TextTokenizer
+before = len(os.listdir("/proc/self/task"))
+tokenizer = TextTokenizer.load(Path(sys.argv[1]), vocab_size=2048)
+assert all(tokenizer.encode_texts([f"Once upon a time {number}" for number in range(200)]))
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(FOLDERS["demo"])], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "0\n"
