@@ -42,7 +42,8 @@ def give_way(by: int) -> None:
 def take_leftovers() -> None:
     """Have the calling thread, and all that it starts, compute where nothing else would, or a little.
 
-    It may hold Python's lock as long as it likes: the step that waits for that lock leaves it a core.
+    For what may take long: beside processes that leave nothing it has a three-hundredth of a core (sched(7)). It may
+    hold Python's lock as long as it likes: the step that waits for that lock leaves it a core.
     """
     if sys.platform != "linux":
         return

@@ -12,7 +12,6 @@ from typing import TypeVar
 from serve_app.core.conversation import Conversation, Rendering
 from serve_app.core.errors import InvalidRequest, Overloaded
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
-from serve_app.engine.niceness import take_leftovers
 from serve_app.text.tokenizer import TextTokenizer
 
 MAX_WAITING = 32
@@ -36,7 +35,7 @@ class Tokenizations:
         self._tokenizer = tokenizer
         self._render = render
         self._max_chars = max_chars
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="tokenize", initializer=take_leftovers)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._num_waiting = 0
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:

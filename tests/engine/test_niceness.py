@@ -71,8 +71,10 @@ def test_where_it_may_not_a_thread_goes_on_as_it_is(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "setpriority", refuse)
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    before = own_niceness(), own_policy()
     give_way(5)
     take_leftovers()
+    assert (own_niceness(), own_policy()) == before
 
 
 def test_leftovers_are_taken_by_a_thread_and_what_it_starts() -> None:
