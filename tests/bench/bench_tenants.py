@@ -5,7 +5,9 @@
 Starts the demo with keys (two replicas, one router), finds out how many requests a second it completes, and then lets
 every tenant but the last send a part of its share at random times, alone (`alone`), beside the last one within its
 share (`shared`), and beside the last one with ten times of all there is (`greedy`: closed loops, some of which come
-again at once when they are refused). Prints JSON. Linux only: memory and processes are read in /proc.
+again at once when they are refused). `full` is a machine without a greedy tenant, of which everybody takes the share
+that is its own; `full, greedy` the same beside the greedy one. Prints JSON. Linux only: memory and processes are read
+in /proc.
 """
 
 from __future__ import annotations
@@ -266,6 +268,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--part", type=float, default=0.6, help="of its share that each tenant asks for")
+    parser.add_argument("--full", type=float, default=0.95, help="of its share, where all of them take it")
     parser.add_argument("--max-in-flight", type=int, help="of each tenant; usually no limit")
     parser.add_argument("--loops", type=int, default=400, help="of the greedy tenant")
     parser.add_argument("--rude", type=float, default=0.5, help="part of them that comes again at once when refused")
@@ -283,9 +286,13 @@ def main() -> None:
 
         found = run(seconds=8, per_s=0.01, loops=32)
         capacity = found["last, obeys"]["answers"].get("200", 0) + found["last, rude"]["answers"].get("200", 0)
-        per_s = options.part * capacity / 8 / NUM_TENANTS
+        share = capacity / 8 / NUM_TENANTS
+        per_s, full = options.part * share, options.full * share
         told = {
             "capacity_per_s": capacity / 8, "per_s": per_s, "max_in_flight": options.max_in_flight,
+            "full": run(seconds=options.seconds / 2, per_s=full),
+            "full, greedy": run(seconds=options.seconds / 2, per_s=full, loops=options.loops, rude=options.rude),
+            "full again": run(seconds=options.seconds / 2, per_s=full),
             "alone": run(seconds=options.seconds / 2, per_s=per_s, has_last=False),
             "shared": run(seconds=options.seconds / 2, per_s=per_s),
             "greedy": run(seconds=options.seconds, per_s=per_s, loops=options.loops, rude=options.rude),

@@ -40,6 +40,7 @@ class Jitted:
 def _optimised(instructions: str, **options: Any) -> tuple[Any, Any]:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()
     features = llvm.get_host_cpu_features()
     wide = ",-prefer-256-bit" if features.get("avx512f", False) else ""
     target = llvm.Target.from_default_triple().create_target_machine(

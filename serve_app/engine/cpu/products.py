@@ -155,14 +155,12 @@ def _run(kernel: Kernel, parameters: Sequence[int], whole: Sequence[int] = (0, 0
     from serve_app.engine.cpu import product_kernel as of
 
     num_blocks, num_rows, num_groups = parameters[0], *parameters[-2:]
-    passes = -(-min(num_rows, of.ROWS) // of.TILE)
-    lines = 1 << max(0, -(-of.VECTORS // passes) - 1).bit_length()
     is_short = num_blocks * of.BLOCK * num_groups * num_rows <= SHORT
     num_threads = 1 if is_short else torch.get_num_threads()
     # what does not make a round of whole blocks, and the last round, is divided: all threads end together
     num_whole = max(0, num_blocks // num_threads - 1) * num_threads
     num_parts = -(-num_rows // of.ROWS)
-    kernel(*parameters, num_threads, lines, *whole, num_whole, num_parts, is_short=is_short)
+    kernel(*parameters, num_threads, *whole, num_whole, num_parts, is_short=is_short)
 
 
 @functools.cache
