@@ -50,9 +50,9 @@ def exact(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
 def test_products_are_right(outputs: int, inputs: int, num_rows: int, has_bias: bool) -> None:
     kept, weight, bias = made(outputs, inputs, has_bias=has_bias)
-    assert kept._ours is not None
+    assert kept.ours is not None
     x = drawn(num_rows, inputs, seed=3)
-    found, expected = kept._ours(x), exact(x, weight, bias)
+    found, expected = kept.ours(x), exact(x, weight, bias)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=1e-3 * float(expected.abs().max()))
     assert torch.equal(kept(x), found), "it is this kernel that computes"
@@ -81,11 +81,11 @@ def test_one_thread_alone_gives_the_same_bits_as_a_team(monkeypatch: pytest.Monk
 def test_any_number_of_threads_gives_the_same_bits(outputs: int) -> None:
     kept, weight, bias = made(outputs, 896, has_bias=True)
     x = drawn(3 * ROWS + 20, 896)
-    assert kept._ours is not None
+    assert kept.ours is not None
     found = []
     for num_threads in (1, 2, 3, 5, 16):
         torch.set_num_threads(num_threads)
-        found.append(kept._ours(x))
+        found.append(kept.ours(x))
     assert all(torch.equal(each, found[0]) for each in found)
     torch.testing.assert_close(found[0].double(), exact(x, weight, bias), rtol=2**-8, atol=0.05)
 
@@ -97,7 +97,7 @@ def test_small_weights_are_laid_out_where_our_kernel_reads_them() -> None:
     packed = make_linear(small, None)
     assert isinstance(packed, PackedLinear)
     assert isinstance(packed.kept, OneDnnWeight)
-    assert packed.kept._ours is not None
+    assert packed.kept.ours is not None
     x = drawn(3, 128)
     torch.testing.assert_close(packed(x).double(), exact(x, small, None), rtol=2**-7, atol=0.1)
 
@@ -132,7 +132,7 @@ def test_more_rows_and_other_shapes_are_left_to_onednn() -> None:
     kept, weight, _ = made(448, 896)
     for shape in ((MAX_ROWS + 1, 896), (2, 3, 896)):
         x = drawn(*shape)
-        assert kept._ours is None or not kept._ours.takes(x)
+        assert kept.ours is None or not kept.ours.takes(x)
         torch.testing.assert_close(kept(x).double(), exact(x, weight, None), rtol=2**-7, atol=0.5)
 
 
@@ -140,7 +140,7 @@ def test_more_rows_and_other_shapes_are_left_to_onednn() -> None:
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 66), (72, 64), (64, 63), (1152, 1028)])
 def test_sizes_that_it_does_not_divide_are_left_to_onednn(outputs: int, inputs: int) -> None:
     kept, weight, _ = made(outputs, inputs)
-    assert kept._ours is None
+    assert kept.ours is None
     x = drawn(3, inputs)
     torch.testing.assert_close(kept(x).double(), exact(x, weight, None), rtol=2**-7, atol=0.5)
 

@@ -30,6 +30,11 @@ class Kernel:
         self._alone = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(self._address)
         self._together = _team_call()
 
+    @property
+    def address(self) -> int:
+        """Of the function; valid as long as this is there."""
+        return self._address
+
     def __call__(self, *parameters: int, is_short: bool) -> None:
         """parameters: behind the counter
         is_short: one thread does it sooner than it wakes another; it keeps the interpreter meanwhile

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from serve_app.engine.cpu import compiling
 from serve_app.engine.cpu.calling import KINDS, Kernel
+from serve_app.engine.cpu.sequence import Call, Spare
 from serve_app.engine.openmp import libgomp
 
 logger = logging.getLogger(__name__)
@@ -41,8 +42,8 @@ class LaidOut:
         self._kernel = kernel
         self._packed = packed
         self._bias = None if bias is None else bias.detach().float()
-        self._outputs, self._inputs = packed.shape
-        self._num_blocks = -(-self._outputs // of.BLOCK)
+        self.num_outputs, self._inputs = packed.shape
+        self._num_blocks = -(-self.num_outputs // of.BLOCK)
         self._begin: Any = torch.ops.mkldnn.data_ptr(packed)
 
     @classmethod
@@ -67,14 +68,28 @@ class LaidOut:
     def __call__(self, x: Tensor) -> Tensor:
         """x: [rows, inputs], which it `takes`. Returns [rows, outputs]."""
         num_rows = len(x)
-        output = torch.empty(num_rows, self._outputs, dtype=torch.bfloat16)
+        output = torch.empty(num_rows, self.num_outputs, dtype=torch.bfloat16)
         _run(
             self._kernel, (
-                self._num_blocks, x.data_ptr(), x.stride(0) // 2, self._begin, output.data_ptr(), self._outputs,
-                0 if self._bias is None else self._bias.data_ptr(), num_rows, self._inputs // 2,
+                self._num_blocks, x.data_ptr(), x.stride(0) // 2, self._begin, output.data_ptr(), self.num_outputs,
+                _address(self._bias), num_rows, self._inputs // 2,
             ),
         )  # fmt: skip
         return output
+
+    def calls(self, x: Tensor, output: Tensor, spare: Spare) -> list[Call] | None:
+        """The product, but for `num_rows` and `num_parts`, of rows at a place that stays, with results at another.
+
+        x: [rows, inputs];  output: [rows, outputs];  spare: of as many rows
+
+        None where no kernels of ours do all of it.
+        """
+        call = _call(
+            self._kernel, num_blocks=self._num_blocks, x=x.data_ptr(), x_stride=x.stride(0) // 2, weight=self._begin,
+            output=output.data_ptr(), num_outputs=self.num_outputs, bias=_address(self._bias),
+            num_groups=self._inputs // 2,
+        )  # fmt: skip
+        return [call]
 
     @torch.inference_mode()
     def _is_right(self) -> bool:
@@ -132,6 +147,22 @@ class WholeRows:
         whole = self._packed.transpose(1, 2).reshape(-1, self.num_inputs)
         return whole[: self.outputs, : self.inputs].contiguous(), self._factors[: self.outputs].clone()
 
+    def call(self, x: Tensor, scales: Tensor, bias: Tensor | None, output: Tensor) -> Call | None:
+        """The product as in `LaidOut.calls`; None where it is not written as a whole.
+
+        x, scales, bias: as below, at places that stay
+        """
+        kernel = whole_kernel(output.dtype)
+        has_form = self._stride == self.outputs and (bias is None or bias.is_contiguous())
+        if kernel is None or not has_form:
+            return None
+        blocks, groups, *_ = self._packed.shape
+        return _call(
+            kernel, num_blocks=blocks, x=x.data_ptr(), x_stride=x.stride(0) // 4, weight=self._packed.data_ptr(),
+            output=output.data_ptr(), num_outputs=self._stride, bias=_address(bias), num_groups=groups,
+            scales=scales.data_ptr(), factors=self._factors.data_ptr(), offsets=self._offsets.data_ptr(),
+        )  # fmt: skip
+
     def __call__(self, x: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """x: [rows, num_inputs] uint8, each 128 above what is meant;  scales: [rows, 1] and bias: [outputs], float32.
         Returns [rows, outputs]."""
@@ -144,7 +175,7 @@ class WholeRows:
         _run(
             kernel, (
                 blocks, x.data_ptr(), self.num_inputs // 4, self._packed.data_ptr(), output.data_ptr(), self._stride,
-                0 if padded is None else padded.data_ptr(), len(x), groups,
+                _address(padded), len(x), groups,
             ), (scales.data_ptr(), self._factors.data_ptr(), self._offsets.data_ptr()),
         )  # fmt: skip
         return output if self._stride == self.outputs else output[:, : self.outputs].contiguous()
@@ -157,10 +188,35 @@ def _run(kernel: Kernel, parameters: Sequence[int], whole: Sequence[int] = (0, 0
     num_blocks, num_rows, num_groups = parameters[0], *parameters[-2:]
     is_short = num_blocks * of.BLOCK * num_groups * num_rows <= SHORT
     num_threads = 1 if is_short else torch.get_num_threads()
-    # what does not make a round of whole blocks, and the last round, is divided: all threads end together
-    num_whole = max(0, num_blocks // num_threads - 1) * num_threads
-    num_parts = -(-num_rows // of.ROWS)
-    kernel(*parameters, num_threads, *whole, num_whole, num_parts, is_short=is_short)
+    kernel(
+        *parameters, num_threads, *whole, _num_whole(num_blocks, num_threads), num_parts(num_rows), is_short=is_short
+    )
+
+
+def _call(kernel: Kernel, *, num_blocks: int, **given: int) -> Call:
+    from serve_app.engine.cpu import product_kernel as of
+
+    num_threads = torch.get_num_threads()
+    num_whole = _num_whole(num_blocks, num_threads)
+    given |= {"num_blocks": num_blocks, "num_threads": num_threads, "num_whole": num_whole}
+    return Call(kernel=kernel, names=of.PARAMETERS, given=given)
+
+
+def _address(numbers: Tensor | None) -> int:
+    return 0 if numbers is None else numbers.data_ptr()
+
+
+def _num_whole(num_blocks: int, num_threads: int) -> int:
+    """Blocks that are not divided: what makes no round of them, and the last round, is, so that all threads end
+    together."""
+    return max(0, num_blocks // num_threads - 1) * num_threads
+
+
+def num_parts(num_rows: int) -> int:
+    """Into which a block is divided."""
+    from serve_app.engine.cpu import product_kernel as of
+
+    return -(-num_rows // of.ROWS)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from serve_app.engine.cpu.calling import KINDS, Kernel, float_bits
+from serve_app.engine.cpu.sequence import Call
 from serve_app.engine.openmp import libgomp
 
 logger = logging.getLogger(__name__)
@@ -138,6 +139,38 @@ class RowsKernel:
             table.items.data_ptr(), partial.data_ptr(), ended.data_ptr(), *_place(new_key), *_place(new_value),
             is_short=table.num_keys * query.shape[1] * query.shape[2] <= SHORT,
         )  # fmt: skip
+
+    def call(self, query: Tensor, output: Tensor, new: tuple[Tensor, Tensor], *, scale: float) -> Call:
+        """As `run`, but for keys, values and what `parameters_of` a table are."""
+        from serve_app.engine.cpu import attention_kernel as of
+
+        (key, key_stride), (value, value_stride) = map(_place, new)
+        return Call(
+            kernel=self._kernel,
+            names=of.PARAMETERS,
+            given={
+                "num_heads": new[0].shape[1],
+                "query": query.data_ptr(),
+                "query_stride": query.stride(0),
+                "output": output.data_ptr(),
+                "stride": new[0].shape[1] * query.shape[2],
+                "scale": float_bits(scale * math.log2(math.e)),
+                "new_key": key,
+                "new_key_stride": key_stride,
+                "new_value": value,
+                "new_value_stride": value_stride,
+            },
+        )
+
+    def parameters_of(self, table: Table, num_heads: int) -> dict[str, int]:
+        """What a call has to know of the rows. They are there as long as the table is. num_heads: of keys"""
+        partial, ended = table.left(num_heads * self._parts, self._partial)
+        return {
+            "num_items": len(table.items),
+            "items": table.items.data_ptr(),
+            "partial": partial.data_ptr(),
+            "ended": ended.data_ptr(),
+        }
 
 
 def _packed(heads: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -29,6 +30,15 @@ class Lanes(Storage, Protocol):
     def first_position(self, place: int) -> int:
         """Of a place's lane among all."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """How a step's single queries are attended to, in every layer of one scoring."""
+
+    kernel: RowsKernel
+    table: Table
+    storage: Lanes
 
 
 class RowsPlan:
@@ -64,6 +74,18 @@ class RowsPlan:
             mask = group.mask(scoring.window, query.dtype, query.device, chunk=scoring.chunk)
             group.put(output, attend(group.queries(query), keys, values, mask=mask, scale=scoring.scale))
         return output
+
+    def decoding(self, query: Tensor, scoring: Scoring) -> Decoding | None:
+        """Of a step in which every sequence has one query, what attends to all of them in one call; None for others.
+
+        query: [..., heads, dim], of the form that the step's have
+        """
+        keys, values = self._storage.all_positions(0)
+        kernel = kernel_of(query, keys, values, scoring) if self._is_decoding else None
+        if kernel is None:
+            return None
+        tables = self._tables_for(kernel.most_keys, scoring)
+        return None if len(tables) != 1 else Decoding(kernel=kernel, table=tables[0], storage=self._storage)
 
     def _split(self, most_keys: float) -> tuple[list[Reading], Sequence[Group]]:
         """What is the kernel's, and what torch's."""

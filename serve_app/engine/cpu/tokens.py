@@ -12,6 +12,7 @@ from torch import Tensor
 
 from serve_app.engine.cpu import compiling
 from serve_app.engine.cpu.calling import KINDS, Kernel, float_bits
+from serve_app.engine.cpu.sequence import Call
 from serve_app.engine.openmp import libgomp
 
 logger = logging.getLogger(__name__)
@@ -84,6 +85,16 @@ class TokenKernels:
         output = inputs.new_empty(tokens, size)
         _run(self._gate, tokens, size, inputs.data_ptr(), output.data_ptr(), size)
         return output
+
+    def call(self, name: str, **given: int) -> Call:
+        """A call of one of these, by the name and the parameters that `token_kernels` has, but `num_tokens`."""
+        from serve_app.engine.cpu import token_kernels as of
+
+        kernels = {
+            of.NORM: self._norm, of.ADD_AND_NORM: self._add_and_norm, of.TURN: self._turn, of.GATE: self._gate,
+            of.ROUND: self._round,
+        }  # fmt: skip
+        return Call(kernel=kernels[name], names=of.PARAMETERS[name], given=given)
 
     def divide(self, x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
         """x over a scale for each token, in float32, and the scales, [tokens, 1]: its largest number over `levels`,

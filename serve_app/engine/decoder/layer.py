@@ -10,11 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from serve_app.engine.cpu.products import LaidOut
 from serve_app.engine.cpu.tokens import token_kernels
-from serve_app.engine.decoder.linears import LinearPart
+from serve_app.engine.decoder.linears import LinearPart, OneDnnWeight, PackedLinear
 from serve_app.engine.decoder.norm import Change, Norm, added_and_normed
 from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.lora.banked import BankedLinear, Parts
+from serve_app.engine.quantized.int8_kernels import RoundedRows
+from serve_app.engine.quantized.linear import QuantisedLinear
 from serve_app.engine.shards.sums import Sums
 
 
@@ -55,6 +58,15 @@ class Product:
                 changes.append((begin, end, module))
             begin = end
         self._changes = Parts(changes)
+
+    @property
+    def ours(self) -> LaidOut | RoundedRows | None:
+        """What multiplies rows that no adapter changes, where that is kernels of our own."""
+        whole = self._wholes[0] if len(self._wholes) == 1 else None
+        if isinstance(whole, QuantisedLinear):
+            return whole.ours
+        kept = whole.kept if isinstance(whole, PackedLinear) else None
+        return kept.ours if isinstance(kept, OneDnnWeight) else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, inputs] to [tokens, outputs]"""
@@ -130,8 +142,12 @@ class Mlp:
         inputs = self.inputs(x)
         return self.output(self._gated(inputs))
 
+    @property
+    def is_silu(self) -> bool:
+        return self.activation is F.silu
+
     def _gated(self, inputs: Tensor) -> Tensor:
-        if self.activation is F.silu and inputs.device.type == "cpu":
+        if self.is_silu and inputs.device.type == "cpu":
             kernels = token_kernels(inputs.dtype)
             if kernels is not None and inputs.is_contiguous() and kernels.takes(inputs, inputs.shape[1] // 2):
                 return kernels.gate(inputs)

@@ -41,7 +41,7 @@ class OneDnnWeight:
         self.num_bytes = weight.nbytes
         self._bias = bias
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
-        self._ours = LaidOut.find(self.packed, bias)
+        self.ours = LaidOut.find(self.packed, bias)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -53,8 +53,8 @@ class OneDnnWeight:
         return self.packed.to_dense()
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._ours is not None and self._ours.takes(x):
-            return self._ours(x)
+        if self.ours is not None and self.ours.takes(x):
+            return self.ours(x)
         y: Tensor = self._multiply(x, self.packed, self._bias, "none", [], "")
         return y
 

@@ -48,6 +48,11 @@ class RootMeanSquare:
         self._weight: Tensor = weight * size**0.5  # of the sum of squares, where the mean is meant
         self._eps = eps * size
 
+    @property
+    def parameters(self) -> tuple[Tensor, float]:
+        """What the kernels take: a weight for the sum of squares, [size] float32, and what is added to that sum."""
+        return self._weight, self._eps
+
     def with_change(self, x: Tensor, change: Change) -> Tensor:
         """The norm of the sum, which the stream becomes."""
         kernels = self._kernels(x)

@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from serve_app.engine.cpu.calling import float_bits
 from serve_app.engine.cpu.products import MIDDLE, WholeRows
+from serve_app.engine.cpu.sequence import Call, Spare
 from serve_app.engine.cpu.tokens import token_kernels
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.quantized.rounding import Int8Rows
@@ -58,16 +60,38 @@ class VnniRows:
     def __init__(self, rows: Int8Rows) -> None:
         """Raises RuntimeError where this machine has no such kernel."""
         self.levels = EIGHT_BITS
-        self._weight = WholeRows(rows.numbers, rows.scales)
+        self.weight = WholeRows(rows.numbers, rows.scales)
 
     @property
     def stored(self) -> Int8Rows:
-        numbers, scales = self._weight.stored
+        numbers, scales = self.weight.stored
         return Int8Rows(numbers=numbers, scales=scales)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [rows, in];  bias: [out] float32. Returns [rows, out], of the inputs' type."""
-        return self._weight(*_rounded(x, self._weight.num_inputs), bias, x.dtype)
+        return self.weight(*_rounded(x, self.weight.num_inputs), bias, x.dtype)
+
+
+class RoundedRows:
+    """A linear in calls of kernels: inputs are rounded, and then multiplied."""
+
+    def __init__(self, kernel: VnniRows, bias: Tensor | None) -> None:
+        """bias: [out] float32"""
+        self._weight = kernel.weight
+        self._bias = bias
+        self.num_outputs = kernel.weight.outputs
+
+    def calls(self, x: Tensor, output: Tensor, spare: Spare) -> list[Call] | None:
+        """As `LaidOut.calls`."""
+        kernels, whole = token_kernels(x.dtype), spare.whole(self._weight.num_inputs)
+        multiply = self._weight.call(whole, spare.scales, self._bias, output)
+        if kernels is None or multiply is None or not kernels.takes(x, x.shape[1]):
+            return None
+        rounds = kernels.call(
+            "round", inputs=x.data_ptr(), output=whole.data_ptr(), size=x.shape[1], scales=spare.scales.data_ptr(),
+            levels=float_bits(EIGHT_BITS), stride=whole.shape[1],
+        )  # fmt: skip
+        return [rounds, multiply]
 
 
 def _rounded(x: Tensor, stride: int) -> tuple[Tensor, Tensor]:

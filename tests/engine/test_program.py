@@ -1,0 +1,240 @@
+"""A step's layers in one call give every bit that they give one after the other, and only steps that they are for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from serve_app.engine.cpu.products import LaidOut
+from serve_app.engine.cpu.sequence import CallSequence, carrier
+from serve_app.engine.cpu.token_kernels import ADD_AND_NORM, GATE, NORM
+from serve_app.engine.cpu.tokens import token_kernels
+from serve_app.engine.decoder import program as of
+from serve_app.engine.decoder.program import MOST_ROWS, Program, Shortcut
+from serve_app.engine.engine import Engine
+from serve_app.engine.openmp import libgomp
+from tests.engine.adapter_files import save_adapter
+from tests.engine.harness import Outcome, complete, config, make_engine, request
+from tests.families.making import save_model
+from tests.families.test_parity import whole_model
+
+SIZES = {
+    "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "head_dim": 32,
+    "max_position_embeddings": 1024,
+}  # fmt: skip
+HAS_KERNELS = LaidOut.may_read(torch.Size([64, 64]), torch.bfloat16)
+needs_kernels = pytest.mark.skipif(not HAS_KERNELS, reason="a CPU without AVX512-BF16, or with AMX")
+needs_libgomp = pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")
+
+
+def saved(folder: Path, family: str = "llama", **settings: object) -> Path:
+    save_model(family, SIZES | settings, folder)
+    return folder
+
+
+def made(folder: Path, **changes: object) -> Engine:
+    settings = {"dtype": "bfloat16", "max_num_sequences": 80, "max_batch_tokens": 256} | changes
+    return make_engine(config(folder, **settings), eos_token_ids=frozenset())
+
+
+def shortcut_of(engine: Engine) -> Shortcut:
+    loop = engine._runner._loop
+    assert loop is not None
+    return loop._shortcut
+
+
+def answers(engine: Engine, lengths: Sequence[int], max_tokens: int = 12) -> dict[tuple[str, int], Outcome]:
+    """Of prompts that differ, after each of which a text of its own length follows."""
+    asked = [
+        (
+            request(f"r{number}", max_tokens=max_tokens + number % 5),
+            [(7 * number + 3 * at) % 251 for at in range(length)],
+        )
+        for number, length in enumerate(lengths)
+    ]
+    return complete(engine, asked)
+
+
+def ids(outcomes: dict[tuple[str, int], Outcome]) -> dict[tuple[str, int], list[int]]:
+    return {name: outcome.token_ids for name, outcome in outcomes.items()}
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each step had that was computed in one call."""
+    found: list[int] = []
+    run = Program.run
+
+    def noted(self: Program, x: torch.Tensor, *rest: object) -> torch.Tensor:
+        found.append(len(x))
+        return run(self, x, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Program, "run", noted)
+    return found
+
+
+@needs_kernels
+@pytest.mark.parametrize("weights", [None, "int8"])
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama", {}),
+        ("qwen2", {}),
+        ("mistral", {"sliding_window": 24}),
+        ("llama", {"num_key_value_heads": 4, "num_hidden_layers": 1}),
+    ],
+)
+def test_texts_are_the_same_to_the_last_bit(
+    family: str, settings: dict[str, object], weights: str | None, tmp_path: Path, runs: list[int]
+) -> None:
+    folder, lengths = saved(tmp_path, family, **settings), [3, 40, 7, 120, 1, 64, 9]
+    engine = made(folder, weights=weights)
+    got = ids(answers(engine, lengths))
+    assert len(set(runs)) > 3, "of many numbers of rows"
+    assert shortcut_of(engine)._is_tried
+    del runs[:]
+    plain = made(folder, weights=weights)
+    shortcut_of(plain)._program = None
+    assert ids(answers(plain, lengths)) == got
+    assert not runs
+
+
+@needs_kernels
+@pytest.mark.parametrize("residual", [1.0, 0.5])
+def test_the_streams_are_equal_and_so_is_what_is_written(
+    residual: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In steps of up to `MOST_ROWS`, some of whose rows see more keys than an item has."""
+    streams: list[tuple[torch.Tensor, torch.Tensor]] = []
+    stream = Shortcut.stream
+
+    def compared(self: Shortcut, step: object, x: torch.Tensor, rotations: object, by_layers: object) -> torch.Tensor:
+        self._is_tried = True
+        expected = by_layers(x.clone())  # type: ignore[operator]
+        found = stream(self, step, x, rotations, by_layers)  # type: ignore[arg-type]
+        streams.append((expected, found.clone()))
+        return found
+
+    monkeypatch.setattr(Shortcut, "stream", compared)
+    engine = made(saved(tmp_path), max_batch_tokens=2000)
+    loop = engine._runner._loop
+    assert loop is not None
+    loop._layers = [replace(layer, residual=residual) for layer in loop._layers]
+    loop._shortcut = Shortcut(loop._layers)
+    answers(engine, [700, 530, *[1] * (MOST_ROWS - 2)], max_tokens=20)
+    assert max(len(found) for _, found in streams) == MOST_ROWS
+    for expected, found in streams:
+        assert torch.equal(expected, found)
+
+
+@needs_kernels
+def test_more_rows_than_it_is_for_and_prompts_are_the_loops(tmp_path: Path, runs: list[int]) -> None:
+    engine = made(saved(tmp_path))
+    answers(engine, [4] * (MOST_ROWS + 6), max_tokens=9)
+    assert runs
+    assert max(runs) <= MOST_ROWS
+
+
+@needs_kernels
+def test_rows_with_adapters_are_the_loops_and_the_steps_without_them_are_not(tmp_path: Path, runs: list[int]) -> None:
+    folder = saved(tmp_path / "model")
+    save_adapter(tmp_path / "adapter", whole_model(folder))
+    settings = config(folder, dtype="bfloat16", max_adapters=2)
+    engine = make_engine(settings, {"a": tmp_path / "adapter"}, eos_token_ids=frozenset())
+    adapted = complete(engine, [(request("x", adapter="a"), [1, 2, 3])])
+    assert not runs
+    plain = complete(engine, [(request("y"), [1, 2, 3])])
+    assert runs
+    assert ids(adapted).popitem()[1] != ids(plain).popitem()[1]
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("family", "settings"), [("qwen3", {}), ("gemma2", {}), ("olmo", {}), ("llama", {"hidden_act": "gelu"})]
+)
+def test_layers_with_anything_else_have_none(family: str, settings: dict[str, object], tmp_path: Path) -> None:
+    engine = made(saved(tmp_path, family, **settings))
+    assert shortcut_of(engine)._program is None
+    assert len(answers(engine, [3, 4])) == 2
+
+
+@needs_kernels
+def test_other_types_of_numbers_have_none(tmp_path: Path) -> None:
+    assert shortcut_of(made(saved(tmp_path), dtype="float32"))._program is None
+
+
+@needs_kernels
+def test_one_that_gives_something_else_is_not_used_and_a_warning_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved(tmp_path)
+    expected = ids(answers(made(folder), [3, 5]))
+    run = Program.run
+    monkeypatch.setattr(Program, "run", lambda self, *step: run(self, *step) + 1)
+    engine = made(folder)
+    with caplog.at_level(logging.WARNING, of.__name__):
+        assert ids(answers(engine, [3, 5])) == expected
+    assert "give something else" in caplog.text
+    assert shortcut_of(engine)._program is None
+
+
+@needs_kernels
+def test_it_is_laid_out_anew_for_another_number_of_threads(tmp_path: Path, runs: list[int]) -> None:
+    engine, before = made(saved(tmp_path)), torch.get_num_threads()
+    try:
+        found = []
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            found.append([outcome.token_ids for outcome in answers(engine, [3, 5]).values()])
+    finally:
+        torch.set_num_threads(before)
+    assert runs
+    assert found[0] == found[1]
+
+
+@needs_libgomp
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_calls_in_a_row_do_what_they_do_one_by_one(dtype: torch.dtype) -> None:
+    tokens, runs = token_kernels(dtype), carrier()
+    assert tokens is not None
+    assert runs is not None
+    draw = torch.Generator().manual_seed(0)
+    stream, change = (torch.randn(7, 64, generator=draw).to(dtype) for _ in range(2))
+    weight, expected_stream = torch.ones(64), stream.clone()
+    normed, gated = torch.empty_like(stream), torch.empty(7, 32, dtype=dtype)
+    norm = {"stream": stream.data_ptr(), "output": normed.data_ptr(), "weight": weight.data_ptr(), "size": 64}
+    calls = CallSequence(
+        runs,
+        [
+            tokens.call(NORM, **norm),
+            tokens.call(GATE, inputs=normed.data_ptr(), output=gated.data_ptr(), size=32),
+            tokens.call(ADD_AND_NORM, **norm, change=change.data_ptr(), factor=0x3F800000),
+        ],
+    )
+    for count in (7, 3):
+        calls.put(0, 1, num_tokens=count)
+        calls()
+        expected_gate = tokens.gate(tokens.norm(expected_stream[:count], weight, 0.0))
+        tokens.add_and_norm(expected_stream[:count], change[:count], 1.0, weight, 0.0)
+        assert torch.equal(gated[:count], expected_gate)
+        assert torch.equal(stream, expected_stream)
+
+
+@needs_libgomp
+def test_a_parameter_is_put_into_every_so_manieth_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, runs = token_kernels(torch.float32), carrier()
+    assert tokens is not None
+    assert runs is not None
+    inputs = torch.randn(4, 5, 32)
+    outputs = torch.zeros(4, 5, 16)
+    calls = CallSequence(runs, [tokens.call(GATE, inputs=each.data_ptr(), size=16, num_tokens=5) for each in inputs])
+    calls.put(0, 2, output=torch.tensor([outputs[0].data_ptr(), outputs[1].data_ptr()]))
+    calls.put(1, 2, output=torch.tensor([outputs[2].data_ptr(), outputs[3].data_ptr()]))
+    calls()
+    for of_input, output in zip((0, 2, 1, 3), outputs, strict=True):
+        assert torch.equal(output, tokens.gate(inputs[of_input]))
