@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,7 +97,7 @@ def test_texts_are_the_same_to_the_last_bit(
     engine = made(folder, weights=weights)
     got = ids(answers(engine, lengths))
     assert len(set(runs)) > 3, "of many numbers of rows"
-    assert shortcut_of(engine)._is_tried
+    assert shortcut_of(engine)._tried == {False}
     del runs[:]
     plain = made(folder, weights=weights)
     shortcut_of(plain)._program = None
@@ -114,7 +115,7 @@ def test_the_streams_are_equal_and_so_is_what_is_written(
     stream = Shortcut.stream
 
     def compared(self: Shortcut, step: object, x: torch.Tensor, rotations: object, by_layers: object) -> torch.Tensor:
-        self._is_tried = True
+        self._tried = {False, True}
         expected = by_layers(x.clone())  # type: ignore[operator]
         found = stream(self, step, x, rotations, by_layers)  # type: ignore[arg-type]
         streams.append((expected, found.clone()))
@@ -140,17 +141,67 @@ def test_more_rows_than_it_is_for_and_prompts_are_the_loops(tmp_path: Path, runs
     assert max(runs) <= MOST_ROWS
 
 
+def adapted(folder: Path, adapters: dict[str, Path], **changes: object) -> Engine:
+    settings = config(folder, dtype="bfloat16", max_num_sequences=16, max_batch_tokens=256, max_adapters=3, **changes)
+    return make_engine(settings, adapters, eos_token_ids=frozenset())
+
+
+MIXED: list[dict[str, Any]] = [
+    {"adapter": "a"}, {"adapter": "b"}, {}, {"mix": {"a": 0.5, "c": 0.7}}, {"adapter": "c"}, {}, {"adapter": "a"},
+    {"mix": {"b": 0.2, "c": 1.0}},
+]  # fmt: skip
+
+
+def mixed_answers(engine: Engine) -> dict[tuple[str, int], list[int]]:
+    asked = [(request(f"r{at}", max_tokens=9 + at % 3, **which), [at + 1, 2, 3]) for at, which in enumerate(MIXED)]
+    return ids(complete(engine, asked))
+
+
 @needs_kernels
-def test_rows_with_adapters_are_the_loops_and_the_steps_without_them_are_not(tmp_path: Path, runs: list[int]) -> None:
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_rows_with_adapters_are_the_same_to_the_last_bit(weights: str | None, tmp_path: Path, runs: list[int]) -> None:
+    """Of several ranks, several of a row, some for a part of the linears, and rows without; then without any."""
     folder = saved(tmp_path / "model")
-    save_adapter(tmp_path / "adapter", whole_model(folder))
-    settings = config(folder, dtype="bfloat16", max_adapters=2)
-    engine = make_engine(settings, {"a": tmp_path / "adapter"}, eos_token_ids=frozenset())
-    adapted = complete(engine, [(request("x", adapter="a"), [1, 2, 3])])
-    assert not runs
-    plain = complete(engine, [(request("y"), [1, 2, 3])])
+    whole = whole_model(folder)
+    wanted = {"a": (8, ("",)), "b": (16, ("q_proj", "down_proj")), "c": (4, ("layers.1.mlp.up_proj", "o_proj"))}
+    adapters = {
+        name: save_adapter(tmp_path / name, whole, rank=rank, seed=rank, targets=targets)
+        for name, (rank, targets) in wanted.items()
+    }
+    engine = adapted(folder, adapters, weights=weights)
+    got = mixed_answers(engine)
+    assert max(runs) == len(MIXED)
+    assert shortcut_of(engine)._tried == {False, True}, "the rows without begin before adapters are there"
+    plain = adapted(folder, adapters, weights=weights)
+    shortcut_of(plain)._program = None
+    assert mixed_answers(plain) == got
+    assert ids(answers(engine, [3, 4])) == ids(answers(plain, [3, 4]))
+
+
+@needs_kernels
+def test_adapters_that_come_and_go_are_laid_out_anew(tmp_path: Path, runs: list[int]) -> None:
+    """More of them than slots, of one rank, so that each has had another's place."""
+    folder = saved(tmp_path / "model")
+    whole = whole_model(folder)
+    adapters = {str(seed): save_adapter(tmp_path / str(seed), whole, rank=8, seed=seed) for seed in range(5)}
+    asked = [(request(f"{turn}-{name}", adapter=name), [5, 6, 7]) for turn in range(2) for name in adapters]
+    found = {}
+    for is_whole in (True, False):
+        engine = adapted(folder, adapters)
+        if not is_whole:
+            shortcut_of(engine)._program = None
+        found[is_whole] = [ids(complete(engine, [each])) for each in asked]
     assert runs
-    assert ids(adapted).popitem()[1] != ids(plain).popitem()[1]
+    assert found[True] == found[False]
+    assert len({tuple(*each.values()) for each in found[True]}) == len(adapters)
+
+
+@needs_kernels
+def test_rows_with_gains_are_the_loops(tmp_path: Path, runs: list[int]) -> None:
+    folder = saved(tmp_path / "model")
+    path = save_adapter(tmp_path / "dora", whole_model(folder), rank=8, use_dora=True)
+    complete(adapted(folder, {"a": path}), [(request("x", adapter="a"), [1, 2, 3])])
+    assert not runs
 
 
 @needs_kernels
@@ -217,7 +268,7 @@ def test_calls_in_a_row_do_what_they_do_one_by_one(dtype: torch.dtype) -> None:
         ],
     )
     for count in (7, 3):
-        calls.put(0, 1, num_tokens=count)
+        calls.put(torch.arange(3), num_tokens=count)
         calls()
         expected_gate = tokens.gate(tokens.norm(expected_stream[:count], weight, 0.0))
         tokens.add_and_norm(expected_stream[:count], change[:count], 1.0, weight, 0.0)
@@ -233,8 +284,8 @@ def test_a_parameter_is_put_into_every_so_manieth_call(monkeypatch: pytest.Monke
     inputs = torch.randn(4, 5, 32)
     outputs = torch.zeros(4, 5, 16)
     calls = CallSequence(runs, [tokens.call(GATE, inputs=each.data_ptr(), size=16, num_tokens=5) for each in inputs])
-    calls.put(0, 2, output=torch.tensor([outputs[0].data_ptr(), outputs[1].data_ptr()]))
-    calls.put(1, 2, output=torch.tensor([outputs[2].data_ptr(), outputs[3].data_ptr()]))
+    calls.put(torch.tensor([0, 2]), output=torch.tensor([outputs[0].data_ptr(), outputs[1].data_ptr()]))
+    calls.put(torch.tensor([1, 3]), output=torch.tensor([outputs[2].data_ptr(), outputs[3].data_ptr()]))
     calls()
     for of_input, output in zip((0, 2, 1, 3), outputs, strict=True):
         assert torch.equal(output, tokens.gate(inputs[of_input]))

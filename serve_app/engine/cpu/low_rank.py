@@ -12,6 +12,7 @@ from torch import Tensor
 
 from serve_app.engine.cpu import compiling
 from serve_app.engine.cpu.calling import KINDS, Kernel
+from serve_app.engine.cpu.sequence import Call
 from serve_app.engine.lora.plan import Resident
 from serve_app.engine.lora.shelf import Part, new_stack
 from serve_app.engine.lora.tiles import ShelfTiles, lay_tiles
@@ -70,10 +71,38 @@ class LowRankChanges:
             given, num_parts, outputs = self._told[each.rank]
             num_tiles = each.tiles.shape[1]
             self._kernel(
-                num_parts * num_tiles, num_tiles, x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0),
+                num_parts, num_tiles, x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0),
                 each.rows.data_ptr(), each.factors.data_ptr(), each.tiles.data_ptr(), given.data_ptr(),
                 inputs, each.rank, is_short=num_tiles * each.rank * (num_parts * inputs + outputs) <= SHORT,
             )  # fmt: skip
+
+    def calls(self, y: Tensor, x: Tensor, ranks: Sequence[int]) -> list[tuple[int, Call]]:
+        """The same, of rows at places that stay, but for what `parameters_of` tiles of such ranks are.
+
+        Each with the number of the tiles that it is of; none for those that change nothing here.
+        """
+        from serve_app.engine.cpu import low_rank_kernel as of
+
+        found = []
+        for number, rank in enumerate(ranks):
+            if rank in self._told:
+                given, num_parts, _ = self._told[rank]
+                known = {
+                    "num_parts": num_parts, "x": x.data_ptr(), "x_stride": x.stride(0), "y": y.data_ptr(),
+                    "y_stride": y.stride(0), "parts": given.data_ptr(), "num_inputs": x.shape[1], "rank": rank,
+                }  # fmt: skip
+                found.append((number, Call(kernel=self._kernel, names=of.PARAMETERS, given=known, keeps=self)))
+        return found
+
+
+def parameters_of(tiles: ShelfTiles) -> dict[str, int]:
+    """What a call has to know of a step. They are there as long as the tiles are."""
+    return {
+        "num_tiles": tiles.tiles.shape[1],
+        "rows": tiles.rows.data_ptr(),
+        "factors": tiles.factors.data_ptr(),
+        "tiles": tiles.tiles.data_ptr(),
+    }
 
 
 def _told(rank: int, parts: Sequence[Part]) -> tuple[Tensor, int, int]:

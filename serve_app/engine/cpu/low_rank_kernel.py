@@ -18,10 +18,10 @@ from serve_app.engine.cpu.pairs import Pairs
 
 NAME = "add_changes"
 PARAMETERS = (
-    "counter", "num_items", "num_tiles", "x", "x_stride", "y", "y_stride", "rows", "factors", "tiles", "parts",
+    "counter", "num_parts", "num_tiles", "x", "x_stride", "y", "y_stride", "rows", "factors", "tiles", "parts",
     "num_inputs", "rank",
 )  # fmt: skip
-"""Each int64. An item is a tile and a part: item // num_tiles is the part.
+"""Each int64. An item is a tile and a part: item // num_tiles is the part, of num_parts.
 
 x:      [tokens, num_inputs], x_stride apart;  y: what is added to, y_stride apart
 rows:   int32, tokens in the order of tiles;  factors: float32 of each
@@ -76,7 +76,8 @@ class _Writer:
         self._first: Value = None
 
     def write(self) -> None:
-        self._emit.take_items(self._address("counter"), self._of["num_items"], self._change)
+        count = self._build.mul(self._of["num_parts"], self._of["num_tiles"])
+        self._emit.take_items(self._address("counter"), count, self._change)
 
     def _address(self, name: str) -> Value:
         return self._build.inttoptr(self._of[name], POINTER)

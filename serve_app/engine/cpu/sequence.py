@@ -20,11 +20,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One of them. names: of all the kernel's parameters, the counter's first;  given: those that are known already"""
+    """One of them.
+
+    names: of all the kernel's parameters, the counter's first;  given: those that are known already
+    keeps: what has memory that they are addresses of, and would be gone otherwise
+    """
 
     kernel: Kernel
     names: Sequence[str]
     given: Mapping[str, int]
+    keeps: object = None
 
 
 class Spare:
@@ -52,22 +57,26 @@ class CallSequence:
         from serve_app.engine.cpu import sequence_kernel as of
 
         self._carrier = carrier
-        self._calls = tuple(calls)  # their code lasts as long as this
+        self._calls = tuple(calls)  # their code, and what they keep, lasts as long as this
         self._begin = of.BEGIN
         self._table = torch.zeros(len(calls), of.FIELDS, dtype=torch.int64)
-        for row, call in zip(self._table, calls, strict=True):
-            counter = row[of.BEGIN - 1 :].data_ptr()
+        first, size = self._table.data_ptr(), self._table.itemsize
+        rows = []
+        for number, call in enumerate(calls):
+            counter = first + (number * of.FIELDS + of.BEGIN - 1) * size
             known = [call.given.get(name, 0) for name in call.names[1:]]
-            row[: of.BEGIN + len(call.names)] = torch.tensor([call.kernel.address, 0, counter, *known])
+            row = [call.kernel.address, 0, counter, *known]
+            rows.append(row + [0] * (of.FIELDS - len(row)))
+        self._table.copy_(torch.tensor(rows))
 
-    def put(self, first: int, every: int, **parameters: int | torch.Tensor) -> None:
-        """Parameters of one call in so many from a first one on, whose names are at the same places in all of them.
+    def put(self, numbers: torch.Tensor, **parameters: int | torch.Tensor) -> None:
+        """Parameters of some calls, [count] int64, whose names are at the same places in all of them.
 
-        A number for all, or one for each
+        One number for all, or as many as there are calls.
         """
-        chosen, names = self._table[first::every], self._calls[first].names
+        names = self._calls[int(numbers[0])].names
         for name, value in parameters.items():
-            chosen[:, self._begin + names.index(name)] = value
+            self._table[numbers, self._begin + names.index(name)] = torch.as_tensor(value)
 
     def __call__(self) -> None:
         """Carry them out; the interpreter may be asked by others meanwhile."""

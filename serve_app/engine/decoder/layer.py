@@ -44,7 +44,10 @@ class Rotation:
 
 
 class Product:
-    """Linears that read the same input, as one product where they are joined, with what adapters change of each."""
+    """Linears that read the same input, as one product where they are joined, with what adapters change of each.
+
+    changes: those
+    """
 
     def __init__(self, modules: list[nn.Module]) -> None:
         """modules: as they are in the model; parts of a joint linear are all there, in their order"""
@@ -57,7 +60,7 @@ class Product:
             if isinstance(module, BankedLinear):
                 changes.append((begin, end, module))
             begin = end
-        self._changes = Parts(changes)
+        self.changes = Parts(changes)
 
     @property
     def ours(self) -> LaidOut | RoundedRows | None:
@@ -73,7 +76,7 @@ class Product:
         y: Tensor = self._wholes[0](x)
         if len(self._wholes) > 1:
             y = torch.cat([y, *(whole(x) for whole in self._wholes[1:])], dim=-1)
-        self._changes.change(y, x)
+        self.changes.change(y, x)
         return y
 
 

@@ -143,7 +143,7 @@ class Parts:
         wake a second one costs more than it computes of a product that reads a few hundred kilobytes (measured on two
         cores: 3.6 times as fast at 8 rows of one adapter, 1.3 times at 16 of eight; 0.8 times at 256).
         """
-        step = self._parts[0][2].step if self._parts else None
+        step = self.step
         if step is None or step.plan is None:
             return
         plan = step.plan
@@ -151,14 +151,24 @@ class Parts:
             raise RuntimeError(f"{self._parts[0][2].name} was given {x.shape[0]} rows in a step of {plan.num_tokens}")
         if step.tiles is not None:
             assert step.kernels is not None, "tiles are laid for kernels"
-            self._added_by(step.kernels)(y, x, step.tiles)
+            self.added_by(step.kernels)(y, x, step.tiles)
             return
         with _threads_for(plan.num_tokens, y.device):
             picked = [_pick(x, each.picked) for each in plan.passes]
             for begin, end, linear in self._parts:
                 linear.add_products(y[:, begin:end], picked, plan)
 
-    def _added_by(self, kernels: Kernels) -> Adding:
+    @property
+    def step(self) -> Step | None:
+        """What this step's rows are adapted with; None where no adapter can change these."""
+        return self._parts[0][2].step if self._parts else None
+
+    @property
+    def num_changes(self) -> tuple[int, ...]:
+        """Other numbers where the bank's stacks are others."""
+        return self._parts[0][2].num_changes if self._parts else ()
+
+    def added_by(self, kernels: Kernels) -> Adding:
         """Made once for as long as the stacks are the same tensors; another thread may be about to change them."""
         counts = self._parts[0][2].num_changes
         if self._adding is None or counts != self._counts:
