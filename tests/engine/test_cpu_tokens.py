@@ -189,3 +189,15 @@ def test_scales_are_torchs_where_there_are_no_kernels() -> None:
     assert torch.equal(scales, our_scales)
     torch.testing.assert_close(divided, ours, rtol=1e-6, atol=0)
     close(int8_kernels.times_scales(divided, scales, bias, x.dtype), (x.float() + bias).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_keys_and_values_are_kept_bit_by_bit_at_their_places_alone(dtype: torch.dtype) -> None:
+    bits = torch.randint(-(2**15), 2**15, (3, 96), dtype=torch.int16, generator=torch.Generator().manual_seed(0))
+    joined = (bits.int() if dtype == torch.float32 else bits).view(dtype)  # numbers of no size, and none, too
+    kept, before = torch.zeros(2, 9, 32, dtype=dtype), torch.zeros(9, 32, dtype=dtype)
+    places = torch.tensor([7, 0, 4])
+    found(dtype).keep((joined[:, 32:64], joined[:, 64:]), (kept[0], kept[1]), places)
+    for begin, now in zip((32, 64), kept, strict=True):
+        expected = before.index_copy(0, places, joined[:, begin : begin + 32])
+        assert torch.equal(now.view(torch.int32), expected.view(torch.int32))

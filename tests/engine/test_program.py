@@ -19,6 +19,7 @@ from serve_app.engine.decoder import program as of
 from serve_app.engine.decoder.program import MOST_ROWS, Program, Shortcut
 from serve_app.engine.engine import Engine
 from serve_app.engine.openmp import libgomp
+from serve_app.engine.step import Step
 from tests.engine.adapter_files import save_adapter
 from tests.engine.harness import Outcome, complete, config, make_engine, request
 from tests.families.making import save_model
@@ -94,12 +95,12 @@ def test_texts_are_the_same_to_the_last_bit(
     family: str, settings: dict[str, object], weights: str | None, tmp_path: Path, runs: list[int]
 ) -> None:
     folder, lengths = saved(tmp_path, family, **settings), [3, 40, 7, 120, 1, 64, 9]
-    engine = made(folder, weights=weights)
+    engine = made(folder, weights=weights, max_batch_tokens=100)
     got = ids(answers(engine, lengths))
     assert len(set(runs)) > 3, "of many numbers of rows"
-    assert shortcut_of(engine)._tried == {False}
+    assert shortcut_of(engine)._tried == {(True, False), (False, False)}
     del runs[:]
-    plain = made(folder, weights=weights)
+    plain = made(folder, weights=weights, max_batch_tokens=100)
     shortcut_of(plain)._program = None
     assert ids(answers(plain, lengths)) == got
     assert not runs
@@ -108,36 +109,39 @@ def test_texts_are_the_same_to_the_last_bit(
 @needs_kernels
 @pytest.mark.parametrize("residual", [1.0, 0.5])
 def test_the_streams_are_equal_and_so_is_what_is_written(
-    residual: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    residual: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: list[int]
 ) -> None:
-    """In steps of up to `MOST_ROWS`, some of whose rows see more keys than an item has."""
+    """In steps of 64 sequences, some of whose rows see more keys than an item has."""
     streams: list[tuple[torch.Tensor, torch.Tensor]] = []
     stream = Shortcut.stream
 
-    def compared(self: Shortcut, step: object, x: torch.Tensor, rotations: object, by_layers: object) -> torch.Tensor:
-        self._tried = {False, True}
-        expected = by_layers(x.clone())  # type: ignore[operator]
-        found = stream(self, step, x, rotations, by_layers)  # type: ignore[arg-type]
+    def compared(self: Shortcut, step: Step, x: torch.Tensor, rotations: Any, **ways: Any) -> torch.Tensor:
+        self._tried = {(False, False), (True, False)}
+        expected = ways["by_layers"](x.clone())
+        found = stream(self, step, x, rotations, **ways)
         streams.append((expected, found.clone()))
         return found
 
     monkeypatch.setattr(Shortcut, "stream", compared)
-    engine = made(saved(tmp_path), max_batch_tokens=2000)
+    engine = made(saved(tmp_path), max_batch_tokens=150)
     loop = engine._runner._loop
     assert loop is not None
     loop._layers = [replace(layer, residual=residual) for layer in loop._layers]
     loop._shortcut = Shortcut(loop._layers)
-    answers(engine, [700, 530, *[1] * (MOST_ROWS - 2)], max_tokens=20)
-    assert max(len(found) for _, found in streams) == MOST_ROWS
+    answers(engine, [700, 530, *[1] * 62], max_tokens=20)
+    assert max(len(found) for _, found in streams) > 60
+    assert max(runs) > 2 * 64, "with prompts"
+    assert len(runs) > len(streams) / 2
     for expected, found in streams:
         assert torch.equal(expected, found)
 
 
 @needs_kernels
-def test_more_rows_than_it_is_for_and_prompts_are_the_loops(tmp_path: Path, runs: list[int]) -> None:
+def test_more_tokens_than_it_is_for_are_the_loops(tmp_path: Path, runs: list[int]) -> None:
     engine = made(saved(tmp_path))
-    answers(engine, [4] * (MOST_ROWS + 6), max_tokens=9)
-    assert runs
+    answers(engine, [MOST_ROWS + 1], max_tokens=9)
+    assert set(runs) == {1}
+    answers(engine, [MOST_ROWS, 5], max_tokens=9)
     assert max(runs) <= MOST_ROWS
 
 
@@ -170,12 +174,12 @@ def test_rows_with_adapters_are_the_same_to_the_last_bit(weights: str | None, tm
     }
     engine = adapted(folder, adapters, weights=weights)
     got = mixed_answers(engine)
-    assert max(runs) == len(MIXED)
-    assert shortcut_of(engine)._tried == {False, True}, "the rows without begin before adapters are there"
+    assert max(runs) == 3 * len(MIXED), "all prompts at once"
     plain = adapted(folder, adapters, weights=weights)
     shortcut_of(plain)._program = None
     assert mixed_answers(plain) == got
     assert ids(answers(engine, [3, 4])) == ids(answers(plain, [3, 4]))
+    assert len(shortcut_of(engine)._tried) == 4, "with prompts and without, with adapters and without"
 
 
 @needs_kernels
@@ -269,7 +273,7 @@ def test_calls_in_a_row_do_what_they_do_one_by_one(dtype: torch.dtype) -> None:
     )
     for count in (7, 3):
         calls.put(torch.arange(3), num_tokens=count)
-        calls()
+        calls(len(calls))
         expected_gate = tokens.gate(tokens.norm(expected_stream[:count], weight, 0.0))
         tokens.add_and_norm(expected_stream[:count], change[:count], 1.0, weight, 0.0)
         assert torch.equal(gated[:count], expected_gate)
@@ -286,6 +290,6 @@ def test_a_parameter_is_put_into_every_so_manieth_call(monkeypatch: pytest.Monke
     calls = CallSequence(runs, [tokens.call(GATE, inputs=each.data_ptr(), size=16, num_tokens=5) for each in inputs])
     calls.put(torch.tensor([0, 2]), output=torch.tensor([outputs[0].data_ptr(), outputs[1].data_ptr()]))
     calls.put(torch.tensor([1, 3]), output=torch.tensor([outputs[2].data_ptr(), outputs[3].data_ptr()]))
-    calls()
+    calls(len(calls))
     for of_input, output in zip((0, 2, 1, 3), outputs, strict=True):
         assert torch.equal(output, tokens.gate(inputs[of_input]))

@@ -140,20 +140,22 @@ class RowsKernel:
             is_short=table.num_keys * query.shape[1] * query.shape[2] <= SHORT,
         )  # fmt: skip
 
-    def call(self, query: Tensor, output: Tensor, new: tuple[Tensor, Tensor], *, scale: float) -> Call:
-        """As `run`, but for keys, values and what `parameters_of` a table are."""
+    def call(
+        self, query: Tensor, output: Tensor, new: tuple[Tensor, Tensor] | None, *, num_heads: int, scale: float
+    ) -> Call:
+        """As `run`, but for keys, values and what `parameters_of` a table are. num_heads: of keys"""
         from serve_app.engine.cpu import attention_kernel as of
 
-        (key, key_stride), (value, value_stride) = map(_place, new)
+        (key, key_stride), (value, value_stride) = map(_place, (None, None) if new is None else new)
         return Call(
             kernel=self._kernel,
             names=of.PARAMETERS,
             given={
-                "num_heads": new[0].shape[1],
+                "num_heads": num_heads,
                 "query": query.data_ptr(),
                 "query_stride": query.stride(0),
                 "output": output.data_ptr(),
-                "stride": new[0].shape[1] * query.shape[2],
+                "stride": num_heads * query.shape[2],
                 "scale": float_bits(scale * math.log2(math.e)),
                 "new_key": key,
                 "new_key_stride": key_stride,

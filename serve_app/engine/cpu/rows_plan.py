@@ -33,12 +33,18 @@ class Lanes(Storage, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoding:
-    """How a step's single queries are attended to, in every layer of one scoring."""
+class Attending:
+    """How all of a step's queries are attended to by one call in every layer of one scoring.
+
+    places:      [tokens] int64, where keys and values are written
+    is_decoding: whether each sequence has one query, so that the call writes what is new in passing
+    """
 
     kernel: RowsKernel
     table: Table
     storage: Lanes
+    places: Tensor
+    is_decoding: bool
 
 
 class RowsPlan:
@@ -75,17 +81,21 @@ class RowsPlan:
             group.put(output, attend(group.queries(query), keys, values, mask=mask, scale=scoring.scale))
         return output
 
-    def decoding(self, query: Tensor, scoring: Scoring) -> Decoding | None:
-        """Of a step in which every sequence has one query, what attends to all of them in one call; None for others.
+    def attending(self, query: Tensor, scoring: Scoring) -> Attending | None:
+        """How the kernel attends to all queries in one call; None where it does not.
 
         query: [..., heads, dim], of the form that the step's have
         """
         keys, values = self._storage.all_positions(0)
-        kernel = kernel_of(query, keys, values, scoring) if self._is_decoding else None
-        if kernel is None:
+        kernel = kernel_of(query, keys, values, scoring)
+        if kernel is None or self._split(kernel.most_keys)[1]:
             return None
         tables = self._tables_for(kernel.most_keys, scoring)
-        return None if len(tables) != 1 else Decoding(kernel=kernel, table=tables[0], storage=self._storage)
+        if len(tables) != 1:
+            return None
+        return Attending(
+            kernel=kernel, table=tables[0], storage=self._storage, places=self._places, is_decoding=self._is_decoding
+        )
 
     def _split(self, most_keys: float) -> tuple[list[Reading], Sequence[Group]]:
         """What is the kernel's, and what torch's."""

@@ -69,6 +69,9 @@ class CallSequence:
             rows.append(row + [0] * (of.FIELDS - len(row)))
         self._table.copy_(torch.tensor(rows))
 
+    def __len__(self) -> int:
+        return len(self._calls)
+
     def put(self, numbers: torch.Tensor, **parameters: int | torch.Tensor) -> None:
         """Parameters of some calls, [count] int64, whose names are at the same places in all of them.
 
@@ -78,10 +81,10 @@ class CallSequence:
         for name, value in parameters.items():
             self._table[numbers, self._begin + names.index(name)] = torch.as_tensor(value)
 
-    def __call__(self) -> None:
-        """Carry them out; the interpreter may be asked by others meanwhile."""
+    def __call__(self, count: int) -> None:
+        """Carry out the first of them; the interpreter may be asked by others meanwhile."""
         self._table[:, self._begin - 1] = 0
-        self._carrier(len(self._calls), self._table.data_ptr(), _barrier(), is_short=False)
+        self._carrier(count, self._table.data_ptr(), _barrier(), is_short=False)
 
 
 @functools.cache

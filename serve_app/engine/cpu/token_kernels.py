@@ -16,7 +16,7 @@ from llvmlite import ir
 from serve_app.engine.cpu.emitter import FLOAT, INT8, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
 
 NORM, ADD_AND_NORM, TURN, GATE = "norm", "add_and_norm", "turn", "gate"
-DIVIDE, ROUND, MULTIPLY = "divide", "round", "multiply"
+DIVIDE, ROUND, MULTIPLY, KEEP = "divide", "round", "multiply", "keep"
 SHARED = ("counter", "num_tokens")
 PARAMETERS: Mapping[str, tuple[str, ...]] = {
     NORM: (*SHARED, "stream", "output", "weight", "size", "eps"),
@@ -26,6 +26,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     DIVIDE: (*SHARED, "inputs", "output", "size", "scales", "levels"),
     ROUND: (*SHARED, "inputs", "output", "size", "scales", "levels", "stride"),
     MULTIPLY: (*SHARED, "sums", "output", "size", "scales", "bias"),
+    KEEP: (*SHARED, "key", "value", "stride", "size", "keys", "values", "places"),
 }
 """Each int64: addresses, numbers of a token, and bits of a float32 (eps, factor).
 
@@ -37,6 +38,7 @@ gate:         inputs [2 · size] to output [size]: silu of the first half, times
 divide:       output, float32, = inputs / scale;  scale = the largest of |inputs| / levels, one of a token
 round:        output, uint8, = the nearest whole numbers of inputs / scale, and 128; stride apart
 multiply:     output = sums · scale + bias; sums and bias float32, no bias at address 0
+keep:         keys and values at a token's place, int64, become its own, which lie stride apart; as they are, bit by bit
 """
 LEAST_NORMAL = 2.0**-126
 NUM_SUMS = 4
@@ -233,6 +235,21 @@ def _multiply(function: _Function, token: Value) -> None:
                 emit.repeat(INT64(0), size, function.width, functools.partial(multiply, biased))
 
 
+def _keep(function: _Function, token: Value) -> None:
+    build, emit, size = function.build, function.emit, function.of["size"]
+    place = emit.number(function.address("places"), token, INT64)
+    bits = ir.VectorType(function.number, function.width)
+    for new, kept in (("key", "keys"), ("value", "values")):
+        source, target = function.row(new, token, function.of["stride"]), function.row(kept, place, size)
+
+        def copy(at: Value, source: Value = source, target: Value = target) -> Sequence[Value]:
+            found = build.load(emit.at(source, at, function.number), typ=bits, align=2)
+            build.store(found, emit.at(target, at, function.number), align=2)
+            return ()
+
+        emit.repeat(INT64(0), size, function.width, copy)
+
+
 BODIES: Mapping[str, Body] = {
     NORM: _norm,
     ADD_AND_NORM: _norm,
@@ -241,4 +258,5 @@ BODIES: Mapping[str, Body] = {
     DIVIDE: _divide,
     ROUND: _round,
     MULTIPLY: _multiply,
+    KEEP: _keep,
 }

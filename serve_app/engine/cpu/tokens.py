@@ -39,6 +39,7 @@ class TokenKernels:
         self._divide = Kernel(code, names.DIVIDE)
         self._round = Kernel(code, names.ROUND)
         self._multiply = Kernel(code, names.MULTIPLY)
+        self._keep = Kernel(code, names.KEEP)
 
     def takes(self, x: Tensor, size: int) -> bool:
         """Whether the numbers of tokens, of which `size` follow each other, can be computed so."""
@@ -92,7 +93,7 @@ class TokenKernels:
 
         kernels = {
             of.NORM: self._norm, of.ADD_AND_NORM: self._add_and_norm, of.TURN: self._turn, of.GATE: self._gate,
-            of.ROUND: self._round,
+            of.ROUND: self._round, of.KEEP: self._keep,
         }  # fmt: skip
         return Call(kernel=kernels[name], names=of.PARAMETERS[name], given=given)
 
@@ -115,6 +116,13 @@ class TokenKernels:
             stride,
         )  # fmt: skip
         return output, scales
+
+    def keep(self, new: tuple[Tensor, Tensor], kept: tuple[Tensor, Tensor], places: Tensor) -> None:
+        """Write keys and values at their places. new: each [tokens, size], of one stride;  kept: each [places, size],
+        contiguous;  places: [tokens] int64"""
+        key, value = new
+        _run(self._keep, len(places), key.shape[1], key.data_ptr(), value.data_ptr(), key.stride(0), key.shape[1],
+             kept[0].data_ptr(), kept[1].data_ptr(), places.data_ptr())  # fmt: skip
 
     def multiply(self, sums: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
         """sums · scales + bias, in the type of these kernels. sums: [tokens, size] float32, contiguous;  scales:
@@ -176,5 +184,8 @@ def _are_right(kernels: TokenKernels, dtype: torch.dtype) -> bool:
     whole, scales = kernels.round(inputs, 127, 416)
     found.append((whole.float() - 128, divided.round()))
     found.append((divided.abs().amax(1), torch.full((3,), 127.0)))
+    kept, places = torch.zeros(2, 7, 208, dtype=dtype), torch.tensor([5, 0, 6])
+    kernels.keep((x, change), (kept[0], kept[1]), places)
+    found += [(kept[0][places], x), (kept[1][places], change), (kept[0][1:5], torch.zeros(4, 208))]
     limit = TOLERANCES[dtype]
     return all(torch.allclose(ours.float(), theirs.float(), rtol=limit, atol=limit) for ours, theirs in found)

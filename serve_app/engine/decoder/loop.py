@@ -60,20 +60,31 @@ class DecoderLoop:
         """What the last layer gives of the rows whose logits are wanted, [rows, hidden]; writes keys and values."""
         x = self._embedded(step)
         rotations = {kind: self._rotary(x, step.positions, kind) for kind in self._kinds}
-        return self._shortcut.stream(step, x, rotations, lambda x: self._by_layers(step, x, rotations))
+        return self._shortcut.stream(
+            step,
+            x,
+            rotations,
+            by_layers=lambda x: self._by_layers(step, x, rotations),
+            finish=lambda x, attended: self._finish(step, x, attended),
+        )
 
     def _by_layers(self, step: Step, x: Tensor, rotations: dict[str, Rotation]) -> Tensor:
         """One after the other; x may be changed."""
+        if self._adapt is not None and any(step.mixes):
+            self._adapt(step.mixes)  # a trial has told what rows there are at its end
         change: Change | None = None
         for number, layer in enumerate(self._layers):
             attended = self._attended(number, layer, step, layer.begin(x, change), rotations)
-            if number == len(self._layers) - 1:
-                x, attended = x.index_select(0, step.logit_rows), attended.index_select(0, step.logit_rows)
-                if self._adapt is not None and any(step.mixes):
-                    self._adapt(step.logit_mixes)
-            change = layer.finish(x, attended)
-        if change is not None:
-            change.add_to(x)
+            if number < len(self._layers) - 1:
+                change = layer.finish(x, attended)
+        return self._finish(step, x, attended)
+
+    def _finish(self, step: Step, x: Tensor, attended: Tensor) -> Tensor:
+        """What follows the last layer's attention, of the rows whose logits are wanted."""
+        x, attended = x.index_select(0, step.logit_rows), attended.index_select(0, step.logit_rows)
+        if self._adapt is not None and any(step.mixes):
+            self._adapt(step.logit_mixes)
+        self._layers[-1].finish(x, attended).add_to(x)
         return x
 
     def _embedded(self, step: Step) -> Tensor:

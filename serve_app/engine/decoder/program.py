@@ -1,7 +1,7 @@
-"""All layers of a step that decodes in one call: what the loop would ask of kernels one after the other, laid out once.
+"""All layers of a step in one call: what the loop would ask of kernels one after the other, laid out once.
 
-The interpreter takes a tenth of such a step between kernels, and each of them wakes the other threads anew. Steps with
-prompts or guesses, and layers with anything that is not a kernel of ours, are the loop's.
+The interpreter takes a tenth of a step that decodes between kernels, and each of them wakes the other threads anew.
+Steps of many tokens, and layers with anything that is not a kernel of ours, are the loop's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from serve_app.engine.cpu import low_rank
 from serve_app.engine.cpu.calling import Kernel, float_bits
 from serve_app.engine.cpu.products import num_parts
-from serve_app.engine.cpu.rows_plan import Decoding, Lanes, RowsPlan
+from serve_app.engine.cpu.rows_plan import Attending, Lanes, RowsPlan
 from serve_app.engine.cpu.sequence import Call, CallSequence, carrier
 from serve_app.engine.cpu.tokens import TokenKernels, token_kernels
 from serve_app.engine.decoder.layer import Heads, Layer, Rotation
@@ -30,6 +31,9 @@ from serve_app.engine.step import Step
 
 logger = logging.getLogger(__name__)
 
+Finish: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Gives the stream behind the last layer of that before its attention and what this gives, [tokens, …] both, for the
+rows whose logits are wanted."""
 MOST_MADE = 8
 """Ranks of a step's adapters, in their order, that calls are kept for at once."""
 
@@ -38,11 +42,13 @@ MOST_MADE = 8
 class Form:
     """What calls are laid out for.
 
-    rotated: dimensions of a head;  ranks: of each of a step's tiles of adapters
-    stacks:  other numbers where adapters' factors lie elsewhere
+    is_decoding: whether attention writes keys and values in passing
+    rotated:     dimensions of a head;  ranks: of each of a step's tiles of adapters
+    stacks:      other numbers where adapters' factors lie elsewhere
     """
 
     storage: Lanes
+    is_decoding: bool
     rotated: int
     num_threads: int
     ranks: tuple[int, ...]
@@ -52,8 +58,7 @@ class Form:
 class Made:
     """The calls of all layers, and which of them a step tells what.
 
-    of: numbers of calls, [count] int64, by the name of a parameter that they have, and of those of adapters by the
-        number of the tiles
+    attended: how many calls there are up to the last layer's attention
     """
 
     def __init__(self, carrier: Kernel, layers: Sequence[Sequence[tuple[int, Call]]]) -> None:
@@ -62,10 +67,11 @@ class Made:
         self.sequence = CallSequence(carrier, [call for _, call in calls])
         found: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         for at, (number, call) in enumerate(calls):
-            for name in ("num_tokens", "num_rows", "cos", "items", "num_tiles"):
+            for name in ("num_tokens", "num_rows", "cos", "items", "num_tiles", "places"):
                 if name in call.names:
                     found[name, number].append(at)
         self._of = {name: torch.tensor(numbers) for name, numbers in found.items()}
+        self.attended = found["items", 0][-1] + 1
         self.num_rows = 0
 
     def put(self, known_by: str, number: int = 0, **parameters: int | Tensor) -> None:
@@ -110,26 +116,24 @@ class Program:
         program = cls(runs, tokens, layers, parts)
         return program if None not in [calls for each in parts for calls in program._buffers.products(each)] else None
 
-    def form_of(self, step: Step, x: Tensor, rotation: Rotation) -> tuple[Form, Decoding] | None:
+    def form_of(self, step: Step, x: Tensor, rotation: Rotation) -> tuple[Form, Attending] | None:
         """What the step needs, if it is one for this; None for the loop's. x: [tokens, hidden]"""
         plan, count = step.attention, len(x)
         if not isinstance(plan, RowsPlan) or count > MOST_ROWS or x.dtype != torch.bfloat16:
             return None
-        if step.embeddings is not None or step.logit_rows.tolist() != list(range(count)):
-            return None
         query, turned = self._buffers.heads(self._heads)[0], self._buffers.turned(self._heads, count)
-        decoding = plan.decoding(query, self._scoring)
-        if decoding is None or not self._tokens.turns(turned, rotation.cos, rotation.sin):
+        attending = plan.attending(query, self._scoring)
+        if attending is None or not self._tokens.turns(turned, rotation.cos, rotation.sin):
             return None
         if any(step.mixes) and self._tiles is None:
             return None
         ranks = tuple(each.rank for each in self._tiles or ())
         stacks = self._adapted.num_changes if ranks and self._adapted is not None else ()
         form = Form(
-            storage=decoding.storage, rotated=rotation.cos.shape[-1], num_threads=torch.get_num_threads(), ranks=ranks,
-            stacks=stacks,
+            storage=attending.storage, is_decoding=attending.is_decoding, rotated=rotation.cos.shape[-1],
+            num_threads=torch.get_num_threads(), ranks=ranks, stacks=stacks,
         )  # fmt: skip
-        return form, decoding
+        return form, attending
 
     @property
     def _tiles(self) -> tuple[ShelfTiles, ...] | None:
@@ -138,38 +142,45 @@ class Program:
         is_ours = step is not None and isinstance(step.kernels, low_rank.LowRankKernels)
         return step.tiles if step is not None and is_ours else None
 
-    def run(self, x: Tensor, rotation: Rotation, form: Form, decoding: Decoding) -> Tensor:
-        """The stream behind the last layer, [tokens, hidden], until the next run. x: the one before the first layer,
-        which stays as it is"""
-        made, count = self._made_for(form, decoding), len(x)
+    def run(self, x: Tensor, rotation: Rotation, form: Form, attending: Attending, finish: Finish | None) -> Tensor:
+        """The stream behind the last layer, [rows, hidden], until the next run, of x, the one before the first, which
+        stays as it is.
+
+        finish: computes what follows the last layer's attention; None has it computed here, of all tokens
+        """
+        made, count = self._made_for(form, attending), len(x)
         if count != made.num_rows:
             made.num_rows = count
             made.put("num_tokens", num_tokens=count)
             made.put("num_rows", num_rows=count, num_parts=num_parts(count))
         made.put("cos", cos=rotation.cos.data_ptr(), sin=rotation.sin.data_ptr())
-        made.put("items", **decoding.kernel.parameters_of(decoding.table, self._heads.num_keys))
+        made.put("items", **attending.kernel.parameters_of(attending.table, self._heads.num_keys))
+        made.put("places", places=attending.places.data_ptr())
         for number, each in enumerate(self._tiles or ()):
             made.put("num_tiles", number, **low_rank.parameters_of(each))
         stream = self._buffers.stream[:count].copy_(x)
-        made.sequence()
+        if finish is not None:
+            made.sequence(made.attended)
+            return finish(stream, self._buffers.attended[:count])
+        made.sequence(len(made.sequence))
         Change(amount=self._buffers.change[:count], factor=self._parts[-1].residual).add_to(stream)
         return stream
 
-    def _made_for(self, form: Form, decoding: Decoding) -> Made:
+    def _made_for(self, form: Form, attending: Attending) -> Made:
         """The calls of such steps; those of stacks that are gone are forgotten."""
         if form not in self._made:
             kept = {each: made for each, made in self._made.items() if each.stacks in ((), form.stacks)}
             self._made = kept if len(kept) < MOST_MADE and form.num_threads == torch.get_num_threads() else {}
-            made = self._made[form] = Made(self._carrier, [self._layer(each, form, decoding) for each in self._parts])
+            made = self._made[form] = Made(self._carrier, [self._layer(each, form, attending) for each in self._parts])
             memory = [form.storage.all_positions(number) for number in range(len(self._parts))]
             keys, values = (torch.tensor([both[at].data_ptr() for both in memory]) for at in range(2))
             made.put("items", keys=keys, values=values)
+            made.put("places", keys=keys, values=values)
         return self._made[form]
 
-    def _layer(self, parts: Parts, form: Form, decoding: Decoding) -> list[tuple[int, Call]]:
+    def _layer(self, parts: Parts, form: Form, attending: Attending) -> list[tuple[int, Call]]:
         """A layer's calls, in their order, each with the number of its tiles."""
         has, heads = self._buffers, self._heads
-        query, key, value = has.heads(heads)
         inputs, given, spread, gathered = self._products(parts, form.ranks)
         turn = self._tokens.call(
             "turn", heads=has.projected.data_ptr(), stride=has.projected.stride(0),
@@ -178,10 +189,22 @@ class Program:
         gate = self._tokens.call(
             "gate", inputs=has.spread.data_ptr(), output=has.gated.data_ptr(), size=has.gated.shape[1]
         )
-        attend = decoding.kernel.call(query, has.attended, (key, value), scale=self._scoring.scale)
+        attend = [(0, call) for call in self._attend(form, attending)]
         first = self._norm(parts.norms[0], parts, is_first=parts is self._parts[0])
         second = self._norm(parts.norms[1], parts, is_first=False)
-        return [(0, first), *inputs, (0, turn), (0, attend), *given, (0, second), *spread, (0, gate), *gathered]
+        return [(0, first), *inputs, (0, turn), *attend, *given, (0, second), *spread, (0, gate), *gathered]
+
+    def _attend(self, form: Form, attending: Attending) -> list[Call]:
+        """Keys and values are written by themselves where queries of one sequence see each other's."""
+        has, num_heads, scale = self._buffers, self._heads.num_keys, self._scoring.scale
+        query, key, value = has.heads(self._heads)
+        if form.is_decoding:
+            return [attending.kernel.call(query, has.attended, (key, value), num_heads=num_heads, scale=scale)]
+        keep = self._tokens.call(
+            "keep", key=key.data_ptr(), value=value.data_ptr(), stride=has.projected.stride(0),
+            size=num_heads * self._heads.dim,
+        )  # fmt: skip
+        return [keep, attending.kernel.call(query, has.attended, None, num_heads=num_heads, scale=scale)]
 
     def _products(self, parts: Parts, ranks: Sequence[int]) -> list[list[tuple[int, Call]]]:
         """The calls of each, and of what adapters of such ranks change of it."""
@@ -214,12 +237,22 @@ class Shortcut:
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._program = Program.find(layers)
-        self._tried: set[bool] = set()  # without adapters, with adapters
+        self._tried: set[tuple[bool, bool]] = set()  # whether steps decode alone, and have adapters
 
     def stream(
-        self, step: Step, x: Tensor, rotations: Mapping[str, Rotation], by_layers: Callable[[Tensor], Tensor]
+        self,
+        step: Step,
+        x: Tensor,
+        rotations: Mapping[str, Rotation],
+        *,
+        by_layers: Callable[[Tensor], Tensor],
+        finish: Finish,
     ) -> Tensor:
-        """What the layers make of x [tokens, hidden], which may be changed; the same to the last bit either way."""
+        """What the layers make of x [tokens, hidden], which may be changed, for the rows whose logits are wanted; the
+        same to the last bit either way.
+
+        finish: what `by_layers` ends with
+        """
         program = self._program
         if program is None:
             return by_layers(x)
@@ -227,11 +260,14 @@ class Shortcut:
         found = program.form_of(step, x, rotation)
         if found is None:
             return by_layers(x)
-        is_adapted = bool(found[0].ranks)
-        if is_adapted in self._tried:
-            return program.run(x, rotation, *found)
-        self._tried.add(is_adapted)
-        ours = program.run(x, rotation, *found).clone()
+        form, attending = found
+        wants_all = step.logit_rows.tolist() == list(range(len(x)))
+        ours = program.run(x, rotation, form, attending, None if wants_all else finish)
+        kind = form.is_decoding, bool(form.ranks)
+        if kind in self._tried:
+            return ours
+        self._tried.add(kind)
+        ours = ours.clone()
         expected = by_layers(x)
         if not torch.equal(ours, expected):
             logger.warning("layers are computed one kernel after the other: as a whole they give something else")
