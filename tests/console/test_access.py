@@ -40,6 +40,7 @@ def test_a_key_is_asked_for_is_kept_in_the_tab_alone_and_opens(
     page.reload()
     expect(page.locator("#chips input")).to_have_count(2)
     page.get_by_text("This request as curl or Python").click()
+    expect(page.locator("#code-text")).not_to_be_empty()  # written a moment after it was opened
     code = page.locator("#code-text").inner_text()
     assert "$SERVE_APP_KEY" in code
     assert key not in page.content()

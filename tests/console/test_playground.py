@@ -195,6 +195,7 @@ def test_the_request_as_a_program_gives_the_same_text(
         page.get_by_label(name, exact=True).fill(value)
     page.get_by_text("This request as curl or Python").click()
     page.get_by_role("button", name=language, exact=True).click()
+    expect(page.locator("#code-text")).not_to_be_empty()  # written a moment after it was opened
     code = page.locator("#code-text").inner_text()
     command = ["bash", "-c", code] if language == "curl" else [sys.executable, "-W", "ignore", "-c", code]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
