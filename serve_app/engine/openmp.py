@@ -1,10 +1,11 @@
 """Whether the threads that compute a step await its next part awake or asleep.
 
 A step is some two hundred parallel regions, or as many barriers in one, and to wake a thread takes 50 to 150
-microseconds on a virtual machine: awake, a step takes 0.83 to 0.9 of the time on two cores that nobody else uses, and twice as long beside a
-process that uses one of them (`docs/operations.md`). libgomp, which torch brings, reads how long a thread stays awake
-once, when it is loaded (`GOMP_SPINCOUNT`); but where a process has more OpenMP threads than there are CPUs it uses
-another bound, which is 0 with `OMP_WAIT_POLICY=PASSIVE` (gomp_throttled_spin_count_var in libgomp's env.c and wait.h).
+microseconds on a virtual machine: awake, a step takes 0.83 to 0.9 of the time on two cores that nobody else uses, and
+twice as long beside a process that uses one of them (`docs/operations.md`). libgomp, which torch brings, reads how long
+a thread stays awake once, when it is loaded (`GOMP_SPINCOUNT`); but where a process has more OpenMP threads than there
+are CPUs it uses another bound, which is 0 with `OMP_WAIT_POLICY=PASSIVE` (gomp_throttled_spin_count_var in libgomp's
+env.c and wait.h).
 So a team of threads that do nothing sends all others to sleep, and its end lets them stay awake.
 """
 
