@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from serve_app.engine.cpu.products import LaidOut
+from serve_app.engine.cpu.rows_plan import RowsPlan
 from serve_app.engine.cpu.sequence import CallSequence, carrier
 from serve_app.engine.cpu.token_kernels import ADD_AND_NORM, GATE, NORM
 from serve_app.engine.cpu.tokens import token_kernels
@@ -118,12 +119,19 @@ def test_the_streams_are_equal_and_so_is_what_is_written(
     def compared(self: Shortcut, step: Step, x: torch.Tensor, rotations: Any, **ways: Any) -> torch.Tensor:
         self._tried = {(False, False), (True, False)}
         expected = ways["by_layers"](x.clone())
+        assert isinstance(step.attention, RowsPlan)
+        kept = [each for layer in range(2) for each in step.attention._storage.all_positions(layer)]
+        written = [each[step.places].clone() for each in kept]
+        for each in kept:
+            each[step.places] = torch.nan
         found = stream(self, step, x, rotations, **ways)
+        for each, before in zip(kept, written, strict=True):
+            assert torch.equal(each[step.places], before)
         streams.append((expected, found.clone()))
         return found
 
-    monkeypatch.setattr(Shortcut, "stream", compared)
     engine = made(saved(tmp_path), max_batch_tokens=150)
+    monkeypatch.setattr(Shortcut, "stream", compared)
     loop = engine._runner._loop
     assert loop is not None
     loop._layers = [replace(layer, residual=residual) for layer in loop._layers]
@@ -250,6 +258,9 @@ def test_it_is_laid_out_anew_for_another_number_of_threads(tmp_path: Path, runs:
         torch.set_num_threads(before)
     assert runs
     assert found[0] == found[1]
+    program = shortcut_of(engine)._program
+    assert program is not None
+    assert {form.num_threads for form in program._made} == {1, 2}
 
 
 @needs_libgomp
@@ -281,7 +292,7 @@ def test_calls_in_a_row_do_what_they_do_one_by_one(dtype: torch.dtype) -> None:
 
 
 @needs_libgomp
-def test_a_parameter_is_put_into_every_so_manieth_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parameter_is_put_into_the_calls_that_are_named_alone() -> None:
     tokens, runs = token_kernels(torch.float32), carrier()
     assert tokens is not None
     assert runs is not None
