@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -54,3 +56,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError("`make test-cluster` looks for tests with a cluster below tests/cluster alone")
     sharing = {item.path for item in items if item.path in cluster and "base_url" in getattr(item, "fixturenames", ())}
     items.sort(key=lambda item: (item.path in cluster, item.path in sharing, item.path not in slow))
+
+
+@pytest.fixture(autouse=True)
+def number_of_threads() -> Iterator[None]:
+    """A test that leaves another number of torch's threads would decide how others compute that come after it."""
+    before = _num_threads()
+    yield
+    after = _num_threads()
+    assert before in (None, after), f"{before} threads of torch's before the test, {after} behind it"
+
+
+def _num_threads() -> int | None:
+    """None as long as nothing has imported torch."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else torch.get_num_threads()

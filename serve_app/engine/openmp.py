@@ -17,7 +17,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -133,6 +134,21 @@ def compute_alone() -> None:
     library = libgomp()
     if library is not None:
         library.omp_set_num_threads(1)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within it the calling thread computes without a team; other threads are not told."""
+    library = libgomp()
+    if library is None:
+        yield
+        return
+    before = library.omp_get_max_threads()
+    library.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        library.omp_set_num_threads(before)
 
 
 def num_cpus() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,15 @@ def test_where_there_is_no_gpu_it_says_so_and_ends() -> None:
     assert not ended.stdout
 
 
+@pytest.fixture
+def threads_stay() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("threads_stay")
 def test_a_small_shape_is_measured_on_a_cpu_as_others_are_on_a_gpu(tmp_path: Path) -> None:
     asked = [decode(2, 12), decode(2, 12, adapters=2, resident=2), Case(kind="prefill", rows=1, context=20)]
     rows = bench_gpu.measure("random-small", tmp_path, asked, torch.device("cpu"), steps=2)

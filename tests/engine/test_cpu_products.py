@@ -23,7 +23,6 @@ SIZES = [(64, 64), (80, 128), (448, 896), (208, 576), (192, 4864)]
 
 @pytest.fixture(autouse=True)
 def two_threads() -> Iterator[None]:
-    """For more of them oneDNN lays small weights out in smaller blocks."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -147,11 +146,17 @@ def test_sizes_that_it_does_not_divide_are_left_to_onednn(outputs: int, inputs: 
 
 @needs_onednn
 @pytest.mark.parametrize("num_threads", [1, 4, 16])
-def test_whatever_onednn_chooses_for_more_threads_products_are_right(num_threads: int) -> None:
+@pytest.mark.parametrize(("outputs", "inputs"), [(192, 4864), (128, 192)])
+def test_however_many_threads_products_are_right_and_ours(outputs: int, inputs: int, num_threads: int) -> None:
+    """For many of them oneDNN lays small weights out in smaller blocks, if it may."""
     torch.set_num_threads(num_threads)
-    kept, weight, bias = made(192, 4864, has_bias=True)
-    x = drawn(7, 4864)
-    torch.testing.assert_close(kept(x).double(), exact(x, weight, bias), rtol=2**-7, atol=0.5)
+    kept, weight, bias = made(outputs, inputs, has_bias=True)
+    assert (kept.ours is not None) == HAS_KERNEL
+    for rows in (7, MAX_ROWS + 1):
+        x = drawn(rows, inputs)
+        torch.testing.assert_close(kept(x).double(), exact(x, weight, bias), rtol=2**-7, atol=0.5)
+    assert torch.get_num_threads() == num_threads
+    assert torch.equal(kept.dense, weight)
 
 
 @needs_onednn

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from serve_app.engine.cpu.products import LaidOut
 from serve_app.engine.decoder.half import HalfWeight
 from serve_app.engine.decoder.stored import StoredLinear, Widening
+from serve_app.engine.openmp import alone
 from serve_app.engine.precision import cpu_is_fast
 from serve_app.engine.quantized.linear import QuantisedLinear, join_linears
 
@@ -42,6 +43,16 @@ class OneDnnWeight:
         self._bias = bias
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
         self.ours = LaidOut.find(self.packed, bias)
+        if self.ours is None and LaidOut.may_read(weight.shape, weight.dtype):
+            self._lay_out_for_ours(weight)
+
+    def _lay_out_for_ours(self, weight: Tensor) -> None:
+        """For many threads oneDNN lays weights out in smaller blocks, from 16 on some of Qwen2.5-0.5B's."""
+        with alone():
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), NUM_ROWS)
+        self.ours = LaidOut.find(packed, self._bias)
+        if self.ours is not None:
+            self.packed = packed
 
     @property
     def dtype(self) -> torch.dtype:
