@@ -17,11 +17,16 @@ class Bookings:
 
     def __init__(self, *, max_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._appointments = Appointments(max_s=max_s, clock=clock)
+        self._appointments, self._others = (Appointments(max_s=max_s, clock=clock) for _ in range(2))
         self._by_second: Counter[int] = Counter()
 
-    def make(self, *, pace_per_s: float, excess_s: float = 0.0) -> int:
-        """Whole seconds until the next one, which is after `excess_s` at the earliest."""
+    def make(self, *, pace_per_s: float, excess_s: float = 0.0, is_kept: bool = True) -> int:
+        """Whole seconds until the next one, which is after `excess_s` at the earliest.
+
+        is_kept: whether somebody is awaited then; others are told times of their own, one after the other as well
+        """
+        if not is_kept:
+            return self._others.make(pace_per_s=pace_per_s, excess_s=excess_s)
         retry_after_s = self._appointments.make(pace_per_s=pace_per_s, excess_s=excess_s)
         self._by_second[int(self._clock()) + retry_after_s] += 1
         return retry_after_s

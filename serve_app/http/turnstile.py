@@ -188,8 +188,8 @@ class Turnstile:
             self._stop_waiting(visit)
         self._hand_on()
 
-    def refuse(self, flow: str = "") -> int:
-        """Count it; the seconds after which the client is to come again."""
+    def refuse(self, flow: str = "", *, is_kept: bool = True) -> int:
+        """Count it; the seconds after which the client is to come again, when a place is kept for it or is not."""
         self.num_refused += 1
         if self._clock() >= self._reports_at:
             self._report()
@@ -200,7 +200,7 @@ class Turnstile:
             self._bookings.popitem(last=False)
         ahead_s = (len(self._waiting.get(flow, ())) + self._num_due(flow)) / self._pace_of(flow)
         pace_per_s = BOOKED * (self._pace_of(flow) if self.flows.has_tenants else self._pace.per_s)
-        return bookings.make(pace_per_s=pace_per_s, excess_s=max(0.0, ahead_s - MAX_WAIT_S / 2))
+        return bookings.make(pace_per_s=pace_per_s, excess_s=max(0.0, ahead_s - MAX_WAIT_S / 2), is_kept=is_kept)
 
     def keep(self, flow: str = "") -> bool:
         """Somebody comes who may have been told to come now: whether that is so of one who has not come yet."""
