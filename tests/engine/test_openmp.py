@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from serve_app.engine.openmp import CROWDED, LOOK_S, ROOMY, Wakefulness, compute_alone, cpu_times, libgomp, num_cpus
+from serve_app.engine.openmp import (
+    CROWDED,
+    LOOK_S,
+    ROOMY,
+    Wakefulness,
+    are_asleep,
+    compute_alone,
+    cpu_times,
+    libgomp,
+    num_cpus,
+)
 
 NUM_CPUS = num_cpus()
 pytestmark = pytest.mark.skipif(libgomp() is None or NUM_CPUS < 2, reason="torch without libgomp, or one CPU")
@@ -52,10 +62,12 @@ def test_a_crowd_adds_a_team_that_ends_with_it() -> None:
     before = num_threads()
     wakefulness.rest(is_crowded=True)
     assert wakefulness.is_asleep
+    assert are_asleep()
     assert num_threads() >= before + NUM_CPUS
     wakefulness.rest(is_crowded=True)  # which changes nothing
     wakefulness.rest(is_crowded=False)
     assert not wakefulness.is_asleep
+    assert not are_asleep()
     assert wait_until(lambda: num_threads() <= before)
     wakefulness.close()
 
@@ -136,8 +148,10 @@ def test_where_there_is_nothing_to_choose_nothing_begins(
     wakefulness = Wakefulness(Times(4.0))
     wakefulness.start(threads)
     assert not wakefulness.is_asleep
+    assert are_asleep() == (threads == NUM_CPUS > 1), "they sleep at once, as they were told"
     assert num_threads() <= before
     wakefulness.close()
+    assert not are_asleep()
 
 
 def test_a_thread_that_computes_alone_has_no_team() -> None:

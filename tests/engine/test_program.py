@@ -153,6 +153,34 @@ def test_more_tokens_than_it_is_for_are_the_loops(tmp_path: Path, runs: list[int
     assert max(runs) <= MOST_ROWS
 
 
+@needs_kernels
+@pytest.mark.parametrize("is_small", [True, False])
+def test_small_calls_are_one_threads_where_the_others_are_asleep(
+    is_small: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, ways = saved(tmp_path), []
+    expected = ids(answers(made(folder), [3, 40, 5]))
+    carry_out = CallSequence.__call__
+
+    def noted(self: CallSequence, count: int, *, is_alone: bool = False) -> None:
+        ways.append(is_alone)
+        carry_out(self, count, is_alone=is_alone)
+
+    monkeypatch.setattr(CallSequence, "__call__", noted)
+    engine, before = made(folder), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert ids(answers(engine, [3, 40, 5])) == expected
+        assert set(ways) == {False}, "nobody is asleep"
+        del ways[:]
+        monkeypatch.setattr(of, "are_asleep", lambda: True)
+        monkeypatch.setattr(of, "ALONE", of.ALONE if is_small else 1)
+        assert ids(answers(engine, [3, 40, 5])) == expected
+    finally:
+        torch.set_num_threads(before)
+    assert set(ways) == {is_small}
+
+
 def adapted(folder: Path, adapters: dict[str, Path], **changes: object) -> Engine:
     settings = config(folder, dtype="bfloat16", max_num_sequences=16, max_batch_tokens=256, max_adapters=3, **changes)
     return make_engine(settings, adapters, eos_token_ids=frozenset())

@@ -35,9 +35,10 @@ class Kernel:
         """Of the function; valid as long as this is there."""
         return self._address
 
-    def __call__(self, *parameters: int, is_short: bool) -> None:
+    def __call__(self, *parameters: int, is_short: bool, num_threads: int | None = None) -> None:
         """parameters: behind the counter
         is_short: one thread does it sooner than it wakes another; it keeps the interpreter meanwhile
+        num_threads: torch's number if none is said
         """
         count = len(parameters) + 1
         given = (ctypes.c_int64 * (count + 1))()  # the last one is the counter
@@ -46,7 +47,7 @@ class Kernel:
         if is_short:
             self._alone(begin)
         else:
-            self._together(self._address, begin, torch.get_num_threads(), 0)
+            self._together(self._address, begin, num_threads or torch.get_num_threads(), 0)
 
 
 @functools.cache

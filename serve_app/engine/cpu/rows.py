@@ -41,11 +41,15 @@ TOLERANCES = {torch.bfloat16: 0.03, torch.float16: 5e-3, torch.float32: 1e-4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One query: which packed token it is, and its keys, from a position of the storage on."""
+    """One query: which packed token it is, and its keys, from a position of the storage on.
+
+    elsewhere: positions from which its first stretches are read instead, where the same keys and values lie
+    """
 
     token: int
     position: int
     num_keys: int
+    elsewhere: Sequence[int] = ()
 
     @property
     def num_stretches(self) -> int:
@@ -67,7 +71,8 @@ class Table:
             for at in range(count):
                 begin = at * STRETCH
                 length = min(STRETCH, row.num_keys - begin)
-                items.append((row.token, row.position + begin, length, at, count, number))
+                position = row.elsewhere[at] if at < len(row.elsewhere) else row.position + begin
+                items.append((row.token, position, length, at, count, number))
         self.items = torch.tensor(items, dtype=torch.int64)
         self.num_rows = len(rows)
         self.num_keys = sum(row.num_keys for row in rows)

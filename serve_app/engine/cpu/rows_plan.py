@@ -21,7 +21,9 @@ SHORT = 8
 
 
 class Lanes(Storage, Protocol):
-    """A storage where the positions of a sequence lie one behind the other."""
+    """A storage where the positions of a sequence lie one behind the other, in whole blocks."""
+
+    block_size: int
 
     def all_positions(self, layer: int) -> tuple[Tensor, Tensor]:
         """One layer's keys and values of all lanes, each [positions, heads, dim]."""
@@ -142,12 +144,31 @@ def kernel_of(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> 
 def rows_of(storage: Lanes, readings: Sequence[Reading], *, window: int | None, chunk: int | None) -> list[Row]:
     """Each query by itself, with the keys that it sees."""
     rows = []
-    for reading in readings:
+    for reading, common in zip(readings, _in_common(storage, readings), strict=True):
         lane = storage.first_position(reading.place)
         for number in range(reading.length):
             position = reading.start + number
             in_window = 0 if window is None else position + 1 - window
             begin = max(0, in_window, 0 if chunk is None else position - position % chunk)
             token, num_keys = reading.first_token + number, position + 1 - begin
-            rows.append(Row(token=token, position=lane + begin, num_keys=num_keys))
+            rows.append(Row(token=token, position=lane + begin, num_keys=num_keys, elsewhere=() if begin else common))
     return rows
+
+
+def _in_common(storage: Lanes, readings: Sequence[Reading]) -> list[Sequence[int]]:
+    """Of each, from where its first stretches are read: of copies of a prefix one is, which stays in the CPU's cache.
+
+    Names say what is the same: a block's covers all that is before it.
+    """
+    from serve_app.engine.cpu.attention_kernel import STRETCH
+
+    num_blocks = STRETCH // storage.block_size
+    if len(readings) < 2 or STRETCH % storage.block_size:
+        return [()] * len(readings)
+    lanes: dict[bytes, int] = {}
+    found: list[Sequence[int]] = []
+    for reading in readings:
+        own, computed = storage.first_position(reading.place), reading.names[: reading.start // storage.block_size]
+        last = computed[num_blocks - 1 :: num_blocks]
+        found.append([lanes.setdefault(name, own) + at * STRETCH for at, name in enumerate(last)])
+    return found

@@ -81,10 +81,11 @@ class CallSequence:
         for name, value in parameters.items():
             self._table[numbers, self._begin + names.index(name)] = torch.as_tensor(value)
 
-    def __call__(self, count: int) -> None:
-        """Carry out the first of them; the interpreter may be asked by others meanwhile."""
+    def __call__(self, count: int, *, is_alone: bool = False) -> None:
+        """Carry out the first of them, by one thread or all; the interpreter may be asked by others meanwhile."""
         self._table[:, self._begin - 1] = 0
-        self._carrier(count, self._table.data_ptr(), _barrier(), is_short=False)
+        num_threads = 1 if is_alone else None
+        self._carrier(count, self._table.data_ptr(), _barrier(), is_short=False, num_threads=num_threads)
 
 
 @functools.cache

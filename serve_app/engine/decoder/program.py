@@ -27,6 +27,7 @@ from serve_app.engine.decoder.program_parts import MOST_ROWS, Buffers, Parts
 from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.lora.banked import Parts as Changes
 from serve_app.engine.lora.tiles import ShelfTiles
+from serve_app.engine.openmp import are_asleep
 from serve_app.engine.step import Step
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,10 @@ logger = logging.getLogger(__name__)
 Finish: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Gives the stream behind the last layer of that before its attention and what this gives, [tokens, …] both, for the
 rows whose logits are wanted."""
+ALONE = 1 << 22
+"""Pairs of numbers, in an average call, that one thread multiplies sooner than it wakes another that is asleep."""
+FEW_ROWS = 11
+"""As long as these take to be multiplied it takes to read the weights."""
 MOST_MADE = 8
 """Ranks of a step's adapters, in their order, that calls are kept for at once."""
 
@@ -63,6 +68,8 @@ class Made:
 
     def __init__(self, carrier: Kernel, layers: Sequence[Sequence[tuple[int, Call]]]) -> None:
         """layers: calls, each with the number of its tiles"""
+        from serve_app.engine.cpu.product_kernel import BLOCK
+
         calls = [each for layer in layers for each in layer]
         self.sequence = CallSequence(carrier, [call for _, call in calls])
         found: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
@@ -73,6 +80,13 @@ class Made:
         self._of = {name: torch.tensor(numbers) for name, numbers in found.items()}
         self.attended = found["items", 0][-1] + 1
         self.num_rows = 0
+        blocks = sum(call.given.get("num_groups", 0) * call.given.get("num_blocks", 0) for _, call in calls)
+        self._num_pairs = BLOCK * blocks / len(calls)  # of a row, in an average call
+
+    def run(self, num_calls: int) -> None:
+        """The first of them. Where threads are asleep, as others want the CPUs, small ones are one thread's."""
+        is_small = self._num_pairs * max(self.num_rows, FEW_ROWS) <= ALONE
+        self.sequence(num_calls, is_alone=is_small and are_asleep())
 
     def put(self, known_by: str, number: int = 0, **parameters: int | Tensor) -> None:
         """Into the calls that have a parameter of that name: one number for all, or as many as there are calls."""
@@ -160,9 +174,9 @@ class Program:
             made.put("num_tiles", number, **low_rank.parameters_of(each))
         stream = self._buffers.stream[:count].copy_(x)
         if finish is not None:
-            made.sequence(made.attended)
+            made.run(made.attended)
             return finish(stream, self._buffers.attended[:count])
-        made.sequence(len(made.sequence))
+        made.run(len(made.sequence))
         Change(amount=self._buffers.change[:count], factor=self._parts[-1].residual).add_to(stream)
         return stream
 

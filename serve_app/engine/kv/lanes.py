@@ -59,7 +59,7 @@ class LaneStorage:
         block_size: int,
         dtype: torch.dtype,
     ) -> None:
-        self._block_size = block_size
+        self.block_size = block_size
         self._lane_length = _lane_length(shape, max_model_len, block_size, dtype)
         self._block_bytes = shape.bytes_per_token(dtype) * block_size
         self._pool_memory = Reservation(self._block_bytes * num_blocks)
@@ -82,7 +82,7 @@ class LaneStorage:
 
     def bring(self, holding: Holding, first: int, blocks: Sequence[int]) -> None:
         ids = torch.tensor(blocks)
-        begin, end = first * self._block_size, (first + len(blocks)) * self._block_size
+        begin, end = first * self.block_size, (first + len(blocks)) * self.block_size
         for part in self._parts:
             part.lanes[holding.place, begin:end].view(len(blocks), *part.pool.shape[1:]).copy_(part.pool[ids])
         self.discard(blocks)
@@ -101,12 +101,12 @@ class LaneStorage:
         first, end = indices[0], indices[-1] + 1
         chosen = None if len(indices) == end - first else torch.tensor(indices) - first
         for part in self._parts:
-            span = part.lanes[holding.place, first * self._block_size : end * self._block_size]
+            span = part.lanes[holding.place, first * self.block_size : end * self.block_size]
             blocks = span.view(end - first, *part.pool.shape[1:])
             part.pool.index_copy_(0, ids, blocks if chosen is None else blocks[chosen])
 
     def vacate(self, holding: Holding) -> None:
-        length = len(holding.blocks) * self._block_size
+        length = len(holding.blocks) * self.block_size
         for part in self._parts:
             part.give_back(holding.place, length)
 
@@ -124,7 +124,7 @@ class LaneStorage:
 
     def plan_by_torch(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
         """Copies of a prefix are in the lane of each that has it; one of them is read."""
-        if trunks := find_trunks(readings, self._block_size):
+        if trunks := find_trunks(readings, self.block_size):
             return TrunkPlan(self, readings, trunks, places)
         return GroupedPlan(self, self.groups(readings), places)
 
