@@ -12,7 +12,7 @@ from serve_app.engine.cpu.tokens import TokenKernels, token_kernels
 from serve_app.engine.decoder import layer as layers
 from serve_app.engine.decoder import norm as norms
 from serve_app.engine.decoder.layer import Mlp, Rotation
-from serve_app.engine.decoder.norm import Change, RootMeanSquare, added_and_normed
+from serve_app.engine.decoder.norm import Change, HeadNorms, RootMeanSquare, added_and_normed
 from serve_app.engine.openmp import libgomp
 from serve_app.engine.quantized import int8_kernels
 
@@ -89,6 +89,38 @@ def test_heads_are_turned_where_they_lie(dim: int, rotated: int, num_tokens: int
     close(turned, expected)
     assert turned.data_ptr() == joined.data_ptr()
     assert torch.equal(joined[:, 7 * dim :], rest), "what follows them stays"
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("dim", [16, 64, 80, 128])
+def test_heads_are_normed_where_they_lie(dim: int, num_tokens: int, dtype: torch.dtype) -> None:
+    """Queries with one weight and keys with another; what follows them stays."""
+    joined, weights = drawn(num_tokens, 9 * dim, dtype=dtype, seed=1) * 3, drawn(2, dim, seed=2) + 1
+    heads, rest = joined.view(num_tokens, 9, dim)[:, :7], joined[:, 7 * dim :].clone()
+    expected = F.rms_norm(heads.float(), (dim,), None, 1e-5) * torch.cat([weights[:1]] * 5 + [weights[1:]] * 2)
+    query, key = (RootMeanSquare(weight, 1e-5) for weight in weights)
+    alone = heads[-1:, 4:6].clone()
+    of_both = HeadNorms.find(query, key)
+    assert of_both is not None
+    assert of_both.change(heads, 5)
+    close(heads, expected.to(dtype))
+    assert torch.equal(joined[:, 7 * dim :], rest)
+    assert of_both.change(alone, 1)
+    assert torch.equal(alone, heads[-1:, 4:6]), "the same bits in any company"
+
+
+def test_head_norms_that_differ_in_more_than_weights_or_have_no_kernel_are_computed_apart() -> None:
+    weight, other = torch.ones(20), torch.ones(32)
+    norm = RootMeanSquare(weight, 1e-5)
+    assert HeadNorms.find(norm, RootMeanSquare(weight, 1e-6)) is None
+    assert HeadNorms.find(norm, RootMeanSquare(other, 1e-5)) is None
+    assert HeadNorms.find(norm, norms.CentredNorm(20, 1e-5)) is None
+    of_both = HeadNorms.find(norm, norm)
+    assert of_both is not None
+    heads = drawn(3, 4, 20)
+    assert not of_both.change(heads, 2)
+    assert torch.equal(heads, drawn(3, 4, 20))
 
 
 def _waves(angles: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -88,6 +88,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     [
         ("llama", {}),
         ("qwen2", {}),
+        ("qwen3", {}),
         ("mistral", {"sliding_window": 24}),
         ("llama", {"num_key_value_heads": 4, "num_hidden_layers": 1}),
     ],
@@ -246,7 +247,7 @@ def test_rows_with_gains_are_the_loops(tmp_path: Path, runs: list[int]) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize(
-    ("family", "settings"), [("qwen3", {}), ("gemma2", {}), ("olmo", {}), ("llama", {"hidden_act": "gelu"})]
+    ("family", "settings"), [("olmo2", {}), ("gemma2", {}), ("olmo", {}), ("llama", {"hidden_act": "gelu"})]
 )
 def test_layers_with_anything_else_have_none(family: str, settings: dict[str, object], tmp_path: Path) -> None:
     engine = made(saved(tmp_path, family, **settings))

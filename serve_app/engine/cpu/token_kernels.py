@@ -16,7 +16,7 @@ from llvmlite import ir
 from serve_app.engine.cpu.emitter import FLOAT, INT8, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
 
 NORM, ADD_AND_NORM, TURN, GATE = "norm", "add_and_norm", "turn", "gate"
-DIVIDE, ROUND, MULTIPLY, KEEP = "divide", "round", "multiply", "keep"
+DIVIDE, ROUND, MULTIPLY, KEEP, NORM_HEADS = "divide", "round", "multiply", "keep", "norm_heads"
 SHARED = ("counter", "num_tokens")
 PARAMETERS: Mapping[str, tuple[str, ...]] = {
     NORM: (*SHARED, "stream", "output", "weight", "size", "eps"),
@@ -27,6 +27,17 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     ROUND: (*SHARED, "inputs", "output", "size", "scales", "levels", "stride"),
     MULTIPLY: (*SHARED, "sums", "output", "size", "scales", "bias"),
     KEEP: (*SHARED, "key", "value", "stride", "size", "keys", "values", "places"),
+    NORM_HEADS: (
+        *SHARED,
+        "heads",
+        "stride",
+        "num_queries",
+        "num_heads",
+        "dim",
+        "eps",
+        "query_weight",
+        "key_weight",
+    ),
 }
 """Each int64: addresses, numbers of a token, and bits of a float32 (eps, factor).
 
@@ -39,6 +50,7 @@ divide:       output, float32, = inputs / scale;  scale = the largest of |inputs
 round:        output, uint8, = the nearest whole numbers of inputs / scale, and 128; stride apart
 multiply:     output = sums · scale + bias; sums and bias float32, no bias at address 0
 keep:         keys and values at a token's place, int64, become its own, which lie stride apart; as they are, bit by bit
+norm_heads:   heads of a token, dim apart, in place: the norm of each, with a weight for queries and one for the others
 """
 LEAST_NORMAL = 2.0**-126
 NUM_SUMS = 4
@@ -86,9 +98,32 @@ class _Function:
 
 
 def _norm(function: _Function, token: Value) -> None:
-    build, emit, size = function.build, function.emit, function.of["size"]
+    size = function.of["size"]
     stream, output = function.row("stream", token, size), function.row("output", token, size)
     read = _adding(function, token, stream) if function.name == ADD_AND_NORM else _reading(function, stream)
+    _write_norm(function, read, (stream, output), size, "weight")
+
+
+def _norm_heads(function: _Function, token: Value) -> None:
+    build, dim = function.build, function.of["dim"]
+    heads = function.row("heads", token, function.of["stride"])
+
+    def norm(weight: str, number: Value) -> Sequence[Value]:
+        head = function.emit.at(heads, build.mul(number, dim), function.number)
+        _write_norm(function, _reading(function, head), (head, head), dim, weight)
+        return ()
+
+    num_queries = function.of["num_queries"]
+    function.emit.repeat(INT64(0), num_queries, 1, functools.partial(norm, "query_weight"))
+    function.emit.repeat(num_queries, function.of["num_heads"], 1, functools.partial(norm, "key_weight"))
+
+
+def _write_norm(
+    function: _Function, read: Callable[[Value], Value], places: tuple[Value, Value], size: Value, weight: str
+) -> None:
+    """read: gives a vector of the numbers, which are then at the first of `places`;  the norm goes to the second"""
+    build, emit = function.build, function.emit
+    source, output = places
 
     def square(at: Value, total: Value) -> Sequence[Value]:
         found = read(at)
@@ -106,8 +141,8 @@ def _norm(function: _Function, token: Value) -> None:
     )
 
     def scale(at: Value) -> Sequence[Value]:
-        scaled = build.fmul(emit.read(function.kind, stream, at), factor)
-        emit.write(function.kind, build.fmul(scaled, emit.floats(function.address("weight"), at)), output, at)
+        scaled = build.fmul(emit.read(function.kind, source, at), factor)
+        emit.write(function.kind, build.fmul(scaled, emit.floats(function.address(weight), at)), output, at)
         return ()
 
     emit.repeat(INT64(0), size, function.width, scale)
@@ -259,4 +294,5 @@ BODIES: Mapping[str, Body] = {
     ROUND: _round,
     MULTIPLY: _multiply,
     KEEP: _keep,
+    NORM_HEADS: _norm_heads,
 }

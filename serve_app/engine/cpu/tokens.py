@@ -40,6 +40,7 @@ class TokenKernels:
         self._round = Kernel(code, names.ROUND)
         self._multiply = Kernel(code, names.MULTIPLY)
         self._keep = Kernel(code, names.KEEP)
+        self._norm_heads = Kernel(code, names.NORM_HEADS)
 
     def takes(self, x: Tensor, size: int) -> bool:
         """Whether the numbers of tokens, of which `size` follow each other, can be computed so."""
@@ -80,6 +81,14 @@ class TokenKernels:
         _run(self._turn, tokens, count * dim, heads.data_ptr(), heads.stride(0), count, dim, half, cos.data_ptr(),
                    sin.data_ptr())  # fmt: skip
 
+    def norm_heads(self, heads: Tensor, num_queries: int, weights: tuple[Tensor, Tensor], eps: float) -> None:
+        """`norm` of each head, in place. heads: [tokens, heads, dim], those of a token one behind the other, which are
+        taken;  weights: of queries, and of the heads behind those, each [dim] float32"""
+        tokens, count, dim = heads.shape
+        query_weight, key_weight = weights
+        _run(self._norm_heads, tokens, count * dim, heads.data_ptr(), heads.stride(0), num_queries, count, dim,
+             float_bits(eps), query_weight.data_ptr(), key_weight.data_ptr())  # fmt: skip
+
     def gate(self, inputs: Tensor) -> Tensor:
         """silu of the first half of each token's numbers, times the second. inputs: [tokens, 2 · size], contiguous"""
         tokens, size = inputs.shape[0], inputs.shape[1] // 2
@@ -93,7 +102,7 @@ class TokenKernels:
 
         kernels = {
             of.NORM: self._norm, of.ADD_AND_NORM: self._add_and_norm, of.TURN: self._turn, of.GATE: self._gate,
-            of.ROUND: self._round, of.KEEP: self._keep,
+            of.ROUND: self._round, of.KEEP: self._keep, of.NORM_HEADS: self._norm_heads,
         }  # fmt: skip
         return Call(kernel=kernels[name], names=of.PARAMETERS[name], given=given)
 
@@ -172,6 +181,10 @@ def _are_right(kernels: TokenKernels, dtype: torch.dtype) -> bool:
     gate, up = inputs.float().chunk(2, dim=-1)
     found = [(normed, expected), (kernels.norm(x, weight * 208**0.5, 1e-6 * 208), expected), (x, sums)]
     found.append((kernels.gate(inputs), F.silu(gate) * up))
+    normed, of_heads = x.view(3, 13, 16).clone(), (weight[:16] * 4, weight[16:32] * 4)
+    kernels.norm_heads(normed, 9, of_heads, 1e-6 * 16)
+    expected = F.rms_norm(x.view(3, 13, 16).float(), (16,), None, 1e-6)
+    found.append((normed, expected * torch.stack([weight[:16]] * 9 + [weight[16:32]] * 4)))
     angles = torch.randn(3, 1, 32, generator=draw)
     cos, sin = (torch.cat([each, each], dim=-1) for each in (angles.cos(), angles.sin()))
     heads = torch.randn(3, 4, 80, generator=draw).to(dtype)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from serve_app.engine.cpu.products import LaidOut
 from serve_app.engine.cpu.tokens import token_kernels
 from serve_app.engine.decoder.linears import LinearPart, OneDnnWeight, PackedLinear
-from serve_app.engine.decoder.norm import Change, Norm, added_and_normed
+from serve_app.engine.decoder.norm import Change, HeadNorms, Norm, added_and_normed
 from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.lora.banked import BankedLinear, Parts
 from serve_app.engine.quantized.int8_kernels import RoundedRows
@@ -116,13 +116,29 @@ class Attention:
             self._norm_rows(joined)
         split = joined.view(joined.shape[0], -1, heads.dim)
         turned, value = split.tensor_split([heads.num_queries + heads.num_keys], dim=1)
-        if not self.norms_rows and self.query_norm is not None and self.key_norm is not None:
-            query, key = turned.tensor_split([heads.num_queries], dim=1)
-            turned = torch.cat([self.query_norm(query), self.key_norm(key)], dim=1)
+        if not self.norms_rows and self.query_norm is not None:
+            turned = self._normed_heads(turned)
         if rotation is not None:
             turned = rotation.turn(turned)
         query, key = turned.tensor_split([heads.num_queries], dim=1)
         return query, key, value
+
+    @property
+    def head_norms(self) -> HeadNorms | None:
+        """Of each head, where kernels compute them."""
+        if self.norms_rows or self.query_norm is None or self.key_norm is None:
+            return None
+        return HeadNorms.find(self.query_norm, self.key_norm)
+
+    def _normed_heads(self, turned: Tensor) -> Tensor:
+        """Queries and keys, [tokens, heads, dim], which may be changed."""
+        assert self.query_norm is not None
+        assert self.key_norm is not None
+        norms, num_queries = self.head_norms, self.heads.num_queries
+        if norms is not None and norms.change(turned, num_queries):
+            return turned
+        query, key = turned.tensor_split([num_queries], dim=1)
+        return torch.cat([self.query_norm(query), self.key_norm(key)], dim=1)
 
     def _norm_rows(self, joined: Tensor) -> None:
         assert self.query_norm is not None

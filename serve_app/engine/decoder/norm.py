@@ -77,6 +77,35 @@ class RootMeanSquare:
         return (exact * factor).mul_(self._weight).to(x.dtype)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNorms:
+    """Norms of queries and of keys that differ in their weights alone, each [dim] as the kernels take them."""
+
+    weights: tuple[Tensor, Tensor]
+    eps: float
+
+    @classmethod
+    def find(cls, query: Norm, key: Norm) -> HeadNorms | None:
+        """None where they are of another kind."""
+        if not isinstance(query, RootMeanSquare) or not isinstance(key, RootMeanSquare):
+            return None
+        (query_weight, eps), (key_weight, other_eps) = query.parameters, key.parameters
+        if eps != other_eps or query_weight.shape != key_weight.shape:
+            return None
+        return cls(weights=(query_weight, key_weight), eps=eps)
+
+    def change(self, heads: Tensor, num_queries: int) -> bool:
+        """Put the norms in the place of queries and keys, [tokens, heads, dim]; False where no kernel does."""
+        dim = heads.shape[2]
+        if heads.device.type != "cpu" or self.weights[0].shape != (dim,) or heads.stride()[1:] != (dim, 1):
+            return False
+        kernels = token_kernels(heads.dtype)
+        if kernels is None or not kernels.takes(heads, dim):
+            return False
+        kernels.norm_heads(heads, num_queries, self.weights, self.eps)
+        return True
+
+
 class CentredNorm:
     """A layer norm that has learned nothing (OLMo)."""
 

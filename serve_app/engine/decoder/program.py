@@ -194,19 +194,16 @@ class Program:
 
     def _layer(self, parts: Parts, form: Form, attending: Attending) -> list[tuple[int, Call]]:
         """A layer's calls, in their order, each with the number of its tiles."""
-        has, heads = self._buffers, self._heads
+        has = self._buffers
         inputs, given, spread, gathered = self._products(parts, form.ranks)
-        turn = self._tokens.call(
-            "turn", heads=has.projected.data_ptr(), stride=has.projected.stride(0),
-            num_heads=heads.num_queries + heads.num_keys, dim=heads.dim, half=form.rotated // 2,
-        )  # fmt: skip
         gate = self._tokens.call(
             "gate", inputs=has.spread.data_ptr(), output=has.gated.data_ptr(), size=has.gated.shape[1]
         )
+        turn = [(0, call) for call in has.turning(self._tokens, self._heads, parts.of_heads, form.rotated)]
         attend = [(0, call) for call in self._attend(form, attending)]
         first = self._norm(parts.norms[0], parts, is_first=parts is self._parts[0])
         second = self._norm(parts.norms[1], parts, is_first=False)
-        return [(0, first), *inputs, (0, turn), *attend, *given, (0, second), *spread, (0, gate), *gathered]
+        return [(0, first), *inputs, *turn, *attend, *given, (0, second), *spread, (0, gate), *gathered]
 
     def _attend(self, form: Form, attending: Attending) -> list[Call]:
         """Keys and values are written by themselves where queries of one sequence see each other's."""

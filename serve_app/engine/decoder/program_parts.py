@@ -8,10 +8,12 @@ from typing import TypeAlias, TypeGuard
 import torch
 from torch import Tensor
 
+from serve_app.engine.cpu.calling import float_bits
 from serve_app.engine.cpu.products import LaidOut
 from serve_app.engine.cpu.sequence import Call, Spare
+from serve_app.engine.cpu.tokens import TokenKernels
 from serve_app.engine.decoder.layer import Heads, Layer, Product
-from serve_app.engine.decoder.norm import RootMeanSquare
+from serve_app.engine.decoder.norm import HeadNorms, RootMeanSquare
 from serve_app.engine.lora.banked import Parts as Changes
 from serve_app.engine.quantized.int8_kernels import RoundedRows
 
@@ -28,22 +30,27 @@ class Parts:
     products: queries, keys and values; behind attention; both halves of the MLP, and behind it
     changes:  what adapters make of each product
     norms:    before attention, and before the MLP
+    of_heads: norms of queries and keys, if there are any
     """
 
     products: tuple[Multiplier, Multiplier, Multiplier, Multiplier]
     changes: tuple[Changes, ...]
     norms: tuple[RootMeanSquare, RootMeanSquare]
+    of_heads: HeadNorms | None
     residual: float
 
     @property
     def form(self) -> tuple[object, ...]:
-        return tuple((type(each), each.num_outputs) for each in self.products)
+        return self.of_heads is None, *((type(each), each.num_outputs) for each in self.products)
 
     @classmethod
     def find(cls, layer: Layer) -> Parts | None:
         attention, mlp = layer.attention, layer.mlp
-        others = attention.clip, attention.query_norm, attention.scoring.sinks, layer.after_attention, layer.after_mlp
+        others = attention.clip, attention.scoring.sinks, layer.after_attention, layer.after_mlp
         if any(each is not None for each in others) or attention.rope is None or not mlp.is_silu:
+            return None
+        of_heads = attention.head_norms
+        if of_heads is None and attention.query_norm is not None:
             return None
         norms = layer.before_attention, layer.before_mlp
         whole = [each for each in (attention.inputs, attention.output, mlp.inputs, mlp.output) if _is_whole(each)]
@@ -53,7 +60,7 @@ class Parts:
         changes = tuple(each.changes for each in whole)
         first, second, third, fourth = products
         return cls(
-            products=(first, second, third, fourth), changes=changes, norms=(norms[0], norms[1]),
+            products=(first, second, third, fourth), changes=changes, norms=(norms[0], norms[1]), of_heads=of_heads,
             residual=layer.residual,
         )  # fmt: skip
 
@@ -81,6 +88,19 @@ class Buffers:
     def products(self, parts: Parts) -> list[list[Call] | None]:
         """The calls of each; None for one that another's kernel would compute."""
         return [each.calls(x, y, self.spare) for each, (x, y) in zip(parts.products, self.of_products, strict=True)]
+
+    def turning(self, tokens: TokenKernels, of: Heads, norms: HeadNorms | None, rotated: int) -> list[Call]:
+        """Of queries and keys: their norms, if there are any, and so many dimensions are rotated."""
+        heads = {
+            "heads": self.projected.data_ptr(), "stride": self.projected.stride(0),
+            "num_heads": of.num_queries + of.num_keys, "dim": of.dim,
+        }  # fmt: skip
+        turn = tokens.call("turn", **heads, half=rotated // 2)
+        if norms is None:
+            return [turn]
+        (query, key), eps = norms.weights, float_bits(norms.eps)
+        addresses = {"query_weight": query.data_ptr(), "key_weight": key.data_ptr()}
+        return [tokens.call("norm_heads", **heads, **addresses, num_queries=of.num_queries, eps=eps), turn]
 
     def turned(self, of: Heads, count: int) -> Tensor:
         """Queries and keys of some tokens, [count, heads, dim]."""
