@@ -125,7 +125,8 @@ class Program:
         if tokens is None or runs is None:
             return None
         sizes = [each.num_outputs for each in parts[0].products]
-        if not all(tokens.gives(size) for size in (*sizes, sizes[2] // 2)):
+        sizes += [sizes[2] // 2] if parts[0].of_heads is None else [sizes[2] // 2, layers[0].attention.heads.dim]
+        if not all(tokens.gives(size) for size in sizes):
             return None
         program = cls(runs, tokens, layers, parts)
         return program if None not in [calls for each in parts for calls in program._buffers.products(each)] else None

@@ -50,7 +50,8 @@ class Parts:
         if any(each is not None for each in others) or attention.rope is None or not mlp.is_silu:
             return None
         of_heads = attention.head_norms
-        if of_heads is None and attention.query_norm is not None:
+        size = None if of_heads is None else len(of_heads.weights[0])
+        if attention.query_norm is not None and size != attention.heads.dim:
             return None
         norms = layer.before_attention, layer.before_mlp
         whole = [each for each in (attention.inputs, attention.output, mlp.inputs, mlp.output) if _is_whole(each)]
