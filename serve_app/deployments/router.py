@@ -24,6 +24,7 @@ from serve_app.http.app import build_app
 from serve_app.http.guard import OPEN_DOOR, Door
 from serve_app.http.metrics import Metrics
 from serve_app.http.settings import HttpSettings
+from serve_app.http.shortcut_start import TakesShortcuts
 from serve_app.observe.switch import Switch
 from serve_app.router.admission import Admission, AdmissionSettings
 from serve_app.router.books import Books
@@ -70,6 +71,7 @@ class RouterReplica:
         self._replays = Replays()
         self._tracing = Switch(os.environ)
         self._hot_app = HotApp(self._app_for(defaults))
+        self._shortcuts = TakesShortcuts(self._hot_app, on_taken=self._metrics.note_shortcut)
         discovery = Discovery(ServeCluster(context.app_name), self._fleet, router_id, on_deleted=self._stop)
         begin = asyncio.get_running_loop().create_task
         self._discovery = begin(discovery.run(), context=Context())
@@ -81,7 +83,7 @@ class RouterReplica:
         )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return self._hot_app
+        return self._shortcuts
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take over new settings; requests that run keep theirs."""
@@ -109,6 +111,7 @@ class RouterReplica:
         discovery: asyncio.Task[None] | None = getattr(self, "_discovery", None)
         if discovery is not None:
             discovery.cancel()
+            self._shortcuts.close()
             if self._hearing is not None:
                 self._hearing.cancel()
             self._stop()

@@ -87,6 +87,7 @@ class Metrics:
             "moved_prompts", "Prompts given to another replica, unnoticed by their clients.", "model"
         )
         self._refused = self._counter("proxy_refusals", "Requests that a proxy refused by itself.")
+        self._shortcuts = self._counter("shortcuts", "Streams whose pieces went to their proxy past Serve.")
         self._request_s = self._histogram("request_seconds", "From the request to its last byte.", LONG_S, "route")
         self._queue_s = self._histogram("queue_seconds", "A prompt's wait for its first step.", LONG_S, "model")
         self._first_s = self._histogram(
@@ -115,6 +116,9 @@ class Metrics:
             for ref, tally in served.run.tallies.items():
                 num_sequences = sum(request.n for request in served.run.requests if request.model == ref)
                 self._note_model(self._label_of(ref), tally, num_sequences)
+
+    def note_shortcut(self) -> None:
+        self._shortcuts.labels(self._router_id).inc()
 
     def note_refusals(self, number: int) -> None:
         """Of a proxy, before the request that is being answered."""

@@ -7,6 +7,7 @@ does offer is to call a function in every process that serves HTTP, before its s
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,8 +17,12 @@ from uvicorn.config import HTTP_PROTOCOLS
 
 from serve_app.http.accepting import accepting_many
 from serve_app.http.shedding import Shedding
+from serve_app.http.shortcut_end import Landing, opening
 from serve_app.http.turnstile import Turnstile, settings_of_environment
 from serve_app.http.written_refusals import WrittenRefusals
+
+SHORTCUT = "SERVE_APP_PROXY_SHORTCUT"
+"""0 has streams go through Serve all the way."""
 
 
 def protect() -> list[Any]:
@@ -25,12 +30,17 @@ def protect() -> list[Any]:
 
     Returns the middleware that Serve is to add: none.
     """
-    protocol = protocol_of(Turnstile(settings_of_environment()))
+    landing = Landing()
+    startup = accepting_many(uvicorn.Server.startup)
+    if os.environ.get(SHORTCUT, "1") != "0":
+        startup = opening(landing, startup)
+    protocol = protocol_of(Turnstile(settings_of_environment()), landing)
     HTTP_PROTOCOLS["auto"] = protocol  # type: ignore[assignment]  # uvicorn imports names and takes all else as it is
-    uvicorn.Server.startup = accepting_many(uvicorn.Server.startup)  # type: ignore[assignment, method-assign]
+    uvicorn.Server.startup = startup  # type: ignore[assignment, method-assign]
     return []
 
 
-def protocol_of(turnstile: Turnstile) -> Callable[..., Shedding]:
-    """What uvicorn calls for each connection."""
-    return partial(Shedding, turnstile=turnstile, refusals=WrittenRefusals(turnstile.refusal))
+def protocol_of(turnstile: Turnstile, landing: Landing | None = None) -> Callable[..., Shedding]:
+    """What uvicorn calls for each connection. landing: where routers bring pieces of streams; None has none"""
+    refusals = WrittenRefusals(turnstile.refusal)
+    return partial(Shedding, turnstile=turnstile, refusals=refusals, landing=landing)

@@ -25,6 +25,8 @@ from serve_app.http.failures import request_id_of
 from serve_app.http.flows import Headers as HeaderLines
 from serve_app.http.header_limits import LINGER_S, BoundedHeaders
 from serve_app.http.refusals import dialect_heard, error_response
+from serve_app.http.shortcut import without_offer
+from serve_app.http.shortcut_end import Landing
 from serve_app.http.slots import SLOTS, TENANT
 from serve_app.http.turnstile import Turnstile, Visit
 from serve_app.http.untold import tell
@@ -57,9 +59,12 @@ class Shedding(BoundedHeaders):
 
     drop_timeout_s = DROP_TIMEOUT_S
 
-    def __init__(self, *args: Any, turnstile: Turnstile, refusals: WrittenRefusals, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, turnstile: Turnstile, refusals: WrittenRefusals, landing: Landing | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._turnstile = turnstile
+        self._landing = landing or Landing()
         self._refusals = refusals
         self._is_dropping = False  # what is left of a refused request
         self._is_closing = False  # behind it
@@ -204,7 +209,7 @@ class Shedding(BoundedHeaders):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """app: of a type that uvicorn spells otherwise than starlette"""
         if not _computes(cast(Scope, cycle.scope)):
-            tell(cast(Scope, cycle.scope), self._turnstile.take_untold())
+            self._tell(cast(Scope, cycle.scope))
             super()._start_asgi_task(cycle, app)
             return
         flow = self._flow_of(cycle.scope["headers"])
@@ -223,7 +228,7 @@ class Shedding(BoundedHeaders):
             visit = self._visit
             assert visit is not None, "it was let in"
             headers = scope["headers"]
-            tell(scope, self._turnstile.take_untold())
+            self._tell(scope)
 
             async def listening(message: Message) -> None:
                 if message["type"] == "http.response.start":
@@ -233,11 +238,17 @@ class Shedding(BoundedHeaders):
                 await send(message)
 
             try:
-                await app(scope, receive, listening)
+                with self._landing.relay(scope, listening, on_failure=self.transport.close) as relaying:
+                    await app(scope, receive, relaying)
             finally:
                 visit.leave()
 
         return counted
+
+    def _tell(self, scope: Scope) -> None:
+        """What only a proxy may say, and no client."""
+        without_offer(scope)
+        tell(scope, self._turnstile.take_untold())
 
     def _note(self, start: Message) -> None:
         """Whether the application tells the client to come again later, and when."""
