@@ -17,7 +17,8 @@ from serve_app.core.delta import Delta, Load
 from serve_app.core.errors import EngineFailed
 from serve_app.engine.allocator import Leftovers
 from serve_app.engine.niceness import give_way
-from serve_app.engine.open_sequences import OpenSequences
+from serve_app.engine.open_sequences import OpenSequences, requests_of
+from serve_app.engine.seldom import Seldom
 from serve_app.engine.sequence import Sequence
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class Driver:
         self._niceness = niceness
         self._clock = clock
         self._leftovers = Leftovers(clock)
+        self._checks = Seldom(clock)
         self._inbox: deque[_Command] = deque()
         self._open = OpenSequences()
         self._outgoing: list[Delta] = []
@@ -180,7 +182,7 @@ class Driver:
                     self._busy_since = self._clock()
                     self._turn()
             except Exception:
-                lost = _requests_of(self._outgoing)
+                lost = requests_of(self._outgoing)
                 self._note_failure("the engine could not be brought back after a failure", lost)
             self._busy_since = None
 
@@ -189,9 +191,10 @@ class Driver:
         had_commands = bool(self._inbox)
         self._carry_out_commands()
         self._step()
-        self._check_end()
+        self._find_forgotten()
         self._send(is_news=had_commands)
         self._leftovers.look(is_idle=not self._engine.has_work)
+        self._check_books()
 
     def _carry_out_commands(self) -> None:
         while self._inbox:
@@ -216,17 +219,20 @@ class Driver:
         elif had_work:
             self._num_failures_in_a_row = 0
 
-    def _check_end(self) -> None:
-        """Where there is nothing left to compute, see that nothing was left behind."""
-        if self._engine.has_work:
+    def _check_books(self) -> None:
+        """Where there is nothing left to compute, see that nothing was left behind, among all blocks there are."""
+        if self._engine.has_work or self._inbox or not self._checks.is_time:
             return
         try:
-            self._engine.check_integrity()
+            with self._checks.doing():
+                self._engine.check_integrity()
         except Exception:
             self._note_failure("the engine's books do not balance", self._open.request_ids)
             self._begin_anew()
-        forgotten = self._open.active_request_ids
-        if forgotten:
+
+    def _find_forgotten(self) -> None:
+        """Where there is nothing left to compute, nobody is left who waits."""
+        if not self._engine.has_work and (forgotten := self._open.active_request_ids):
             self._note_failure(f"the engine forgot {len(forgotten)} requests", forgotten)
             self._lose(forgotten, "the engine lost this request")
 
@@ -238,7 +244,7 @@ class Driver:
         try:
             self._deliver(deltas, self.load)
         except Exception:
-            self._note_failure("a step's deltas could not be delivered", _requests_of(deltas))
+            self._note_failure("a step's deltas could not be delivered", requests_of(deltas))
             self._lose_undelivered(deltas)
         else:
             self._open.note_told()
@@ -248,7 +254,7 @@ class Driver:
         error = EngineFailed("the engine's results for this request were lost")
         ended = {(d.request_id, d.sample) for d in deltas if d.finish is not None or d.error is not None}
         self._outgoing += [Delta(request_id=id_, sample=sample, error=error) for id_, sample in sorted(ended)]
-        self._lose(_requests_of(deltas), error.message)
+        self._lose(requests_of(deltas), error.message)
 
     def _lose(self, request_ids: frozenset[str], reason: str) -> None:
         """End requests with an error each."""
@@ -290,7 +296,3 @@ class Driver:
                 self._wake.wait_for(lambda: self._inbox or self._is_closing, timeout=STALLED_S)
             self._wake.wait_for(lambda: self._has_work() or self._is_closing)
             return not self._is_closing
-
-
-def _requests_of(deltas: Items[Delta]) -> frozenset[str]:
-    return frozenset(delta.request_id for delta in deltas)

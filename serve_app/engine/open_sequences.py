@@ -88,3 +88,8 @@ class OpenSequences:
         ]
         self.end({delta.request_id for delta in lost})
         return lost
+
+
+def requests_of(deltas: Iterable[Delta]) -> frozenset[str]:
+    """Whose results these are."""
+    return frozenset(delta.request_id for delta in deltas)
