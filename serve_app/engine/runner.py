@@ -20,6 +20,7 @@ from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.bank import AdapterBank
+from serve_app.engine.sampling.narrow import widened
 from serve_app.engine.step import CurrentStep, Layout, Step, pack
 
 
@@ -71,7 +72,7 @@ class Runner:
         token_ids: [tokens] int64, on the device, in the place of those that sequences have; not of a divided model
 
         Returns the wanted logits, [rows, vocab] float32, rows in the order of the spans: first a span's scored
-        positions, then its sampled one.
+        positions, then its sampled one. In bfloat16 where nothing but the likeliest is wanted of any (`widened`).
         """
         layout, device = pack(batch, self._storage), self._model.device
         images = lay_images(batch, layout.positions, device=device)
@@ -85,9 +86,8 @@ class Runner:
             step = layout.step(self._storage, device=device, images=images)
             step = step if token_ids is None else replace(step, token_ids=token_ids)
             with self._adapted(step):
-                if self._loop is None or by_modules:
-                    return self._compute(step).float()
-                return self._loop(step).float()
+                logits = self._compute(step) if self._loop is None or by_modules else self._loop(step)
+        return widened(logits, batch)
 
     @torch.inference_mode()
     def follow(self, layout: Layout, *, by_modules: bool) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.batch import Batch, Span
+from serve_app.engine.cpu.likeliest import likeliest_kernel
 from serve_app.engine.crossing import Land
 from serve_app.engine.masks import StepMasks
 from serve_app.engine.sampling.blind import is_usual
@@ -73,6 +74,7 @@ class Sampler:
     ) -> None:
         if land is None:
             kernels_of(vocab)
+            likeliest_kernel()
         self._eos_token_ids = eos_token_ids
         self._land = land
         self._scratch = Scratch()
@@ -81,7 +83,7 @@ class Sampler:
     def sample(self, logits: Tensor, batch: Batch, masks: StepMasks | None = None) -> list[SampledSpan]:
         """Draw for every span that samples.
 
-        logits: [rows, vocab] float32, rows as `Runner.forward` gives them; those of guesses are left alone
+        logits: [rows, vocab], rows as `Runner.forward` gives them; those of guesses are left alone
         masks:  of those that are constrained; waited for
         """
         return self.finish(self.begin(logits, batch, masks))
@@ -112,7 +114,7 @@ class Sampler:
         scored = looks.scored | self._score_drawn(logits, begun.batch, first_rows, drawn, known=looks.scored)
         results = []
         for span, first in zip(begun.batch.spans, first_rows, strict=True):
-            results.append(self._report(span, logits[first : first + span.scores], drawn, scored))
+            results.append(self._report(span, logits, first, drawn, scored))
         return results
 
     @torch.inference_mode()
@@ -121,7 +123,7 @@ class Sampler:
     ) -> list[Drawn | Exhausted | None]:
         """Draw one token per row and carry Mirostat's state on; None where no logit is finite.
 
-        logits: [rows, vocab] float32, never changed
+        logits: [rows, vocab] float32, or bfloat16 where all rows are greedy and none is constrained; never changed
         masks:  of those rows that are constrained, or of more
         """
         edited = edit_logits(logits, sequences, self._eos_token_ids, self._scratch)
@@ -133,7 +135,7 @@ class Sampler:
         if masks is not None and bound:
             chosen = self._choose_bound(edited, [sequences[row] for row in bound], bound, masks)
             drawn |= zip(bound, chosen, strict=True)
-        return [_explained(drawn[row], logits[row]) for row in range(len(sequences))]
+        return [_explained(drawn[row], logits, row) for row in range(len(sequences))]
 
     def _choose_bound(
         self, edited: Tensor, sequences: Items[Sequence], rows: list[int], masks: StepMasks
@@ -190,9 +192,14 @@ class Sampler:
         return scored
 
     def _report(
-        self, span: Span, rows: Tensor, drawn: dict[int, Drawn | Exhausted | None], scores: dict[int, Scored]
+        self,
+        span: Span,
+        logits: Tensor,
+        first: int,
+        drawn: dict[int, Drawn | Exhausted | None],
+        scores: dict[int, Scored],
     ) -> SampledSpan:
-        """Put together what the span's rows say; rows: scored positions;  scores: of drawn tokens"""
+        """Put together what the span's rows say; first: of its scored positions;  scores: of drawn tokens"""
         sequence = span.sequence
         wanted = sequence.request.logprobs
         prompt: tuple[Scored, ...] = ()
@@ -200,6 +207,7 @@ class Sampler:
             targets = sequence.token_ids[span.start + 1 : span.start + 1 + span.scores]
             ranked = wanted.whole_prompt is not None and not span.decodes
             num_top = wanted.top or 0 if span.decodes else wanted.prompt_top
+            rows = logits[first : first + span.scores]
             prompt = tuple(score(rows, targets, num_top, self._scratch, ranked=ranked))
         if not span.samples:
             return SampledSpan(prompt=prompt)
@@ -214,9 +222,9 @@ class Sampler:
         return SampledSpan(token_id=token.token_id, scored=post or scores[id(sequence)], prompt=prompt)
 
 
-def _explained(drawn: Drawn | Exhausted | None, logits: Tensor) -> Drawn | Exhausted | None:
-    """Tell a row of which nothing is allowed from one that is no numbers; logits: [vocab], as they were given"""
-    return EXHAUSTED if drawn is None and bool(torch.isfinite(logits.amax())) else drawn
+def _explained(drawn: Drawn | Exhausted | None, logits: Tensor, row: int) -> Drawn | Exhausted | None:
+    """Tell a row of which nothing is allowed from one that is no numbers; logits: as they were given"""
+    return EXHAUSTED if drawn is None and bool(torch.isfinite(logits[row].amax())) else drawn
 
 
 def _bound_rows(best: Tensor, sequences: Items[Sequence], masks: StepMasks) -> list[int]:
