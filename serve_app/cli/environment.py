@@ -114,6 +114,11 @@ FAST_SETTINGS = (
         reason="HAProxy's connections are anybody's: none is left unread because of who was refused on it",
     ),
     Setting(
+        name="SERVE_APP_PROXY_SHORTCUT",
+        value="0",
+        reason="a router speaks HTTP itself: its streams have no proxy of Serve's to go past",
+    ),
+    Setting(
         name="RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S",
         value="900",
         reason="the default cuts streams two minutes after a change of replicas",

@@ -111,7 +111,6 @@ class RouterReplica:
         discovery: asyncio.Task[None] | None = getattr(self, "_discovery", None)
         if discovery is not None:
             discovery.cancel()
-            self._shortcuts.close()
             if self._hearing is not None:
                 self._hearing.cancel()
             self._stop()
@@ -122,6 +121,7 @@ class RouterReplica:
             if self._books is not None:
                 with suppress(Unavailable):  # then it is unattributed
                     await self._books.scribe.flush()
+            self._shortcuts.close()
 
     def _books_with(self, accounts: AccountsLink, router_id: str) -> Books:
         return Books(Quotas(router_id, accounts), Scribe(accounts, self._fleet.counts), accounts)
