@@ -32,8 +32,28 @@ def main(file: str, events: int, parent: int, *, has_dashboard: bool) -> None:
 
     # never a cluster that happens to run already, as `serve run` would
     ray.init(address="local", namespace="serve", include_dashboard=has_dashboard)
+    _start_as_the_file_logs(file)
     threading.Thread(target=_tell, args=(events,), name="events", daemon=True).start()
     cli.main(args=["run", file])
+
+
+def _start_as_the_file_logs(file: str) -> None:
+    """`serve run` starts Serve's own processes without the file's `logging_config`: a proxy would write a line for each
+    request whatever that says. What is set besides is as `run` has it, which finds Serve running then.
+    """
+    import yaml
+    from ray import serve
+    from ray.serve.schema import ServeDeploySchema
+
+    with open(file, encoding="utf-8") as text:
+        schema = ServeDeploySchema.model_validate(yaml.safe_load(text))
+    if schema.logging_config is not None and schema.controller_options is None:
+        serve.start(
+            proxy_location=schema.proxy_location,
+            http_options=schema.http_options.model_dump(),
+            grpc_options=schema.grpc_options.model_dump(),
+            logging_config=schema.logging_config,
+        )
 
 
 def _tell(events: int) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from serve_app.cli.processes import listener_on
 from tests.cluster.house import House
-from tests.cluster.started import TIMEOUT_S
+from tests.cluster.started import TIMEOUT_S, Started
 from tests.cluster.test_doctor import command, findings
 
 pytestmark = [
@@ -122,6 +122,7 @@ def test_it_serves_the_demo_on_loopback_and_a_ctrl_c_leaves_nothing_behind(house
     assert (large.status_code, large.json()["error"]["code"]) == (431, "headers_too_large")
     outside = [each.command for each in started.processes() if _listens_outside(each.pid)]
     assert {command.split(":")[2] for command in outside} <= {"ServeReplica"}, "Serve binds those, and wants a token"
+    assert [line for line in _told_by_proxies(started) if "POST" in line] == [], "the file has no access log"
     started.process.send_signal(signal.SIGINT)
     assert started.process.wait(TIMEOUT_S) == 0
     assert started.processes() == []
@@ -150,6 +151,16 @@ def _until_other_than(status: int, house: House, key: str, body: dict[str, Any])
 
     house.run.until(is_other)
     return answers[-1]
+
+
+def _told_by_proxies(started: Started) -> list[str]:
+    """Lines of the files that Serve's proxies log to."""
+    proxies = [each.pid for each in started.processes() if each.command.startswith("ray::ProxyActor")]
+    assert proxies
+    opened = {os.readlink(path) for pid in proxies for path in Path(f"/proc/{pid}/fd").iterdir()}
+    files = [Path(path) for path in opened if "/logs/serve/proxy_" in path]
+    assert files
+    return [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def _oom_score(pid: int) -> int:
