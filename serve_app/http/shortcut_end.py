@@ -8,7 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast
 
@@ -231,9 +231,8 @@ def opening(landing: Landing, startup: Startup) -> Startup:
 def _remove_abandoned(folder: Path) -> None:
     """Sockets that nobody listens to: of proxies that were killed. One that is new may be about to be listened to."""
     for path in folder.glob("*.sock"):
-        if time.time() - path.lstat().st_mtime < ABANDONED_S:
-            continue
-        with socket.socket(socket.AF_UNIX) as probe:
+        with suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as probe:  # another proxy removes them, too
             probe.setblocking(False)
-            if probe.connect_ex(str(path)) == errno.ECONNREFUSED:
-                path.unlink(missing_ok=True)
+            is_old = time.time() - path.lstat().st_mtime >= ABANDONED_S
+            if is_old and probe.connect_ex(str(path)) == errno.ECONNREFUSED:
+                path.unlink()

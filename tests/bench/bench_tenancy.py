@@ -9,6 +9,8 @@ What another process does (lending, keeping rows) is not.
 Prints JSON, in microseconds of this process per request: of each its least and its median; `more` is what `keys` and
 `books` cost beyond `none`: the difference of the least ones, and the median of the differences within a round.
 `stages` are the pieces of `books`, each called alone and again and again: their least and their median.
+`refused` are requests that are sent away: `limited` by a tenant's limits (429), `unknown` as there is no such model,
+and `hidden` as the tenant may not use it (both 404).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport
 from serve_app.core.ledger import Counted, Row, UsageLine, UsageQuestion
 from serve_app.core.quotas import Lease, Statement
-from serve_app.core.tenants import Limits, Tenant
+from serve_app.core.tenants import Limits, Rights, Tenant
 from serve_app.core.tenants import Scope as Scopes
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door, Guard
@@ -64,8 +66,8 @@ LIMITS = Limits(
 class NearAccounts:
     """Accounts without the way to them; they keep no rows, as that is another process's work."""
 
-    def __init__(self) -> None:
-        self._lending = Lending(lambda tenant: LIMITS, clock=time.monotonic, wall=time.time)
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self._lending = Lending(lambda tenant: limits, clock=time.monotonic, wall=time.time)
 
     async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
         return [self._lending.renew(router_id, each) for each in statements]
@@ -113,10 +115,10 @@ class Setup:
 class Client:
     """Sends one request, and knows when it was answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, body: bytes = BODY) -> None:
         self.status = 0
         self._is_over = asyncio.Event()
-        self._messages: list[Message] = [{"type": "http.request", "body": BODY, "more_body": False}]
+        self._messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive(self) -> Message:
         if not self._messages:
@@ -164,6 +166,66 @@ async def in_turns(setup: Setup, *, rounds: int, num: int) -> dict[str, object]:
         "whole": {name: _summary(each) for name, each in taken.items()},
         "more": {name: _difference(taken["none"], taken[name]) for name in ("keys", "books")},
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A kind of request that is sent away, and how."""
+
+    app: ASGIApp
+    key: str
+    body: bytes
+    status: int
+
+    async def ask(self, num: int) -> float:
+        """Seconds of this process for so many, one behind the other."""
+        clients = [Client(self.body) for _ in range(num)]
+        began = time.process_time()
+        for client in clients:
+            await _call(self.app, _scope(self.key), client)
+        spent = time.process_time() - began
+        assert {client.status for client in clients} == {self.status}, "every request is refused"
+        return spent
+
+
+async def kinds_of_refusals(setup: Setup) -> dict[str, Refused]:
+    """Of a tenant that may ask once a minute and has, and of one that may use another model alone."""
+    limits = Limits(requests_per_minute=1)
+    tenants = [Tenant(name="spent", limits=limits), Tenant(name="barred", rights=Rights(patterns=("other",)))]
+    secrets = {tenant.name: new_key() for tenant in tenants}
+    scopes = frozenset(Scopes)
+    keys = [
+        Key(id=name, tenant=name, digest=digest_of(secret, PEPPER), scopes=scopes, created_at=0.0)
+        for name, secret in secrets.items()
+    ]
+    accounts = NearAccounts(limits)
+    books = Books(Quotas(ROUTER, accounts), Scribe(accounts, setup.fleet.counts), accounts)
+    app = build_app(Router(setup.fleet, books=books), door=_door(Directory(tenants, keys, pepper=PEPPER)))
+    first = Client()
+    setup.backend.submissions.clear()
+    asking = asyncio.ensure_future(_call(app, _scope(secrets["spent"]), first))
+    while not setup.backend.submissions:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    setup.backend.send(ROUTER, *(_answer_to(each.request_id) for (each,) in setup.backend.submissions))
+    await asking
+    assert first.status == 200, "the first of a minute is answered"
+    unknown = BODY.replace(b"tiny", b"none")
+    return {
+        "limited": Refused(app=app, key=secrets["spent"], body=BODY, status=429),
+        "unknown": Refused(app=app, key=secrets["barred"], body=unknown, status=404),
+        "hidden": Refused(app=app, key=secrets["barred"], body=BODY, status=404),
+    }
+
+
+async def refusals(setup: Setup, *, rounds: int, num: int) -> dict[str, object]:
+    """What each kind takes, in turns."""
+    kinds = await kinds_of_refusals(setup)
+    taken: dict[str, list[float]] = {name: [] for name in kinds}
+    for number in range(rounds):
+        names = list(kinds)
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            taken[name].append(await kinds[name].ask(num) * 1e6 / num)
+    return {name: _summary(each) for name, each in taken.items()}
 
 
 async def stages(setup: Setup, *, rounds: int, num: int) -> dict[str, object]:
@@ -278,6 +340,7 @@ async def main() -> None:
     setup = await Setup.make()
     report = await in_turns(setup, rounds=args.rounds, num=args.requests)
     report["stages"] = await stages(setup, rounds=args.rounds, num=args.requests)
+    report["refused"] = await refusals(setup, rounds=args.rounds, num=args.requests)
     print(json.dumps({"us_per_request": report}, indent=1))
     await setup.fleet.close()
 

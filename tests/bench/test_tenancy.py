@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Awaitable
 from types import FrameType
 
 from starlette.types import ASGIApp
 
-from tests.bench.bench_tenancy import Setup, spend
+from tests.bench.bench_tenancy import Setup, kinds_of_refusals, spend
 
 NUM_REQUESTS = 16
 NUM_ROUNDS = 8
@@ -23,6 +24,11 @@ async def calls(setup: Setup, name: str) -> float:
 
 
 async def counted(setup: Setup, app: ASGIApp) -> int:
+    return (await called(spend(setup, app, NUM_REQUESTS))).total()
+
+
+async def called(work: Awaitable[object]) -> Counter[str]:
+    """Functions of this project, by name."""
     found = Counter[str]()
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -31,10 +37,10 @@ async def counted(setup: Setup, app: ASGIApp) -> int:
 
     sys.setprofile(note)
     try:
-        await spend(setup, app, NUM_REQUESTS)
+        await work
     finally:
         sys.setprofile(None)
-    return found.total()
+    return found
 
 
 async def test_keys_limits_and_the_ledger_add_few_calls_to_a_request() -> None:
@@ -43,3 +49,14 @@ async def test_keys_limits_and_the_ledger_add_few_calls_to_a_request() -> None:
     more = {name: await calls(setup, name) - plain for name in MAX_CALLS}
     await setup.fleet.close()
     assert all(more[name] <= MAX_CALLS[name] for name in more), (plain, more)
+
+
+async def test_what_may_not_be_used_is_refused_by_the_same_work_as_what_is_not_there() -> None:
+    setup = await Setup.make()
+    kinds = await kinds_of_refusals(setup)
+    await kinds["hidden"].ask(2)
+    await kinds["unknown"].ask(2)
+    done = {name: await called(kinds[name].ask(NUM_REQUESTS)) for name in ("hidden", "unknown")}
+    await setup.fleet.close()
+    assert done["hidden"].total() > NUM_REQUESTS
+    assert done["hidden"] == done["unknown"]
