@@ -23,6 +23,7 @@ from serve_app.http.guard import Door
 from serve_app.router.books import Books
 from serve_app.router.fleet import Fleet
 from serve_app.router.quotas import Quotas
+from serve_app.router.replays import Replays, ReplaySettings
 from serve_app.router.router import Router
 from serve_app.router.scribe import Scribe
 from serve_app.tenants.ledger import LedgerStore
@@ -91,7 +92,8 @@ def house(accounts: FakeAccounts, backends: Sequence[FakeBackend], name: str = "
     books = Books(Quotas(name, accounts), Scribe(accounts, fleet.counts), accounts, wall=lambda: 0.0)
     books.prices = Prices(by_model={"tiny": Price(prompt=1.0, completion=2.0)})
     door = Door(identify=lambda key: Identity(tenant=TENANTS[key or ""], key_id=f"key of {key}"))
-    transport = httpx.ASGITransport(app=build_app(Router(fleet, books=books), door=door))
+    app = build_app(Router(fleet, books=books), door=door, replays=Replays(ReplaySettings(seconds=60)))
+    transport = httpx.ASGITransport(app=app)
     return House(fleet, books, httpx.AsyncClient(transport=transport, base_url="http://flow"))
 
 
@@ -124,6 +126,23 @@ async def test_a_request_is_one_row_with_what_it_came_to(one: House, accounts: F
     assert (found["requests"], found["choices"]) == (1, 2)
     assert (found["prompt_tokens"], found["completion_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
     assert found["cost"] == 1000 * usage["prompt_tokens"] + 2000 * usage["completion_tokens"]
+    assert sums(accounts, key_id=UNATTRIBUTED)["completion_tokens"] == 0
+
+
+async def test_a_repeat_under_an_idempotency_key_is_one_row_and_uses_up_no_limit(
+    one: House, accounts: FakeAccounts
+) -> None:
+    asked = {"model": "tiny", "prompt": "a b c", "max_tokens": 12}
+    headers = {"x-api-key": "acme", "idempotency-key": "once"}
+    first, again = [await one.client.post("/v1/completions", json=asked, headers=headers) for _ in range(2)]
+    assert (first.status_code, again.content) == (200, first.content)
+    plain = await one.client.post("/v1/completions", json=asked, headers={"x-api-key": "acme"})
+    left = [int(each.headers["x-ratelimit-remaining-requests"]) for each in (first, plain)]
+    assert left == [99, 98]
+    await one.books.scribe.flush()
+    found = sums(accounts, key_id="key of acme")
+    usages = [each.json()["usage"]["completion_tokens"] for each in (first, plain)]
+    assert (found["requests"], found["completion_tokens"]) == (2, sum(usages))
     assert sums(accounts, key_id=UNATTRIBUTED)["completion_tokens"] == 0
 
 
