@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from serve_app.core.errors import Overloaded
 from serve_app.http.bookings import Bookings
-from serve_app.http.departures import Departures, take_one
 from serve_app.http.flows import Flows
+from serve_app.http.presence import Presence, take_one
 from serve_app.router.pace import Pace
 
 MAX_REQUESTS = "SERVE_APP_PROXY_MAX_REQUESTS"
@@ -122,12 +122,11 @@ class Turnstile:
         self.num_refused = 0
         self._num_told = 0  # of them to a router
         self._num_handed_on = self._num_waiting = self._num_extra = 0
-        self._handed_on: Counter[str] = Counter()  # by flow, as are the next two; none is there with nothing
-        self._inside: Counter[str] = Counter()
+        self._handed_on: Counter[str] = Counter()  # by flow, as is the next; none is there with nothing
         self._waiting: dict[str, dict[Visit, None]] = {}  # the flow whose turn was last is last
         self._clock = clock
         self._pace = Pace(self.settings.max_requests / BELIEVED_S, now=clock(), belief_s=BELIEF_S)
-        self._departures = Departures()
+        self._presence = Presence(self.flows, clock=clock)
         self._bookings: OrderedDict[str, Bookings] = OrderedDict()
         self._reports_at = clock()
         self._num_reported = 0
@@ -151,7 +150,7 @@ class Turnstile:
         """For others than those who are due these count as if they were here."""
         num_due, more = (0, MORE_IF_DUE) if is_due else (self._num_due(flow), 1)
         num_free = self.settings.max_requests - self.num_inside
-        is_much = self._inside[flow] + num_due >= more * PLACES_PER_FREE_ONE * num_free
+        is_much = self._presence.inside[flow] + num_due >= more * PLACES_PER_FREE_ONE * num_free
         return num_free <= num_due or (self.flows.has_tenants and is_much)
 
     def _waits_long(self, flow: str, *, is_due: bool) -> bool:
@@ -169,7 +168,7 @@ class Turnstile:
         self._pace.note(self._clock(), is_busy=self._is_busy)
         visit = Visit(self, begin, flow, is_extra=is_due and self._has_no_place(flow, is_due=True))
         self._num_extra += visit.is_extra
-        self._inside[flow] += 1
+        self._presence.enter(flow)
         self._waiting.setdefault(flow, {})[visit] = None
         self._num_waiting += 1
         self._hand_on()
@@ -178,9 +177,8 @@ class Turnstile:
     def leave(self, visit: Visit) -> None:
         """The request is over, or its client has gone."""
         self._pace.note(self._clock(), is_busy=self._is_busy, num_completed=1)
-        self._departures.note(visit.flow)
         self._num_extra -= visit.is_extra
-        take_one(self._inside, visit.flow)
+        self._presence.leave(visit.flow)
         if visit.has_begun:
             self._num_handed_on -= 1
             take_one(self._handed_on, visit.flow)
@@ -256,13 +254,9 @@ class Turnstile:
 
         Those inside would tell another part: whoever sends few is soon done, and whoever sends many waits.
         """
-        part_inside = (self._inside[flow] + 1) / (self.num_inside + 1)
-        return self._pace.per_s * max(self._departures.part_of(flow, belief=part_inside), self._share_of(flow))
-
-    def _share_of(self, flow: str) -> float:
-        """By weight, beside those inside and one who may come."""
-        own = self.flows.weight_of(flow)
-        return own / (own + 1 + sum(self.flows.weight_of(each) for each in self._inside if each != flow))
+        part_inside = (self._presence.inside[flow] + 1) / (self.num_inside + 1)
+        part = max(self._presence.part_of(flow, belief=part_inside), self._presence.share_of(flow))
+        return self._pace.per_s * part
 
     @property
     def _num_kept(self) -> int:
@@ -276,7 +270,11 @@ class Turnstile:
     def _hand_on(self) -> None:
         while self._waiting and self._num_handed_on < self.max_handed_on:
             flow = min(self._waiting, key=lambda each: self._handed_on[each] / self.flows.weight_of(each))
-            if self._is_busy and self._num_kept and self._handed_on[flow] >= self.max_handed_on * self._share_of(flow):
+            if (
+                self._is_busy
+                and self._num_kept
+                and self._handed_on[flow] >= self.max_handed_on * self._presence.share_of(flow)
+            ):
                 return
             visit = next(iter(self._waiting[flow]))
             self._stop_waiting(visit)

@@ -38,6 +38,7 @@ class Service:
     """Closed loops of one tenant through a full proxy, and others that send now and then, in simulated time. It
     completes one after another at random times, by turns of tenants, as the engine does.
 
+    starts_s: when the loops begin, those first that do not obey
     ended: how first retries of those who obey and of those who do not ended, once that has settled
     waits: seconds of the requests of other tenants
     """
@@ -47,6 +48,8 @@ class Service:
     seed: int = 1
     settled_s: float = 50.0
     part: float = PART
+    starts_s: float = 0.0
+    pace: float = PACE
     now: float = 0.0
     ended: Counter[tuple[bool, str]] = field(default_factory=Counter)
     num_done: int = 0
@@ -64,7 +67,8 @@ class Service:
         self.turnstile.flows.learn([(b"x-api-key", b"any")], "any")
         for number in range(self.num_loops):
             client = self._client(GREEDY, obeys=number >= self.rude * self.num_loops)
-            self._later(self._drawn.random(), lambda client=client: self._ask(client))
+            later_s = number / self.num_loops if self.starts_s else self._drawn.random()
+            self._later(self.starts_s + later_s, lambda client=client: self._ask(client))
         for number in range(NUM_OTHERS):
             self._send_later(f"of {number}")
         self._later(1.0, self._complete)
@@ -86,7 +90,7 @@ class Service:
             self._ask(self._client(flow, comes_again=False))
             self._send_later(flow)
 
-        self._later(self._drawn.expovariate(self.part * PACE / (NUM_OTHERS + 1)), send)
+        self._later(self._drawn.expovariate(self.part * self.pace / (NUM_OTHERS + 1)), send)
 
     def _ask(self, client: Client) -> None:
         is_refused = client.caller.is_one_too_many(client.flow, self.now)
@@ -113,7 +117,7 @@ class Service:
             self._served[flow] = max(self._served[flow], min(self._served[each] for each in there))
 
     def _complete(self) -> None:
-        self._later(self._drawn.expovariate(PACE), self._complete)
+        self._later(self._drawn.expovariate(self.pace), self._complete)
         begun = [each for each in self._inside if each[0].has_begun]
         if not begun:
             self.num_idle += 1
@@ -152,6 +156,18 @@ def test_whoever_obeys_is_let_in_where_other_tenants_take_all_but_a_little() -> 
     assert ended[True, "answered"] >= 100
     assert ended[True, "answered"] >= 0.95 * (ended[True, "answered"] + ended[True, "refused"])
     assert all(each.num_idle == 0 for each in found)
+
+
+@pytest.mark.slow
+def test_a_crowd_among_others_that_were_there_is_told_times_at_which_there_is_a_place() -> None:
+    """At its first instant a tenant is alone in the proxy, and yet what is left of the machine is what others leave: a
+    tenth of 47 a second.
+    """
+    crowd = {"settled_s": 40, "starts_s": 40, "part": 0.95, "pace": 47.0}
+    found = [Service(300, 0.25, seed, **crowd).run(100) for seed in (1, 2, 3)]
+    ended = sum((each.ended for each in found), Counter[tuple[bool, str]]())
+    assert ended[True, "answered"] >= 200
+    assert ended[True, "answered"] >= 0.95 * (ended[True, "answered"] + ended[True, "refused"])
 
 
 def test_whoever_asks_in_a_loop_is_not_awaited_until_it_has_obeyed_once() -> None:

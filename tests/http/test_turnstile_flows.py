@@ -61,6 +61,21 @@ def test_of_many_that_want_all_each_has_as_much_and_the_next_one_comes_in() -> N
     assert max(inside.values()) <= 2 * min(inside[f"greedy {number}"] for number in range(19))
 
 
+def test_a_crowd_where_others_have_just_left_waits_for_no_more_than_is_left_of_the_pace() -> None:
+    proxy = Proxy()
+    for number in range(600):
+        proxy.ask(f"other {number % 19}")
+        proxy.complete_one()
+    num_there = proxy.fill("greedy")
+    num_waiting = num_there - len(proxy.handed_on)
+    assert len(proxy.handed_on) >= NUM_SLOTS, "no slot stands empty for it"
+    assert 0 < num_waiting <= 5 * 0.15 * proxy.turnstile._pace.per_s
+    while proxy.handed_on:
+        proxy.complete_one()
+    proxy.now += 40.0
+    assert proxy.fill("another one") > 1.5 * num_there, "they are forgotten"
+
+
 def test_a_place_is_kept_for_who_comes_next_and_no_slot_of_a_replica_stands_empty_for_it() -> None:
     proxy = Proxy()
     proxy.fill("greedy")
@@ -112,7 +127,7 @@ def test_whoever_leaves_leaves_nothing_behind() -> None:
     for visit in inside:
         visit.leave()
     assert proxy.turnstile.num_inside == 0
-    assert not proxy.turnstile._inside
+    assert not proxy.turnstile._presence.inside
     assert not proxy.turnstile._handed_on
     assert not proxy.turnstile._waiting
 
