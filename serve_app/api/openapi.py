@@ -33,7 +33,7 @@ ERRORS = {
     500: "The server failed.",
     501: "The model that was asked is not made for this route.",
     503: "No replica is ready, or every queue is full; repeat after `Retry-After` seconds.",
-    504: "The request took longer than the server's limit.",
+    504: "The request took longer than the server's limit, or `X-Request-Timeout`.",
 }
 OF_BODIES = frozenset({408, 413, 415})
 """Errors that only a route with a body has."""
@@ -56,6 +56,13 @@ DIALECT_HEADER: dict[str, Any] = {
     "required": False,
     "description": "Whose defaults and meanings hold; each is described at /v1/dialects.",
     "schema": {"enum": list(DIALECTS)},
+}
+TIMEOUT_HEADER: dict[str, Any] = {
+    "name": "X-Request-Timeout",
+    "in": "header",
+    "required": False,
+    "description": "Seconds that the request may take in all, where that is less than the server gives it.",
+    "schema": {"type": "number", "exclusiveMinimum": 0},
 }
 _NO_CHAT = dict.fromkeys(CONVERSED, NOTHING)
 MODEL_QUERY = {"name": "model", "in": "query", "required": False, "schema": STRING}
@@ -125,14 +132,15 @@ def _operations() -> dict[Path, dict[str, Any]]:
 def _completions(
     body: str, answer: str, chunk: str, *, has_end: bool, summary: str = "Complete prompts"
 ) -> dict[str, Any]:
-    operation = _operation(summary, answer, body=body, parameters=[DIALECT_HEADER])
+    operation = _operation(summary, answer, body=body, parameters=[DIALECT_HEADER, TIMEOUT_HEADER])
     operation["responses"]["200"]["headers"] = TOLD_HEADERS
     operation["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": _event(chunk, has_end=has_end)}
     return operation
 
 
 def _embeddings() -> dict[str, Any]:
-    operation = _operation("Embed texts", "Embeddings", body="EmbeddingsRequest", parameters=[DIALECT_HEADER])
+    parameters = [DIALECT_HEADER, TIMEOUT_HEADER]
+    operation = _operation("Embed texts", "Embeddings", body="EmbeddingsRequest", parameters=parameters)
     told = (HEADER, "X-Truncated-Prompt-Tokens")
     operation["responses"]["200"]["headers"] = {name: TOLD_HEADERS[name] for name in told}
     return operation

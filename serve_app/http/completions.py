@@ -25,6 +25,7 @@ from serve_app.http.routes import path_of
 from serve_app.http.settings import HttpSettings
 from serve_app.http.streams import Renderer, in_time, stream
 from serve_app.http.styles import Style
+from serve_app.http.time_limit import time_limit_of
 from serve_app.router.router import Router
 from serve_app.router.run import Run
 from serve_app.router.story import Story
@@ -109,7 +110,8 @@ class Completions:
                 *response_headers(request, None if story.run is None else story.run.tally.usage),
                 *rate_headers(self._router.rates),
             ]
-            opened = self._router.open(request, story.ticket, request_id=story.request_id)
+            limit_s = time_limit_of(headers)
+            opened = self._router.open(request, story.ticket, request_id=story.request_id, limit_s=limit_s)
             story.models = tuple(dict.fromkeys(each.model.name for each in opened.requests))
             story.permit = await self._router.reserve(opened)
             story.excerpt(opened)

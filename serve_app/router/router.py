@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from serve_app.api.completion import CompletionRequest
@@ -75,22 +75,31 @@ class Router:
         """A place for one of the tenant's requests. Raises as `Admission.enter`."""
         return self.admission.enter(self._share)
 
-    def open(self, request: CompletionRequest, ticket: Ticket | None = None, *, request_id: str = "") -> Run:
+    def open(
+        self,
+        request: CompletionRequest,
+        ticket: Ticket | None = None,
+        *,
+        request_id: str = "",
+        limit_s: float | None = None,
+    ) -> Run:
         """A run of a settled request, not started; enter it to start.
 
         request_id: what the client and the logs call it
+        limit_s: seconds that the client gives it, where that is less than it has anyway
         ticket: of the request, where it had to pass admission; grows to what the request needs, and can end the run
 
         Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
         """
         response_id = new_response_id(request.id_prefix)
         requests = self.lowered(request, response_id, client_request_id=request_id)
+        settings = self._config.run
         run = Run(
             requests,
             response_id,
             fleet=self.fleet,
             placement=self._placement,
-            settings=self._config.run,
+            settings=settings if limit_s is None else replace(settings, timeout_s=min(settings.timeout_s, limit_s)),
             holds_back=not request.stream,
         )
         if ticket is not None:

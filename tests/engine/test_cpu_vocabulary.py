@@ -139,10 +139,11 @@ def test_as_many_as_there_is_room_for_are_too_many(more: int) -> None:
             assert counted.others.tolist() == torch.nonzero(each == torch.tensor(0.1))[:, 0].tolist()
 
 
+@pytest.mark.parametrize("vocab", [300, 4096, 20_000])
 @pytest.mark.parametrize("spread", [0.05, 4.0])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_draws_are_those_of_torch(name: str, spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = drawn(40, 20_000, spread=spread, seed=len(name))
+def test_draws_are_those_of_torch(name: str, spread: float, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = drawn(40, vocab, spread=spread, seed=len(name))
 
     def draw() -> list[Drawn]:
         return draw_tokens(logits, [row(replace(SETTINGS[name], seed=seed)) for seed in range(40)])
@@ -167,6 +168,19 @@ def test_rows_of_few_values_are_never_taken_token_by_token(name: str, monkeypatc
     assert len(draw_tokens(logits, [row(replace(SETTINGS[name], seed=seed)) for seed in range(4)])) == 4
 
 
+@pytest.mark.parametrize("vocab", [300, 4096])
+def test_plain_rows_of_a_small_vocabulary_are_drawn_together(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("row by row")
+
+    monkeypatch.setattr(drawing, "_draw_whole", fail)
+    logits = drawn(40, vocab)
+    rows = [row(replace(SETTINGS["plain"], seed=seed)) for seed in range(40)]
+    together = draw_tokens(logits, rows)
+    assert together == draw_tokens(logits, rows, highest=logits.amax(-1).tolist())
+    assert together == [draw_tokens(logits[at : at + 1], [each])[0] for at, each in enumerate(rows)], "in any company"
+
+
 def test_scores_of_many_rows_are_those_of_a_softmax() -> None:
     logits, targets = drawn(150, 5000, spread=3.0), list(range(150))
     scored = score(logits, targets, 3)
@@ -179,7 +193,7 @@ def test_kernels_are_made_before_the_first_step(monkeypatch: pytest.MonkeyPatch)
     asked: list[int] = []
     monkeypatch.setattr(racing, "vocabulary_kernels", lambda: asked.append(1))
     Sampler(vocab=100)
-    assert not asked, "a small vocabulary is sorted"
+    assert not asked, "the tokens of a small vocabulary are looked at one by one"
     Sampler(vocab=20_000)
     assert asked
 

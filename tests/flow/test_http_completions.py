@@ -151,6 +151,26 @@ async def test_a_request_over_its_time_is_a_504(fleet, backend):
     assert response.json()["error"]["type"] == "timeout_error"
 
 
+@pytest.mark.parametrize(("server_s", "client_s", "told"), [(600.0, "0.01", "0.01 s"), (0.01, "9", "0.01 s")])
+async def test_a_client_may_give_its_request_less_time_and_no_more(fleet, backend, server_s, client_s, told):
+    backend.is_stepped = True
+    app = build_app(Router(fleet, RouterConfig(run=RunSettings(timeout_s=server_s))))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        response = await client.post("/v1/completions", json=BODY, headers={"x-request-timeout": client_s})
+    assert response.status_code == 504
+    assert told in response.json()["error"]["message"]
+    assert len(backend.aborted) == 1, "nobody computes what nobody waits for"
+
+
+@pytest.mark.parametrize("found", ["0", "-1", "nan", "inf", "soon", "30s", ""])
+async def test_a_time_that_is_none_is_refused(client, backend, found):
+    response = await client.post("/v1/completions", json=BODY, headers={"x-request-timeout": found})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "X-Request-Timeout")
+    assert f'found "{found}"' in error["message"]
+    assert not backend.submitted
+
+
 class BrokenRouter(Router):
     """Has a bug, whoever looks at it."""
 

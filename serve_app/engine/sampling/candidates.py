@@ -133,9 +133,10 @@ def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     chosen = torch.topk(blocks.amax(-1), count, dim=-1, sorted=False).indices  # [rows, count]
     values = blocks.gather(1, chosen[:, :, None].expand(-1, -1, BLOCK)).flatten(1)
     ids = (chosen[:, :, None] * BLOCK + torch.arange(BLOCK, device=logits.device)).flatten(1)
-    tail = torch.arange(num_blocks * BLOCK, vocab, device=logits.device)
-    values = torch.cat((values, logits[:, num_blocks * BLOCK :]), dim=-1)
-    ids = torch.cat((ids, tail.expand(logits.shape[0], -1)), dim=-1)
+    if num_blocks * BLOCK < vocab:
+        tail = torch.arange(num_blocks * BLOCK, vocab, device=logits.device)
+        values = torch.cat((values, logits[:, num_blocks * BLOCK :]), dim=-1)
+        ids = torch.cat((ids, tail.expand(logits.shape[0], -1)), dim=-1)
     values, places = torch.topk(values, count, dim=-1, sorted=False)
     return values, ids.gather(1, places)
 

@@ -60,7 +60,12 @@ STAGES: Mapping[str, tuple[Stage, ...]] = MappingProxyType(
         ),
         "min_p": (Stage(stages.keep_min_p, full_stages.keep_min_p, lambda p: p.min_p > 0.0),),
         "xtc": (
-            Stage(stages.exclude_top_choices, full_stages.exclude_top_choices, lambda p: p.xtc_applies, Need.TOTAL),
+            Stage(
+                stages.exclude_top_choices,
+                full_stages.exclude_top_choices,
+                lambda p: p.xtc_applies,
+                need=Need.TOTAL_AND_COUNT,
+            ),
         ),
         "mirostat_1": (
             Stage(mirostat.keep_by_zipf, full_stages.keep_by_zipf, lambda p: torch.isfinite(p.mu), Need.COUNT),

@@ -53,6 +53,7 @@ class _Task:
     logits:     [any rows, vocab], of which `rows` are meant, [n]
     parameters: theirs
     num_top:    how many likeliest tokens are reported of each
+    highest:    logits of each; none where nobody has looked
     """
 
     logits: Tensor
@@ -60,6 +61,7 @@ class _Task:
     parameters: Parameters
     num_top: list[int]
     scratch: Scratch
+    highest: list[float]
 
     def of(self, places: list[int]) -> _Task:
         """The part of it at these places of `rows`."""
@@ -67,17 +69,19 @@ class _Task:
             return self
         rows, num_top = [self.rows[place] for place in places], [self.num_top[place] for place in places]
         parameters = self.parameters.of(torch.tensor(places, device=self.logits.device))
-        return replace(self, rows=rows, parameters=parameters, num_top=num_top)
+        highest = [self.highest[place] for place in places] if self.highest else []
+        return replace(self, rows=rows, parameters=parameters, num_top=num_top, highest=highest)
 
     def at(self, place: int) -> _Task:
         """The part of it at one place."""
         parameters = self.parameters.at(place)
-        return replace(self, rows=[self.rows[place]], parameters=parameters, num_top=[self.num_top[place]])
+        highest = self.highest[place : place + 1]
+        rows, num_top = [self.rows[place]], [self.num_top[place]]
+        return replace(self, rows=rows, parameters=parameters, num_top=num_top, highest=highest)
 
-    def highest(self) -> list[float]:
+    def found_highest(self) -> list[float]:
         """Logits of the rows."""
-        found: list[float] = torch.stack([self.logits[row].amax() for row in self.rows]).tolist()
-        return found
+        return self.highest or torch.stack([self.logits[row].amax() for row in self.rows]).tolist()
 
     def own_logits(self) -> Tensor:
         """[n, vocab], a copy only where the rows do not lie side by side."""
@@ -90,16 +94,23 @@ class _Task:
 
 
 def draw_tokens(
-    logits: Tensor, sequences: Items[Sequence], rows: Items[int] | None = None, *, scratch: Scratch | None = None
+    logits: Tensor,
+    sequences: Items[Sequence],
+    rows: Items[int] | None = None,
+    *,
+    scratch: Scratch | None = None,
+    highest: Items[float] = (),
 ) -> list[Drawn]:
     """Draw one token per row from what its chain leaves. Changes nothing but scratch.
 
     logits: [any rows, vocab] float32, edited; each row drawn from has a finite one, -inf is out of play
     rows:   the sequences' rows; all in their order where left out
+    highest: logit of each of them, where that is known
     """
     parameters = Parameters.of_sequences(sequences, logits.device)
     where = list(range(len(sequences)) if rows is None else rows)
-    task = _Task(logits, where, parameters, [_num_top(sequence) for sequence in sequences], scratch or Scratch())
+    num_top = [_num_top(sequence) for sequence in sequences]
+    task = _Task(logits, where, parameters, num_top, scratch or Scratch(), list(highest))
     kernels = kernels_for(logits)
     drawn: dict[int, Drawn] = {}
     for order, places in _places_by_order(sequences).items():
@@ -181,14 +192,14 @@ def _draw_all(kernels: VocabularyKernels, task: _Task, places: list[int], order:
         return {}
     own = task.of(plain)
     divisors = own.parameters.temperature.tolist() if "temperature" in order else [1.0] * len(plain)
-    left = [Left(highest, divisor) for highest, divisor in zip(own.highest(), divisors, strict=True)]
+    left = [Left(highest, divisor) for highest, divisor in zip(own.found_highest(), divisors, strict=True)]
     found = race(kernels, own.logits, own.rows, left, own.parameters.keys)
     return {place: Drawn(*result) for place, result in zip(plain, found, strict=True)}
 
 
 def _draw_levels(kernels: VocabularyKernels, task: _Task, places: list[int], chain: Items[Stage]) -> dict[int, Drawn]:
-    """Draw for those of the places whose rows have few values."""
-    if not places:
+    """Draw for those of the places whose rows have few values; in a small vocabulary, which is sorted, for none."""
+    if not places or task.logits.shape[-1] <= MAX_SORTED:
         return {}
     drawn: dict[int, Drawn] = {}
     racing: dict[int, Left] = {}

@@ -25,8 +25,9 @@ class Need(IntEnum):
     NOTHING = 0
     COUNT = 1
     TOTAL = 2
-    ENTROPY = 3
-    DEVIATION = 4
+    TOTAL_AND_COUNT = 3
+    ENTROPY = 4
+    DEVIATION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +56,17 @@ def moments(candidates: Candidates, logits: Tensor, needed: Tensor, need: Need, 
     if need is Need.NOTHING:
         return sums
     rows = torch.nonzero(needed & (candidates.rest == Rest.WHOLE))[:, 0].tolist()
-    kernels = kernels_for(logits) if need is Need.TOTAL and rows else None
+    is_total = need in (Need.TOTAL, Need.TOTAL_AND_COUNT)
+    kernels = kernels_for(logits) if is_total and rows else None
     if kernels is not None:
         sums.log_total[rows] = _totals(kernels, candidates, logits, rows)
+        if need is Need.TOTAL:
+            return sums
     for row, (own, divisor) in zip(rows, whole.each_of(rows, logits, candidates.divisor), strict=True):
         sums.count[row] = whole.count(own, scratch)[0]
         if need is Need.DEVIATION:
             sums.deviation[row] = whole.deviation(own, divisor, scratch)[0]
-        elif need is Need.TOTAL and kernels is None:
+        elif is_total and kernels is None:
             sums.log_total[row] = whole.log_total(own, divisor, candidates.token_ids[row], scratch)[0]
         elif need is Need.ENTROPY:
             log_total, entropy = whole.total_and_entropy(own, divisor, scratch)

@@ -11,12 +11,14 @@ from torch import Tensor
 from serve_app.engine.cpu.vocabulary import ALL, InPlay, VocabularyKernels, bounds_of, vocabulary_kernels
 from serve_app.engine.sampling.candidates import BLOCK
 from serve_app.engine.sampling.draw import pick
-from serve_app.engine.sampling.selection import MAX_SORTED
+
+LEAST_VOCAB = 256
+"""Beyond which a row's tokens are more than those that are looked at one by one anyway."""
 
 
 def kernels_of(vocab: int) -> VocabularyKernels | None:
-    """For vocabularies that are not sorted; made when they are asked for first, in 0.3 to 0.8 s."""
-    return vocabulary_kernels() if vocab > MAX_SORTED else None
+    """Made when they are asked for first, in 0.3 to 0.8 s."""
+    return vocabulary_kernels() if vocab > LEAST_VOCAB else None
 
 
 def kernels_for(logits: Tensor) -> VocabularyKernels | None:

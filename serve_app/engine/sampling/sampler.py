@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from math import log
+from math import isfinite, log
 
 import torch
 from torch import Tensor
@@ -147,7 +147,8 @@ class Sampler:
 
     def _choose(self, edited: Tensor, sequences: Items[Sequence], rows: list[int], best: Tensor) -> list[Drawn | None]:
         """Draw for these rows of many; sequences: theirs; best: [all rows] the likeliest tokens"""
-        is_finite = torch.isfinite(edited.gather(1, best[:, None])[:, 0]).tolist()
+        highest = edited.gather(1, best[:, None])[:, 0].tolist()
+        is_finite = [isfinite(each) for each in highest]
         places = best.tolist()
         drawn: list[Drawn | None] = [
             _certain(places[row], sequence) if is_finite[row] else None
@@ -160,7 +161,8 @@ class Sampler:
         ]
         if random:
             drawing = [sequences[at] for at in random]
-            chosen = draw_tokens(edited, drawing, [rows[at] for at in random], scratch=self._scratch)
+            own = [rows[at] for at in random]
+            chosen = draw_tokens(edited, drawing, own, scratch=self._scratch, highest=[highest[row] for row in own])
             for at, result in zip(random, chosen, strict=True):
                 drawn[at] = result
                 _steer(sequences[at], result)
