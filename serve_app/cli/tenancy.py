@@ -99,6 +99,8 @@ def _lines(service: str, answer: dict[str, Any]) -> list[str]:
             return [_told_of_tenant(each) for each in answer["data"]] or ["There is no tenant."]
         case "list_keys":
             return [_told_of_key(each) for each in answer["data"]] or ["There is no key."]
+        case "list_events":
+            return [_told_of_event(each) for each in answer["data"]] or ["Nothing was changed."]
         case "create_key" | "create_admin_key" | "rotate_key":
             told = [answer["key"], "", f"{answer['id']} of {answer['tenant']}; it is shown this once: keep it now."]
             return told
@@ -127,6 +129,12 @@ def _told_of_key(key: dict[str, Any]) -> str:
     until = f"until {_written(min(ends))}" if ends else "until it is revoked"
     state = until if key["is_valid"] else f"ended {_written(min(ends))}"
     return "  ".join([key["id"], key["tenant"], ",".join(key["scopes"]), state])
+
+
+def _told_of_event(event: dict[str, Any]) -> str:
+    details = f"  {json.dumps(event['details'], ensure_ascii=False)}" if event["details"] else ""
+    told = (str(event["id"]), _written(event["at"]), event["actor"], event["action"], event["subject"])
+    return "  ".join(told) + details
 
 
 def _told_of_difference(answer: dict[str, Any]) -> list[str]:

@@ -106,3 +106,4 @@ def _add_tenancy(app: typer.Typer) -> None:
     keys.command("list")(tenancy.list_keys)
     app.add_typer(keys, name="keys", rich_help_panel=TENANCY)
     app.command(rich_help_panel=TENANCY)(tenancy.usage)
+    app.command(rich_help_panel=TENANCY)(tenancy.events)

@@ -105,7 +105,7 @@ def routes(
         route(Path.NATIVE_COMPLETION, native),
         route(Path.NATIVE_COMPLETIONS, native),
         route(Path.INFILL, completions(InfillStyle(inquiries))),
-        *model_routes(inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
+        *model_routes(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         explain_route(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         *service_routes(router, settings.limits),
         *docs_routes(settings.limits, router.dialect, asks_for_keys=not door.is_open),

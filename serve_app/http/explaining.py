@@ -14,6 +14,7 @@ from serve_app.api.limits import WireLimits
 from serve_app.api.parse import CHAT, COMPLETION, read_request
 from serve_app.api.paths import Path
 from serve_app.http.bodies import body_of
+from serve_app.http.counted import counted
 from serve_app.http.routes import route
 from serve_app.router.explaining import Explainer
 from serve_app.router.inquiries import Inquiries
@@ -37,4 +38,4 @@ def explain_route(router: Router, inquiries: Inquiries, *, limits: WireLimits, m
             body = explanation_body(plain, members, COMPLETION.table, parts, limits=explainer.limits)
         return JSONResponse(body)
 
-    return route(Path.EXPLAIN, explain)
+    return route(Path.EXPLAIN, counted(explain, router))

@@ -11,12 +11,14 @@ from serve_app.api.paths import Path
 from serve_app.api.props import adapters_body, props_body, tokenizer_body
 from serve_app.api.tokenize import detokenized, parse_apply_template, parse_detokenize, parse_tokenize
 from serve_app.http.bodies import body_of
+from serve_app.http.counted import counted
 from serve_app.http.exchange import CLIENT_CLOSED, ClientGone
 from serve_app.http.routes import route
 from serve_app.router.inquiries import Inquiries
+from serve_app.router.router import Router
 
 
-def model_routes(inquiries: Inquiries, *, limits: WireLimits, max_body_bytes: int) -> list[Route]:
+def model_routes(router: Router, inquiries: Inquiries, *, limits: WireLimits, max_body_bytes: int) -> list[Route]:
     """`model` is optional in all of them where one model is served; the GETs take it from the query."""
 
     async def tokenize(request: Request) -> Response:
@@ -44,9 +46,9 @@ def model_routes(inquiries: Inquiries, *, limits: WireLimits, max_body_bytes: in
         return JSONResponse(adapters_body(inquiries.card(request.query_params.get("model"))))
 
     return [
-        route(Path.TOKENIZE, tokenize),
-        route(Path.DETOKENIZE, detokenize),
-        route(Path.APPLY_TEMPLATE, apply_template),
+        route(Path.TOKENIZE, counted(tokenize, router)),
+        route(Path.DETOKENIZE, counted(detokenize, router)),
+        route(Path.APPLY_TEMPLATE, counted(apply_template, router)),
         route(Path.TOKENIZER_INFO, tokenizer_info),
         route(Path.PROPS, props),
         route(Path.ADAPTERS, adapters),

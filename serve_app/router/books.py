@@ -40,6 +40,10 @@ class Books:
             return FREE
         return await self.quotas.reserve(tenant, worst_case(run.requests, card_of=card_of, prices=self.prices))
 
+    async def reserve_one(self, tenant: Tenant) -> Permit:
+        """Of a request that computes no tokens. Raises as `Quotas.reserve`."""
+        return await self.quotas.reserve(tenant, Amount(requests=1))
+
     def close(self, identity: Identity, run: Run, *, request_id: str, status: int, permit: Permit | None) -> None:
         """The request is over: settle it, and write it down."""
         rows = [

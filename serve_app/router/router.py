@@ -138,6 +138,10 @@ class Router:
         """What a run that was opened may come to, of its tenant's limits. Raises as `Quotas.reserve`."""
         return None if self.books is None else await self.books.reserve(self._tenant, run, self._card_of)
 
+    async def reserve_one(self) -> Permit | None:
+        """For a request that computes no tokens. Raises as `Quotas.reserve`."""
+        return None if self.books is None else await self.books.reserve_one(self._tenant)
+
     @property
     def prices(self) -> Prices:
         """What tokens cost; where nothing is written down, nothing."""

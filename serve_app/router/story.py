@@ -23,7 +23,8 @@ from serve_app.router.quotas import Permit
 from serve_app.router.run import Run
 
 NAME = re.compile(r"([A-Za-z_][\w-]*)(?:\[\d+\])*")
-KNOWN_NAMES = frozenset({*PARAMETERS, *CHAT_PARAMETERS, "content-type", "content-length", HEADER.lower()})
+OF_HEADERS = ("content-type", "content-length", "x-request-timeout", HEADER.lower())
+KNOWN_NAMES = frozenset({*PARAMETERS, *CHAT_PARAMETERS, *OF_HEADERS})
 UNKNOWN_NAME = "(unknown)"
 
 

@@ -295,7 +295,7 @@ def main() -> None:
         told = {
             "capacity_per_s": capacity, "per_s": per_s, "max_in_flight": options.max_in_flight,
             "full": run(seconds=options.seconds / 2, per_s=full),
-            "full, greedy": run(seconds=options.seconds / 2, per_s=full, loops=options.loops, rude=options.rude),
+            "full, greedy": run(seconds=options.seconds, per_s=full, loops=options.loops, rude=options.rude),
             "full again": run(seconds=options.seconds / 2, per_s=full),
             "alone": run(seconds=options.seconds / 2, per_s=per_s, has_last=False),
             "shared": run(seconds=options.seconds / 2, per_s=per_s),

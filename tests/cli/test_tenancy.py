@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine
 
 from serve_app.cli.exits import Exit
+from serve_app.core.ledger import Row
+from serve_app.tenants.ledger import LedgerStore
 from tests.cli.served import CommandLine
 
 
@@ -90,6 +94,49 @@ def test_what_cannot_be_done_is_told_with_what_would_do(
     ran = run(*words)
     assert (ran.code, ran.out) == (code, "")
     assert told in ran.err
+
+
+def test_a_file_is_told_as_a_difference_first_and_then_applied(run: CommandLine) -> None:
+    run("tenants", "add", "acme", "--weight", "2")
+    run("tenants", "add", "gone")
+    Path("tenants.yaml").write_text("tenants:\n- {name: acme, weight: 3}\n- {name: beta, max_n: 4}\n")
+    expected = ["+ beta  *  standard  weight=1  max_n=4", "~ acme: weight 2.0 → 3.0", "- gone, with its keys"]
+    for words in (["--dry-run"], []):
+        ran = run("tenants", "apply", "tenants.yaml", *words)
+        assert (ran.code, ran.out.splitlines()) == (Exit.DONE, expected)
+    assert [line.split()[0] for line in run("tenants", "list").out.splitlines()] == ["acme", "beta"]
+    assert run("tenants", "apply", "tenants.yaml").out.strip() == "Nothing differs."
+
+
+def test_who_changed_what_is_told(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("events").out.strip() == "Nothing was changed."
+    monkeypatch.setattr("getpass.getuser", lambda: "ann")
+    run("tenants", "add", "acme")
+    made = run("keys", "create", "acme", "--json").json
+    lines = run("events").out.splitlines()
+    assert [line.split("  ")[2:5] for line in lines] == [
+        ["command line of ann", "add tenant", "acme"],
+        ["command line of ann", "create key", made["id"]],
+    ]
+    assert made["key"] not in "".join(lines)
+    assert [each["id"] for each in run("events", "--after", "1", "--json").json["data"]] == [2]
+    assert run("events", "--after", "-1").code == Exit.FAILED
+
+
+def test_usage_of_some_is_told_by_what_is_asked_for(run: CommandLine) -> None:
+    run("tenants", "add", "acme")
+    ledger = LedgerStore(create_engine("sqlite:///kept.db"))
+    row = Row(
+        id="0", tenant="acme", key_id="key", request_id="r", model="demo", at=1.8e9, completion_tokens=7, cost=5 * 10**8
+    )
+    rows = [replace(row, id=f"{name}/{at}", tenant=name) for name in ("acme", "beta") for at in (0, 1)]
+    ledger.record(rows, (), 1.8e9)
+    ledger.engine.dispose()
+    (line,) = run("usage", "--by", "tenant,model", "--tenant", "acme").out.splitlines()
+    assert {"tenant=acme", "model=demo", "requests=2", "completion_tokens=14", "cost=1.0"} <= set(line.split("  "))
+    assert [each["tenant"] for each in run("usage", "--by", "tenant", "--json").json["data"]] == ["acme", "beta"]
+    assert len(run("usage", "--csv").out.strip().splitlines()) == 3
+    assert run("usage", "--until", "2001-01-01").out.strip() == ""
 
 
 def test_usage_is_told_to_persons_programs_and_spreadsheets(run: CommandLine) -> None:

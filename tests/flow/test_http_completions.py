@@ -168,7 +168,7 @@ async def test_a_time_that_is_none_is_refused(client, backend, found):
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "X-Request-Timeout")
     assert f'found "{found}"' in error["message"]
-    assert not backend.submitted
+    assert not backend.submissions
 
 
 class BrokenRouter(Router):

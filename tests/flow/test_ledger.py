@@ -160,6 +160,30 @@ async def test_answers_tell_how_the_limits_stand(one: House) -> None:
     assert not [name for name in free.headers if name.startswith("x-ratelimit")]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "a b"}),
+        ("/detokenize", {"tokens": [1, 2]}),
+        ("/v1/explain", {"model": "tiny", "prompt": "a b", "max_tokens": 5}),
+    ],
+)
+async def test_requests_that_compute_no_tokens_count_too_and_have_no_row(
+    one: House, accounts: FakeAccounts, path: str, body: dict[str, object]
+) -> None:
+    headers = {"x-api-key": "acme"}
+    refused = await one.client.post(path, json={"tokens": "none", "prompt": 0}, headers=headers)
+    assert refused.status_code == 400
+    answers = [await one.client.post(path, json=body, headers=headers) for _ in range(101)]
+    assert [each.status_code for each in answers] == [200] * 100 + [429], "what was refused cost nothing"
+    assert answers[0].headers["x-ratelimit-remaining-requests"] == "99"
+    assert answers[-1].json()["error"]["limit"] == "requests_per_minute"
+    assert int(answers[-1].headers["retry-after"]) >= 1
+    assert (await one.client.post(path, json=body, headers={"x-api-key": "beta"})).status_code == 200
+    await one.books.scribe.flush()
+    assert sums(accounts)["requests"] == 0
+
+
 async def test_over_a_limit_clients_are_refused_in_their_dialect_and_told_when_to_come(accounts: FakeAccounts) -> None:
     slow = house(accounts, [backend(0, is_stepped=True)])
     for _ in range(9):

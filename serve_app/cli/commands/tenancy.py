@@ -104,6 +104,15 @@ def usage(
     return _carry_out("show_usage", asked, file, as_json, as_csv=csv)
 
 
+def events(
+    after: Annotated[int, typer.Option("--after", help="Those behind this number, 1000 at most.")] = 0,
+    file: File = CLUSTER_FILE,
+    as_json: AsJson = False,
+) -> int:
+    """Say what was changed of tenants and keys, when and by whom."""
+    return _carry_out("list_events", {"after": after}, file, as_json)
+
+
 def _carry_out(service: str, arguments: dict[str, object], file: str, as_json: bool, *, as_csv: bool = False) -> int:
     from serve_app.cli.tenancy import carry_out  # imports SQLAlchemy
 
