@@ -250,14 +250,13 @@ class GenerationRequest:
     request_id:   unique in the cluster;  client_request_id: of the client's request, as the client and logs know it
     prompt_index: which of the client's prompts this is; part of the key of every random draw
     echo:         the first delta carries the prompt's text;  echo_last: of so many last tokens only, 0 is all of it
-    reports_prompt_ids: the first delta carries the prompt's token ids
-    uses_cache:   prefixes computed before may be used
-    cache_salt:   they are found by requests of the same salt alone
+    reports_prompt_ids: the first delta carries the prompt's token ids;  reports_tail: the end of its text
+    uses_cache:   prefixes computed before may be used;  cache_salt: they are found by requests of the same salt alone
     skips_special_tokens: tokens like the end of text are not shown
     constraint:   what each completion has to be; None is any text
     infill:       what stands behind the gap that the prompt stands before; None where there is no gap
     conversation: what the prompt is still to be rendered of; the prompt is empty until then
-    reports_tail: the first delta carries the end of the prompt's text
+    is_read_whole: nobody reads anything of a completion before its end, so that deltas may be gathered
     record:       what of the computation is wanted besides; None is nothing
     prediction:   what the completion is expected to be, text or token ids; it changes nothing but what is guessed
     share:        whose it is among those that share a replica; it changes nothing but when it is computed
@@ -280,6 +279,7 @@ class GenerationRequest:
     constraint: Constraint | None = None
     conversation: Conversation | None = None
     reports_tail: bool = False
+    is_read_whole: bool = False
     record: RecordParams | None = None
     context: ContextParams = field(default_factory=ContextParams)
     unencoded: UnencodedParams = field(default_factory=UnencodedParams)

@@ -11,6 +11,7 @@ from serve_app.core.delta import Delta, FinishReason, TokenLogprob, TopLogprob
 from serve_app.core.errors import EngineFailed, InvalidRequest, ServeError
 from serve_app.engine.batch import Batch, Span
 from serve_app.engine.forced import certain_score, forced_token, hold, steer_by_certainty, waits_for_scores
+from serve_app.engine.gathering import Gathering
 from serve_app.engine.prompt_report import PromptReporter
 from serve_app.engine.sampling.logprobs import Scored
 from serve_app.engine.sampling.sampler import SampledSpan
@@ -29,19 +30,23 @@ class Output:
         self._reporter = PromptReporter(tokenizer)
         self._eos_token_ids = eos_token_ids
         self._max_forced = max_forced
+        self._gathering = Gathering()
         self.num_forced = 0
 
     def commit(self, batch: Batch, sampled: Items[SampledSpan]) -> list[Delta]:
         """Carry a step's results into its sequences; return what each gained. A failure is one sequence's alone."""
         deltas: list[Delta] = []
+        self._gathering.begin()
         for span, result in zip(batch.spans, sampled, strict=True):
             try:
-                deltas += _recorded(span.sequence, self._commit_one(span, result))
+                gained = _recorded(span.sequence, self._commit_one(span, result))
+                deltas += self._gathering.take(span.sequence, gained)
             except Exception:
                 extra = about([span.sequence.request.client_request_id])
                 logger.exception("what a step gave to %s could not be taken over", span.sequence, extra=extra)
                 if not span.sequence.is_finished:
-                    deltas.append(_fail(span.sequence, "the engine failed to take over what it had computed"))
+                    failure = _fail(span.sequence, "the engine failed to take over what it had computed")
+                    deltas += self._gathering.take(span.sequence, [failure])
         return deltas
 
     def finish_unsampled(self, sequence: Sequence) -> list[Delta]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence as Items
 
 from serve_app.constraints.matcher import Matcher
-from serve_app.core.delta import Finish, FinishReason, TokenLogprob
+from serve_app.core.delta import Delta, Finish, FinishReason, TokenLogprob
 from serve_app.core.request import GenerationRequest
 from serve_app.engine.illustration import Illustration
 from serve_app.engine.kv.storage import Holding
@@ -36,6 +36,7 @@ class Sequence:
     num_drafted, num_accepted: guesses that were computed along with its tokens, and those of them that were drawn
     sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
     num_held:   of its last tokens, which were forced and are shown once they were scored
+    gathered:   of what it gained, what was not passed on yet
     is_prompt_published: whether others can find its prompt's blocks
     num_charged, is_prompt_charged: what of it was counted as spent;  engine_ns: its share of the steps' time
     """
@@ -85,6 +86,7 @@ class Sequence:
         self.num_shown_chars = 0
         self.prompt_logprobs: list[TokenLogprob] = []
         self.pending_logprobs: list[TokenLogprob] = []
+        self.gathered: list[Delta] = []
 
     def end(self, reason: FinishReason, *, matched_stop: str | int | None = None) -> Finish:
         """End it, once and for good."""

@@ -123,6 +123,7 @@ def _lowered(
             record=record_wanted(request, target.card),
             conversation=request.conversation(template),
             reports_tail=request.splits_reasoning(template),
+            is_read_whole=not request.stream,
             context=context,
             unencoded=texts,
             infill=request.infill,

@@ -1,0 +1,48 @@
+"""Keeps what completions gain that nobody reads before their end, and passes it on a few times a second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from serve_app.core.delta import Delta
+from serve_app.engine.outbox import joined
+from serve_app.engine.sequence import Sequence
+
+PERIOD_S = 0.2
+"""Less than a person waits for a number on a console, and a score of steps of a small model."""
+
+
+class Gathering:
+    """What a router gets of a completion in every step costs it as much whether it is sent on or kept. So of those that
+    are answered whole the first delta goes at once, the others together: when one of them ends, or a period is over,
+    which is for all of them at the same step.
+
+    clock: seconds, monotonic
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._due_at = 0.0
+        self._is_due = True
+
+    def begin(self) -> None:
+        """A step's deltas come now."""
+        now = self._clock()
+        self._is_due = now >= self._due_at
+        if self._is_due:
+            self._due_at = now + PERIOD_S
+
+    def take(self, sequence: Sequence, deltas: list[Delta]) -> list[Delta]:
+        """What is to be passed on of what it had gained before and gained now: [] or one, or an error behind it."""
+        if not sequence.request.is_read_whole or len(deltas) != 1:
+            return deltas
+        (last,) = deltas
+        gathered = [*sequence.gathered, last]
+        if not (self._is_due or last.prompt or last.finish or last.error):
+            sequence.gathered = gathered
+            return []
+        sequence.gathered = []
+        if last.error is None:
+            return [joined(gathered)]
+        return [joined(gathered[:-1]), last] if len(gathered) > 1 else [last]
