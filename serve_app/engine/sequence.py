@@ -81,9 +81,8 @@ class Sequence:
         self.finish: Finish | None = None
 
         self.num_drafted = self.num_accepted = 0
-        self.num_cached_tokens = self.num_charged = self.engine_ns = 0
+        self.num_cached_tokens = self.num_charged = self.engine_ns = self.num_shown_chars = 0
         self.was_reported = self.is_prompt_charged = False
-        self.num_shown_chars = 0
         self.prompt_logprobs: list[TokenLogprob] = []
         self.pending_logprobs: list[TokenLogprob] = []
         self.gathered: list[Delta] = []

@@ -102,8 +102,7 @@ def _lowered(
     share, salt = tenant.share, _salt(tenant, request.cache_salt)
 
     def one(part: int, target: Target) -> GenerationRequest:
-        template = target.card.chat_template
-        form = form_for(template, target.card.tool_parser)
+        template, form = target.card.chat_template, form_for(target.card.chat_template, target.card.tool_parser)
         return GenerationRequest(
             request_id=f"{response_id}/{part}",
             model=target.model,
