@@ -160,7 +160,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """All deltas of one step (or of several, where the reader was slower) for one router."""
+    """All deltas of one step (or of several, where the reader was slower) for one router; none where something was
+    spent and the router has none to be told of it with.
+    """
 
     deltas: tuple[Delta, ...]
     load: Load = field(default_factory=Load)

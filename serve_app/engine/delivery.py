@@ -61,8 +61,12 @@ class Delivery:
                 self.detach(router_id)
 
     def deliver(self, deltas: Items[Delta], load: Load) -> None:
-        """Send a step's deltas. `load` is how busy the engine is after it."""
-        for router_id, own in self._open_requests.sort(deltas).items():
+        """Send a step's deltas. `load` is how busy the engine is after it; what of it nobody would have with a delta of
+        its own, as what was spent for whom nobody waits any more, all routers are sent alone."""
+        by_router = self._open_requests.sort(deltas)
+        if not by_router and load.spent:
+            by_router = {router_id: [] for router_id in self._outboxes}
+        for router_id, own in by_router.items():
             try:
                 self._send(router_id, own, load)
             except Exception:

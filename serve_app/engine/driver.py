@@ -16,6 +16,7 @@ from serve_app.core.concern import about
 from serve_app.core.delta import Delta, Load
 from serve_app.core.errors import EngineFailed
 from serve_app.engine.allocator import Leftovers
+from serve_app.engine.gathering import Period
 from serve_app.engine.niceness import give_way
 from serve_app.engine.open_sequences import OpenSequences, requests_of
 from serve_app.engine.seldom import Seldom
@@ -54,6 +55,8 @@ class Steps(Protocol):
 
     def step(self) -> list[Delta]: ...
 
+    def note_told(self) -> None: ...
+
     def reset(self) -> None: ...
 
     def check_integrity(self) -> None: ...
@@ -78,7 +81,7 @@ class Driver:
     up.
 
     deliver: called in that thread with everything a step gave and with how busy the engine is then; also after a
-             step that gave nothing, where an abort changed that
+             step that gave nothing: behind an abort, and now and then where something was spent
     niceness: of that thread, beside its process's
     load:    of the engine after its last step; may be read by any thread
     """
@@ -92,6 +95,7 @@ class Driver:
         self._clock = clock
         self._leftovers = Leftovers(clock)
         self._checks = Seldom(clock)
+        self._period = Period(clock)
         self._inbox: deque[_Command] = deque()
         self._open = OpenSequences()
         self._outgoing: list[Delta] = []
@@ -141,9 +145,7 @@ class Driver:
         self._post(lambda: None, frozenset())
 
     def check(self) -> None:
-        """Raise EngineFailed where the thread is dead, in one step for too long, or does nothing but fail; or what the
-        engine itself says.
-        """
+        """Raise EngineFailed where the thread is dead, too long in one step, or only fails; or as the engine itself."""
         self._engine.check()
         if not self._thread.is_alive():
             raise EngineFailed("the engine's thread is not running")
@@ -182,8 +184,7 @@ class Driver:
                     self._busy_since = self._clock()
                     self._turn()
             except Exception:
-                lost = requests_of(self._outgoing)
-                self._note_failure("the engine could not be brought back after a failure", lost)
+                self._note_failure("the engine could not be brought back after a failure", requests_of(self._outgoing))
             self._busy_since = None
 
     def _turn(self) -> None:
@@ -239,7 +240,7 @@ class Driver:
     def _send(self, *, is_news: bool) -> None:
         self.load = replace(self._engine.load, num_failures=self._num_failures + self._engine.num_failed_steps)
         deltas, self._outgoing = self._outgoing, []
-        if not deltas and not is_news:
+        if not (deltas or is_news or (self.load.spent and self._period.begins())):
             return
         try:
             self._deliver(deltas, self.load)
@@ -248,6 +249,7 @@ class Driver:
             self._lose_undelivered(deltas)
         else:
             self._open.note_told()
+            self._engine.note_told()
 
     def _lose_undelivered(self, deltas: list[Delta]) -> None:
         """End whatever has a gap now; this is told with the next delivery."""

@@ -97,7 +97,7 @@ class Engine:
         )  # fmt: skip
         self._unsampled: list[Sequence] = []
         self._work_clock = work_clock(model.device.type)
-        self.num_steps = self.num_failed_steps = self._changes_before = 0
+        self.num_steps = self.num_failed_steps = self._num_told = 0
         self.step_s, self.is_stalled = 0.0, False
 
     @property
@@ -125,7 +125,7 @@ class Engine:
             num_accepted_tokens=self._verifier.num_accepted,
             step_s=self.step_s,
             num_generated=self._accounts.num_generated,
-            spent=self._accounts.spent_since(self._changes_before),
+            spent=self._accounts.spent_since(self._num_told),
         )
 
     @property
@@ -180,7 +180,6 @@ class Engine:
 
         A failure ends the sequences that were running with an error each and leaves the engine empty and usable.
         """
-        self._changes_before = self._accounts.num_changes
         deltas = [delta for leader in self._unsampled for delta in self._output.finish_unsampled(leader)]
         note_tokens(self._unsampled, self._accounts)
         self._unsampled.clear()
@@ -194,6 +193,10 @@ class Engine:
             self._flights.forget()
             deltas += self._lose(self._scheduler.clear(), EngineFailed(LOST))
         return deltas
+
+    def note_told(self) -> None:
+        """The load, as it is now, is on its way: what was spent until now is told of no more."""
+        self._num_told = self._accounts.num_changes
 
     def reset(self) -> None:
         """Give up every sequence and all keys and values, and begin anew; no delta tells of it."""

@@ -13,6 +13,22 @@ PERIOD_S = 0.2
 """Less than a person waits for a number on a console, and a score of steps of a small model."""
 
 
+class Period:
+    """One begins when somebody asks and the last one is over.  clock: seconds, monotonic"""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ends_at = 0.0
+
+    def begins(self) -> bool:
+        """Whether one begins now."""
+        now = self._clock()
+        is_over = now >= self._ends_at
+        if is_over:
+            self._ends_at = now + PERIOD_S
+        return is_over
+
+
 class Gathering:
     """What a router gets of a completion in every step costs it as much whether it is sent on or kept. So of those that
     are answered whole the first delta goes at once, the others together: when one of them ends, or a period is over,
@@ -22,16 +38,12 @@ class Gathering:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._due_at = 0.0
+        self._period = Period(clock)
         self._is_due = True
 
     def begin(self) -> None:
         """A step's deltas come now."""
-        now = self._clock()
-        self._is_due = now >= self._due_at
-        if self._is_due:
-            self._due_at = now + PERIOD_S
+        self._is_due = self._period.begins()
 
     def take(self, sequence: Sequence, deltas: list[Delta]) -> list[Delta]:
         """What is to be passed on of what it had gained before and gained now: [] or one, or an error behind it."""

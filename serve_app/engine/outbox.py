@@ -66,12 +66,17 @@ class Outbox:
     async def frames(self) -> AsyncGenerator[Frame, None]:
         """Yield frames until closed and empty; to one reader only."""
         self.has_reader = True
-        while self._deltas or not self._is_closed:
-            if self._deltas:
+        while self._has_any or not self._is_closed:
+            if self._has_any:
                 yield Frame(deltas=tuple(self.drop()), load=self._take_load())
             else:
                 self._has_news.clear()
                 await self._has_news.wait()
+
+    @property
+    def _has_any(self) -> bool:
+        """Whether there is something to be told: deltas, or of flows what was spent."""
+        return bool(self._deltas or self._spent)
 
     def _take_load(self) -> Load:
         """The last one, with what was spent since the last frame."""

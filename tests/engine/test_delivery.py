@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from serve_app.core.delta import Delta, Load
 from serve_app.core.errors import EngineFailed
+from serve_app.core.ledger import Spent
 from serve_app.engine.delivery import Delivery
 from serve_app.engine.open_requests import OpenRequests
 from serve_app.engine.outbox import Outbox
@@ -69,6 +71,18 @@ async def test_each_router_is_sent_its_own_deltas_with_the_load() -> None:
     frame = await anext(frames)
     assert (list(frame.deltas), frame.load.num_running) == ([delta("a")], 2)
     await frames.aclose()
+
+
+async def test_what_was_spent_reaches_all_routers_where_nobody_has_a_delta_to_be_told_with() -> None:
+    desk = Desk()
+    desk.take("first", "a")
+    desk.take("second", "b")
+    spent = (Spent(flow="f", completion_tokens=3),)
+    desk.delivery.deliver([delta("gone")], Load(num_running=2, spent=spent))
+    for router_id in ("first", "second"):
+        async with asyncio.timeout(5), aclosing(desk.delivery.frames(router_id)) as frames:
+            frame = await anext(frames)
+            assert (frame.deltas, frame.load.num_running, frame.load.spent) == ((), 2, spent)
 
 
 async def test_what_cannot_be_sent_to_one_router_reaches_the_others_and_no_capacity_leaks() -> None:

@@ -13,8 +13,10 @@ import pytest
 from serve_app.core.concern import MAX_NAMED
 from serve_app.core.delta import Delta, Finish, FinishReason, Load
 from serve_app.core.errors import EngineFailed
+from serve_app.core.ledger import Spent
 from serve_app.core.request import GenerationRequest
 from serve_app.engine.driver import MAX_FAILURES_IN_A_ROW, STALL_S, Driver
+from serve_app.engine.gathering import PERIOD_S
 from serve_app.engine.open_sequences import OpenSequences
 from serve_app.engine.sequence import Sequence
 from serve_app.text.tokenizer import TextTokenizer
@@ -33,6 +35,7 @@ class FakeEngine:
     holds:    sequences are computed but never end
     forgets:  sequences are gone without an ending
     reports_failures: every step counts itself as failed
+    spends:   every step spends something for a flow, of which the load says until that was told
     """
 
     def __init__(self) -> None:
@@ -44,6 +47,8 @@ class FakeEngine:
         self.holds = False
         self.forgets = False
         self.reports_failures = False
+        self.spends = False
+        self.num_spent = self.num_told = 0
         self.gate = threading.Event()
         self.gate.set()
         self._running: dict[str, list[Sequence]] = {}
@@ -55,7 +60,8 @@ class FakeEngine:
 
     @property
     def load(self) -> Load:
-        return Load(num_running=len(self._running), num_blocks=7)
+        spent = (Spent(flow="a", engine_ns=self.num_spent),) if self.num_spent > self.num_told else ()
+        return Load(num_running=len(self._running), num_blocks=7, spent=spent)
 
     def add(self, sequences: Items[Sequence]) -> None:
         self._enter("add")
@@ -84,6 +90,7 @@ class FakeEngine:
             self._running.clear()
         if self.reports_failures:
             self.num_failed_steps += 1
+        self.num_spent += self.spends
         if self.holds:
             return []
         ended = {id_: found for id_, found in self._running.items() if id_ not in self._paused}
@@ -94,6 +101,9 @@ class FakeEngine:
             for id_, sequences in ended.items()
             for sequence in sequences
         ]
+
+    def note_told(self) -> None:
+        self.num_told = self.num_spent
 
     def reset(self) -> None:
         self._enter("reset")
@@ -117,6 +127,7 @@ class Deliveries:
     num_failing: int = 0
     endings: dict[tuple[str, int], list[Delta]] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
+    told: list[tuple[Spent, ...]] = field(default_factory=list)
     _news: threading.Condition = field(default_factory=threading.Condition)
 
     def __call__(self, deltas: list[Delta], load: Load) -> None:
@@ -125,6 +136,7 @@ class Deliveries:
                 self.num_failing -= 1
                 raise RuntimeError("delivery was told to fail")
             self.load = load
+            self.told.append(load.spent)
             for delta in deltas:
                 self.endings.setdefault((delta.request_id, delta.sample), []).append(delta)
             self._news.notify_all()
@@ -264,6 +276,32 @@ def test_steps_that_the_engine_itself_reports_as_failed_count_too() -> None:
         with pytest.raises(EngineFailed, match="times in a row"):
             all_.driver.check()
         assert all_.deliveries.load.num_failures == MAX_FAILURES_IN_A_ROW
+
+
+def test_what_is_spent_in_steps_that_give_nothing_is_told_once_a_period_and_again_where_it_could_not_be() -> None:
+    now = [0.0]
+    engine, deliveries = FakeEngine(), Deliveries()
+    engine.holds = engine.spends = True
+    driver = Driver(engine, deliveries, clock=lambda: now[0])
+
+    def step(number: int) -> None:
+        until = engine.num_spent + number
+        while engine.num_spent < until:
+            threading.Event().wait(0.001)
+
+    try:
+        driver.submit([sequences("a")])
+        step(50)
+        assert 1 <= len(deliveries.told) <= 2, "behind a command, and at the beginning of a period"
+        before = len(deliveries.told)
+        deliveries.num_failing = 1
+        for _ in range(2):
+            now[0] += PERIOD_S
+            step(3)
+    finally:
+        driver.close()
+    assert (len(deliveries.told), deliveries.num_failing) == (before + 1, 0), "what failed is told with the next"
+    assert deliveries.told[-1][0].engine_ns > deliveries.told[-2][0].engine_ns
 
 
 def test_a_step_that_does_not_end_is_noticed_on_the_clock() -> None:

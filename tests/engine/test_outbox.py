@@ -136,6 +136,16 @@ async def test_what_was_recorded_counts_and_stays_when_deltas_are_joined() -> No
     assert deltas[-1].recording == recording
 
 
+async def test_what_was_spent_is_a_frame_of_its_own_and_a_load_alone_is_none() -> None:
+    outbox, spent = Outbox(4), (Spent(flow="a", prompt_tokens=3),)
+    outbox.put([], Load(num_running=1))
+    outbox.put([], Load(num_running=2, spent=spent))
+    outbox.put([], Load(num_running=3))
+    outbox.close()
+    (frame,) = await read(outbox)
+    assert (frame.deltas, frame.load) == ((), Load(num_running=3, spent=spent))
+
+
 async def test_a_frame_tells_of_each_flow_once_and_of_none_that_had_nothing_since_the_last() -> None:
     """However many steps it joins: what a replica spent for a flow only grows, and the last of it is all."""
     outbox = Outbox(max_deltas=100)

@@ -13,6 +13,7 @@ from serve_app.catalog.adapters import read_adapter
 from serve_app.core.context import ContextParams
 from serve_app.core.delta import Delta, FinishReason
 from serve_app.core.errors import AdapterNotFound, ContextOverflow, EngineFailed, InvalidRequest, Overloaded
+from serve_app.core.ledger import Spent
 from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest, Prompt, StopParams
 from serve_app.core.tokenization import TokenizeRequest
@@ -47,6 +48,7 @@ class Reader:
 
     def __init__(self, service: ModelService, router_id: str = "router") -> None:
         self.deltas: list[Delta] = []
+        self.spent: Spent | None = None
         self._news = asyncio.Event()
         self._frames = service.attach(router_id)
         self._task = asyncio.create_task(self._read())
@@ -54,6 +56,8 @@ class Reader:
     async def _read(self) -> None:
         async for frame in self._frames:
             self.deltas += frame.deltas
+            for each in frame.load.spent:
+                self.spent = each
             self._news.set()
 
     async def wait(self, is_there: Callable[[list[Delta]], bool]) -> list[Delta]:
@@ -159,6 +163,24 @@ async def test_abort_frees_everything_and_no_delta_follows(service: ModelService
             await asyncio.sleep(0.01)
     assert len(reader.deltas) == count
     await reader.close()
+
+
+async def test_what_was_given_up_is_told_to_every_router_with_a_frame_and_waits_for_no_other() -> None:
+    """Neither of the two has anything left here."""
+    service = ModelService.load(config(DEMO, lease_s=600), replica_id="r1")
+    service.start()
+    readers = [await attached(service), await attached(service, "other")]
+    await service.submit("router", [text_request("a", stop=StopParams(max_tokens=None))])
+    await readers[0].wait(lambda seen: len(seen) > 3)
+    await service.abort("router", ["a"])
+    await idle(service)
+    (flow,) = service.engine.news(0).spent
+    async with asyncio.timeout(10):
+        while any(each.spent != flow for each in readers):  # noqa: ASYNC110, what it says follows
+            await asyncio.sleep(0.01)
+    for reader in readers:
+        await reader.close()
+    await service.close()
 
 
 async def test_leaving_the_stream_aborts_what_was_submitted(service: ModelService) -> None:

@@ -82,6 +82,7 @@ def test_what_a_step_tells_is_what_it_changed_however_many_flows_there_were(engi
         while engine.has_work:
             engine.step()
             assert [each.flow for each in engine.load.spent] == [f"f{number}"]
+            engine.note_told()
     assert len(engine.news(0).spent) == 60
     heard = engine.news(0).until
     assert engine.news(heard).spent == ()
@@ -89,6 +90,22 @@ def test_what_a_step_tells_is_what_it_changed_however_many_flows_there_were(engi
     while engine.has_work:
         engine.step()
     assert [each.flow for each in engine.news(heard).spent] == ["f7"]
+
+
+def test_what_an_abort_gave_up_is_in_the_load_until_that_is_told(engine: Engine) -> None:
+    """Whatever is computed between the two, of this flow or of none."""
+    add(engine, "a0", "a", 80)
+    engine.step()
+    engine.note_told()
+    engine.abort(frozenset({"a0"}))
+    add(engine, "b0", "b", 6)
+    for _ in range(2):
+        engine.step()
+        found = {each.flow: each for each in engine.load.spent}
+        assert found.keys() == {"a", "b"}
+        assert found["a"].prompt_tokens == spent(engine, "a")[0] == 24
+    engine.note_told()
+    assert engine.load.spent == ()
 
 
 @pytest.mark.parametrize("seed", range(6))
