@@ -251,7 +251,7 @@ class GenerationRequest:
     prompt_index: which of the client's prompts this is; part of the key of every random draw
     echo:         the first delta carries the prompt's text;  echo_last: of so many last tokens only, 0 is all of it
     reports_prompt_ids: the first delta carries the prompt's token ids;  reports_tail: the end of its text
-    uses_cache:   prefixes computed before may be used;  cache_salt: they are found by requests of the same salt alone
+    uses_cache:   prefixes computed before may be used;  cache_salt: of those who find them, constraints and images too
     skips_special_tokens: tokens like the end of text are not shown
     constraint:   what each completion has to be; None is any text
     infill:       what stands behind the gap that the prompt stands before; None where there is no gap

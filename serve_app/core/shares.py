@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 Priority = Literal["interactive", "standard", "batch"]
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,3 +23,32 @@ class Share:
     flow: str = "local"
     weight: float = 1.0
     priority: Priority = "standard"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept(Generic[Key]):
+    """One entry of what is kept for later for many flows.
+
+    flow:   that it was made for first, whoever else finds it
+    size:   of what all entries together are bounded in
+    may_go: it is not just being made
+    """
+
+    key: Key
+    flow: str
+    size: int
+    may_go: bool = True
+
+
+def first_to_go(entries: Iterable[Kept[Key]]) -> Key | None:
+    """Of the flow that holds most, so that nobody drives out what is others', the entry that may go and was used
+    longest ago; None where none of its may.
+
+    entries: the one that was used longest ago first
+    """
+    held, first = Counter[str](), dict[str, Key]()
+    for each in entries:
+        held[each.flow] += each.size
+        if each.may_go:
+            first.setdefault(each.flow, each.key)
+    return first.get(max(held, key=lambda flow: held[flow])) if held else None

@@ -18,7 +18,6 @@ from serve_app.constraints.compiler import Compiled, Compiler
 from serve_app.core.adapters import AdapterRecord
 from serve_app.core.backend import NOTHING
 from serve_app.core.cards import ModelCard, ReplicaCard
-from serve_app.core.constraint import Constraint
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound
 from serve_app.core.flow_usage import UsageReport
@@ -215,7 +214,7 @@ class ModelService:
         self._open.add(router_id, requests)
         try:
             requests = [await self._rendered(request) for request in requests]
-            compiled = await self._compiler.compile_all(request.constraint for request in requests)
+            compiled = await self._compiler.compile_all(requests)
             looks = await self.looking.look(requests, self._open.__contains__) if self.looking else {}
             prepared = await self._lanes.run(requests, lambda: self._prepare(requests, compiled, looks))
         except BaseException:
@@ -259,14 +258,14 @@ class ModelService:
         return request
 
     def _prepare(
-        self, requests: Items[GenerationRequest], compiled: Mapping[Constraint | None, Compiled], looks: Looks
+        self, requests: Items[GenerationRequest], compiled: Mapping[str, Compiled], looks: Looks
     ) -> list[list[Sequence]]:
         """Tokenise, but nothing that was aborted while it waited; runs in a worker thread.
 
         Raises InvalidRequest, ContextOverflow.
         """
         return [
-            self._preparation.sequences(request, compiled.get(request.constraint), looks.get(request.request_id, ()))
+            self._preparation.sequences(request, compiled.get(request.request_id), looks.get(request.request_id, ()))
             if request.request_id in self._open
             else []
             for request in requests

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,9 @@ from serve_app.constraints.refusal import Refusal
 from serve_app.constraints.trials import Trials
 from serve_app.core.constraint import Constraint
 from serve_app.core.errors import EngineFailed, InvalidRequest, Overloaded
+from serve_app.core.names import ModelRef
+from serve_app.core.request import GenerationRequest, Prompt
+from serve_app.core.shares import Share
 from tests.constraints.vocabularies import BYTES, tokenizer
 
 pytestmark = pytest.mark.slow
@@ -29,6 +33,10 @@ ENDLESS = "(ab|c)*" * 30_000
 
 def regex(source: str, name: str = "regex") -> Constraint:
     return Constraint(kind="regex", source=source, name=name)
+
+
+def request(name: str) -> GenerationRequest:
+    return GenerationRequest(request_id=name, model=ModelRef(base="m"), prompt=Prompt(parts=("",)))
 
 
 @asynccontextmanager
@@ -81,6 +89,34 @@ async def test_what_is_kept_is_bounded_and_what_was_asked_for_last_stays() -> No
         await shared.compile(regex("x" * 49))
         await shared.compile(regex("a"))
         assert shared.num_compiled == 7
+
+
+async def test_requests_of_different_salts_have_no_constraint_in_common() -> None:
+    """Whose schema is answered at once would have learned that another tenant has sent it."""
+    async with compiler() as shared:
+        first = await shared.compile(regex("ab"), salt="tenant a", flow="a")
+        assert await shared.compile(regex("ab"), salt="tenant b", flow="b") is not first
+        assert await shared.compile(regex("ab"), salt="tenant a", flow="of the same group") is first
+        assert shared.num_compiled == 2
+        asked = [
+            replace(request(str(at)), constraint=regex("cd"), cache_salt=f"tenant {tenant}", share=Share(flow=tenant))
+            for at, tenant in enumerate("aabb")
+        ]
+        found = await shared.compile_all([*asked, request("free")])
+        assert (found["0"], found["2"], found.keys()) == (found["1"], found["3"], set("0123"))
+        assert shared.num_compiled == 4
+
+
+@pytest.mark.parametrize("limits", [{"max_cached": 8}, {"max_cached_chars": 1_000, "max_cached": 500}])
+async def test_a_flood_of_one_flow_drives_out_its_own_and_nobody_elses(limits: dict[str, float]) -> None:
+    """However many salts its sender makes up, and though all of it is asked for at once."""
+    async with compiler(**limits) as shared:
+        kept = await shared.compile(regex("a" * 90), salt="a", flow="a")
+        flood = [shared.compile(regex("b" * number), salt=f"b{number}", flow="b") for number in range(80, 110)]
+        await asyncio.gather(*flood)
+        assert await shared.compile(regex("a" * 90), salt="a", flow="a") is kept
+        assert len(shared._kept) <= limits["max_cached"]
+        assert shared._num_chars <= shared._limits.max_cached_chars
 
 
 async def test_more_than_may_wait_are_told_to_come_again() -> None:

@@ -12,6 +12,7 @@ import pytest
 from serve_app.core.errors import ContextOverflow, InvalidRequest, Overloaded
 from serve_app.core.images import MARKER, Image
 from serve_app.core.request import GenerationRequest, Prompt
+from serve_app.core.shares import Share
 from serve_app.engine.judgement import judge
 from serve_app.engine.loading import load_model
 from serve_app.engine.vision.judgement import Sight
@@ -62,6 +63,10 @@ def asked(name: str, *seeds: int) -> GenerationRequest:
     return replace(request(name), prompt=Prompt(parts=(MARKER * len(seeds),)).with_images(images, MARKER))
 
 
+def of(tenant: str, request: GenerationRequest) -> GenerationRequest:
+    return replace(request, cache_salt=f"tenant {tenant}", share=Share(flow=tenant))
+
+
 def always(name: str) -> bool:
     return True
 
@@ -86,6 +91,26 @@ async def test_what_is_kept_is_within_its_budget_and_the_last_used_stays(looking
     assert (looks.num_seen, looks.kept.num_hits) == (3, 2)
     await looks.look([asked("2", 2)], always)
     assert looks.num_seen == 4
+
+
+async def test_requests_of_different_salts_have_no_image_in_common(looking: Callable[..., Looking]) -> None:
+    """Whose image is answered sooner would have learned that another tenant has sent it."""
+    looks = looking()
+    for tenant in "abab":
+        await looks.look([of(tenant, asked(tenant, 1))], always)
+    assert (looks.num_seen, looks.kept.num_hits, len(looks.kept)) == (2, 2, 2)
+
+
+async def test_a_flood_of_one_flow_drives_out_its_own_and_nobody_elses(looking: Callable[..., Looking]) -> None:
+    """However many salts its sender makes up."""
+    looks = looking(max_bytes=4 * ROW_BYTES)
+    await looks.look([of("a", asked("a", 1))], always)
+    for seed in range(2, 12):
+        await looks.look([replace(of("b", asked(str(seed), seed)), cache_salt=f"b{seed}")], always)
+    assert looks.kept.num_bytes == 4 * ROW_BYTES
+    before = looks.num_seen
+    await looks.look([of("a", asked("again", 1))], always)
+    assert looks.num_seen == before
 
 
 async def test_one_that_was_seen_before_does_not_wait_for_another_to_be_seen(

@@ -69,12 +69,12 @@ class Looking:
         the other.
         """
         loop, images = asyncio.get_running_loop(), request.prompt.images
-        known = [await loop.run_in_executor(self._readers, self._find, image) for image in images]
+        known = [await loop.run_in_executor(self._readers, self._find, request, image) for image in images]
         if known.count(None) > 1:
             await self._count(request, known, is_wanted)
         seen: list[Seen] = []
         for image, each in zip(images, known, strict=True):
-            if (found := each or await self._see(image, is_wanted)) is None:
+            if (found := each or await self._see(request, image, is_wanted)) is None:
                 return ()
             seen.append(found)
         self._check_length(request, [len(each.rows) for each in seen])
@@ -94,32 +94,34 @@ class Looking:
                 num_rows.append(len(each.rows))
             self._check_length(request, num_rows)
 
-    def _find(self, image: Image) -> Seen | None:
+    def _find(self, request: GenerationRequest, image: Image) -> Seen | None:
         """An image that was seen before; of any other, at least its header is sound."""
-        seen = self.kept.find(image.digest)
+        seen = self.kept.find(image.digest, salt=request.cache_salt)
         if seen is None:
             self._eyes.check(image)
         return seen
 
-    async def _see(self, image: Image, is_wanted: Callable[[], bool]) -> Seen | None:
+    async def _see(self, request: GenerationRequest, image: Image, is_wanted: Callable[[], bool]) -> Seen | None:
         """One is decoded while another is seen, and no more of them are in memory."""
         loop = asyncio.get_running_loop()
         async with self._in_memory:
-            read = await loop.run_in_executor(self._readers, self._read, image, is_wanted)
-            return await loop.run_in_executor(self._seers, self._seen, read) if isinstance(read, Read) else read
+            read = await loop.run_in_executor(self._readers, self._read, request, image, is_wanted)
+            if not isinstance(read, Read):
+                return read
+            return await loop.run_in_executor(self._seers, self._seen, request, read)
 
-    def _read(self, image: Image, is_wanted: Callable[[], bool]) -> Seen | Read | None:
+    def _read(self, request: GenerationRequest, image: Image, is_wanted: Callable[[], bool]) -> Seen | Read | None:
         """Another request may have had it seen meanwhile."""
         if not is_wanted():
             return None
-        return self.kept.find(image.digest) or self._eyes.read(image)
+        return self.kept.find(image.digest, salt=request.cache_salt) or self._eyes.read(image)
 
-    def _seen(self, read: Read) -> Seen:
-        seen = self.kept.find(read.digest)
+    def _seen(self, request: GenerationRequest, read: Read) -> Seen:
+        seen = self.kept.find(read.digest, salt=request.cache_salt)
         if seen is None:
             seen = self._eyes.see(read)
             self.num_seen += 1
-            self.kept.keep(seen)
+            self.kept.keep(seen, salt=request.cache_salt, flow=request.share.flow)
         return seen
 
     def _check_length(self, request: GenerationRequest, counts: Items[int]) -> None:
