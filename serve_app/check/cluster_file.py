@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path as FilePath
+from types import MappingProxyType
 from typing import Any
 
 from ray.serve.schema import ServeDeploySchema
@@ -19,6 +20,9 @@ from serve_app.check.keys import nearest, refused_open_values, refused_values, u
 from serve_app.check.memory import check_memory, reservation
 from serve_app.deployments.arguments import ModelArgs
 
+UNKNOWN: Mapping[str, str] = MappingProxyType({})
+"""Of an environment of which nothing is known."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -28,10 +32,11 @@ class Report:
     is_sound: bool
 
 
-def check_file(name: str, *, is_fast: bool = False) -> Report:
+def check_file(name: str, *, is_fast: bool = False, environment: Mapping[str, str] = UNKNOWN) -> Report:
     """Check the cluster file of that name. Raises nothing: whatever is wrong is in the report.
 
     is_fast: it is to be served in throughput mode
+    environment: that Ray is to be started in
     """
     try:
         document = read_document(FilePath(name).read_text(encoding="utf-8"))
@@ -41,10 +46,12 @@ def check_file(name: str, *, is_fast: bool = False) -> Report:
         return Report(lines=(f"{name}: error: is not UTF-8 text: {error.reason}",), is_sound=False)
     except UnreadableYaml as error:
         return Report(lines=(f"{name}:{error.line}: error: {error.message}",), is_sound=False)
-    return _report(name, document, list(check_document(document, is_fast=is_fast)))
+    return _report(name, document, list(check_document(document, is_fast=is_fast, environment=environment)))
 
 
-def check_document(document: Document, *, is_fast: bool = False) -> Iterator[Finding]:
+def check_document(
+    document: Document, *, is_fast: bool = False, environment: Mapping[str, str] = UNKNOWN
+) -> Iterator[Finding]:
     """Everything there is to say about the file."""
     data = document.data
     if not isinstance(data, dict):
@@ -54,7 +61,7 @@ def check_document(document: Document, *, is_fast: bool = False) -> Iterator[Fin
     yield from unknown_keys(data, ServeDeploySchema, ())
     yield from refused_values(data, ServeDeploySchema, ())
     yield from refused_open_values(data, ServeDeploySchema, ())
-    yield from check_door(data, is_fast=is_fast)
+    yield from check_door(data, is_fast=is_fast, environment=environment)
     applications = data.get("applications")
     if not isinstance(applications, list):
         return  # the schema has said so

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from serve_app.check.findings import Finding, Path, Severity
+from serve_app.check.ray_token import check_ray_token
 from serve_app.deployments.apps import ACCOUNTS_DEPLOYMENT, ROUTER_DEPLOYMENT, router
 
 SHOULD_BOUND = (
@@ -15,10 +16,11 @@ SHOULD_BOUND = (
 )
 
 
-def check_door(data: dict[str, Any], *, is_fast: bool) -> Iterator[Finding]:
+def check_door(data: dict[str, Any], *, is_fast: bool, environment: Mapping[str, str]) -> Iterator[Finding]:
     """What lets in who should not be, for a file of any shape.
 
     is_fast: HAProxy stands in front, which binds every interface where no host is written
+    environment: that Ray is to be started in, as far as it is known
     """
     options = data.get("http_options")
     written = options.get("host") if isinstance(options, dict) else None
@@ -32,6 +34,8 @@ def check_door(data: dict[str, Any], *, is_fast: bool) -> Iterator[Finding]:
         yield Finding(path=("http_options", "host"), message=f"{message} ({_spelled(path)})")
     if is_outside and not open_doors:
         yield Finding(path=("http_options", "host"), message=f"{host} is {SHOULD_BOUND}", severity=Severity.WARNING)
+    if is_outside:
+        yield from check_ray_token(host, environment)
     yield from _check_grpc(data)
     yield from _check_accounts(data)
 

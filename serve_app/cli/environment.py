@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from serve_app.check import ray_token
+
 RUN_VARIABLE = "SERVE_APP_RUN"
 """Inherited by every process of a cluster that `serve_app up` started; its value names the run."""
 
@@ -21,8 +23,8 @@ class Setting:
 
 SETTINGS = (
     Setting(
-        name="RAY_AUTH_MODE",
-        value="token",
+        name=ray_token.VARIABLE,
+        value=ray_token.TOKEN,
         reason="Ray's own ports want a token, made on first use and kept in the home folder",
     ),
     Setting(name="RAY_USAGE_STATS_ENABLED", value="0", reason="nothing is reported to anyone"),

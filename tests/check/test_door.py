@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 
-from serve_app.check.cluster_file import Report, check_file
+from serve_app.check.cluster_file import UNKNOWN, Report, check_file
 from serve_app.cli import main
 
 ROUTER = "serve_app.deployments.apps:router"
@@ -26,9 +26,14 @@ def application(*, auth: str | None = None, **changes: object) -> dict[str, obje
 def report_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
     monkeypatch.chdir(tmp_path)
 
-    def check(*applications: dict[str, object], is_fast: bool = False, **content: object) -> Report:
+    def check(
+        *applications: dict[str, object],
+        is_fast: bool = False,
+        environment: Mapping[str, str] = UNKNOWN,
+        **content: object,
+    ) -> Report:
         Path("cluster.yaml").write_text(yaml.safe_dump({**content, "applications": list(applications)}))
-        return check_file("cluster.yaml", is_fast=is_fast)
+        return check_file("cluster.yaml", is_fast=is_fast, environment=environment)
 
     return check
 
@@ -73,6 +78,36 @@ def test_up_starts_nothing_that_check_refuses(report_of: Callable[..., Report]) 
     report_of(application(auth="none"))
     assert main(["check"]) == 0
     assert main(["check", "--fast"]) == 1
+
+
+@pytest.mark.parametrize("mode", ["disabled", "", "tokens"])
+def test_ray_without_its_token_is_refused_by_name_where_others_reach_the_host(
+    report_of: Callable[..., Report], mode: str
+) -> None:
+    environment = {"RAY_AUTH_MODE": mode}
+    outside = report_of(application(**KEYS), http_options={"host": "10.0.0.7"}, environment=environment)
+    (line,) = [line for line in outside.lines if ": error: " in line]
+    assert not outside.is_sound
+    for part in ("http_options.host: 10.0.0.7", 'RAY_AUTH_MODE must be "token" or not be set', f"found {mode!r}"):
+        assert part in line
+    assert not report_of(application(**KEYS), is_fast=True, environment=environment).is_sound
+    assert report_of(application(**KEYS), http_options={"host": "127.0.0.1"}, environment=environment).is_sound
+
+
+@pytest.mark.parametrize("environment", [{}, {"RAY_AUTH_MODE": "token"}, {"RAY_AUTH_MODE": "Token"}])
+def test_ray_with_its_token_is_sound_anywhere(report_of: Callable[..., Report], environment: dict[str, str]) -> None:
+    assert report_of(application(**KEYS), http_options={"host": "10.0.0.7"}, environment=environment).is_sound
+
+
+def test_the_environment_of_who_checks_or_starts_is_what_ray_would_have(
+    report_of: Callable[..., Report], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report_of(application(**KEYS), http_options={"host": "0.0.0.0"})
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert main(["check"]) == main(["up"]) == 1
+    assert capsys.readouterr().out.count("RAY_AUTH_MODE must be") == 2
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    assert main(["check"]) == 0
 
 
 def test_grpc_has_no_door_at_all(report_of: Callable[..., Report]) -> None:

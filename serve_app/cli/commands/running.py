@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,7 +38,7 @@ def up(
     from serve_app.check.cluster_file import check_file  # imports Ray, which takes its time
     from serve_app.cli.up import serve_until_interrupted
 
-    report = check_file(file, is_fast=fast)
+    report = check_file(file, is_fast=fast, environment=os.environ)
     if not as_json:
         say("\n".join(report.lines))
     elif not report.is_sound:
@@ -58,7 +59,7 @@ def check(file: ClusterFile = CLUSTER_FILE, fast: Fast = False, as_json: AsJson 
     """Validate a cluster file; starts nothing."""
     from serve_app.check.cluster_file import check_file
 
-    report = check_file(file, is_fast=fast)
+    report = check_file(file, is_fast=fast, environment=os.environ)
     if as_json:
         _say_report(file, report)
     else:
