@@ -10,7 +10,8 @@ Prints JSON, in microseconds of this process per request: of each its least and 
 `books` cost beyond `none`: the difference of the least ones, and the median of the differences within a round.
 `stages` are the pieces of `books`, each called alone and again and again: their least and their median.
 `refused` are requests that are sent away: `limited` by a tenant's limits (429), `unknown` as there is no such model,
-and `hidden` as the tenant may not use it (both 404).
+`hidden` as the tenant may not use it, and such pairs of adapters, of those of a base of which it may use none, and of
+aliases.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from serve_app.router.scribe import Scribe
 from serve_app.tenants.directory import Directory
 from serve_app.tenants.keys import Key, digest_of, new_key
 from serve_app.tenants.lending import Lending
-from tests.fakes import FakeBackend
+from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 
 ROUTER = "router-0"
 BODY = json.dumps({"model": "tiny", "prompt": "Once", "max_tokens": 1}).encode()
@@ -92,7 +93,9 @@ class Setup:
 
     @staticmethod
     async def make() -> Setup:
-        backend, fleet, accounts, key = FakeBackend(is_stepped=True), Fleet(ROUTER), NearAccounts(), new_key()
+        card = replica_card(model=model_card("tiny", adapter_card("pirate"), adapter_card("json")))
+        backend, accounts, key = FakeBackend(card, is_stepped=True), NearAccounts(), new_key()
+        fleet = Fleet(ROUTER, aliases={"prod": "tiny:json"})
         fleet.put(await backend.hello(ROUTER), backend)
         tenant = Tenant(name="team", limits=LIMITS)
         held = Key(id="key", tenant="team", digest=digest_of(key, PEPPER), scopes=frozenset(Scopes), created_at=0.0)
@@ -188,10 +191,21 @@ class Refused:
         return spent
 
 
+UNSEEN = {
+    "model": ("barred", "tiny", "none", 404),
+    "adapter": ("pirate", "tiny:json", "tiny:nope", 404),
+    "LoRA": ("base", "tiny:json", "tiny:nope", 400),
+    "alias": ("base", "prod", "none", 404),
+}
+"""A tenant, what it may not use, what never was, and how it is told."""
+
+
 async def kinds_of_refusals(setup: Setup) -> dict[str, Refused]:
-    """Of a tenant that may ask once a minute and has, and of one that may use another model alone."""
+    """Of a tenant that may ask once a minute and has, and of some that may not use everything."""
     limits = Limits(requests_per_minute=1)
-    tenants = [Tenant(name="spent", limits=limits), Tenant(name="barred", rights=Rights(patterns=("other",)))]
+    rights = {"barred": ("other",), "pirate": ("tiny", "tiny:pirate"), "base": ("tiny",)}
+    tenants = [Tenant(name="spent", limits=limits)]
+    tenants += [Tenant(name=name, rights=Rights(patterns=patterns)) for name, patterns in rights.items()]
     secrets = {tenant.name: new_key() for tenant in tenants}
     scopes = frozenset(Scopes)
     keys = [
@@ -209,12 +223,12 @@ async def kinds_of_refusals(setup: Setup) -> dict[str, Refused]:
     setup.backend.send(ROUTER, *(_answer_to(each.request_id) for (each,) in setup.backend.submissions))
     await asking
     assert first.status == 200, "the first of a minute is answered"
-    unknown = BODY.replace(b"tiny", b"none")
-    return {
-        "limited": Refused(app=app, key=secrets["spent"], body=BODY, status=429),
-        "unknown": Refused(app=app, key=secrets["barred"], body=unknown, status=404),
-        "hidden": Refused(app=app, key=secrets["barred"], body=BODY, status=404),
-    }
+    kinds = {"limited": Refused(app=app, key=secrets["spent"], body=BODY, status=429)}
+    for what, (name, *models, status) in UNSEEN.items():
+        for kind, model in zip(("hidden", "unknown"), models, strict=True):
+            body = BODY.replace(b"tiny", model.encode())
+            kinds[f"{kind} {what}"] = Refused(app=app, key=secrets[name], body=body, status=status)
+    return kinds
 
 
 async def refusals(setup: Setup, *, rounds: int, num: int) -> dict[str, object]:

@@ -73,7 +73,7 @@ def obey(body: Body, served: Served, *, is_completion: bool = True) -> Body:
 
 
 def models_are_served(body: Body, served: Served) -> None:
-    """A model is one that is served, an adapter one that it has; anything else is a 404."""
+    """A model is one that is served, an adapter one of it: any other is a 404, of a model without adapters a 400."""
     sent = body.get("model")
     if isinstance(sent, list):
         body["model"] = [served.models[len(each) % len(served.models)] for each in sent[:MOST_MODELS]]
