@@ -21,6 +21,7 @@ from serve_app.deployments.arguments import RouterSettings
 from serve_app.deployments.logs import log_as_configured
 from serve_app.deployments.serve_cluster import ServeCluster
 from serve_app.http.app import build_app
+from serve_app.http.enclosed import TakesBodies
 from serve_app.http.guard import OPEN_DOOR, Door
 from serve_app.http.metrics import Metrics
 from serve_app.http.settings import HttpSettings
@@ -71,7 +72,7 @@ class RouterReplica:
         self._replays = Replays()
         self._tracing = Switch(os.environ)
         self._hot_app = HotApp(self._app_for(defaults))
-        self._shortcuts = TakesShortcuts(self._hot_app, on_taken=self._metrics.note_shortcut)
+        self._shortcuts = TakesShortcuts(TakesBodies(self._hot_app), on_taken=self._metrics.note_shortcut)
         discovery = Discovery(ServeCluster(context.app_name), self._fleet, router_id, on_deleted=self._stop)
         begin = asyncio.get_running_loop().create_task
         self._discovery = begin(discovery.run(), context=Context())

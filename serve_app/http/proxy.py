@@ -23,6 +23,8 @@ from serve_app.http.written_refusals import WrittenRefusals
 
 SHORTCUT = "SERVE_APP_PROXY_SHORTCUT"
 """0 has streams go through Serve all the way."""
+UVICORNS_STARTUP = uvicorn.Server.startup
+"""As it was; Serve asks for protection again for each port that it tries."""
 
 
 def protect() -> list[Any]:
@@ -31,7 +33,7 @@ def protect() -> list[Any]:
     Returns the middleware that Serve is to add: none.
     """
     landing = Landing()
-    startup = accepting_many(uvicorn.Server.startup)
+    startup = accepting_many(UVICORNS_STARTUP)
     if os.environ.get(SHORTCUT, "1") != "0":
         startup = opening(landing, startup)
     protocol = protocol_of(Turnstile(settings_of_environment()), landing)

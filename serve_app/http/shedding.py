@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from serve_app.api.dialects.tables import HEADER, UNION
 from serve_app.api.paths import POSTED
 from serve_app.http.caller import Caller
+from serve_app.http.enclosed import MAX_BYTES, enclose, without_body
 from serve_app.http.failures import request_id_of
 from serve_app.http.flows import Headers as HeaderLines
 from serve_app.http.header_limits import LINGER_S, BoundedHeaders
@@ -218,26 +219,29 @@ class Shedding(BoundedHeaders):
         ):  # it has waited behind another one of its connection
             super()._start_asgi_task(cycle, cast(Any, self._refuse_late))
         else:
-            begin = partial(super()._start_asgi_task, cycle, cast(Any, self._counted(app)))
+            begin = partial(super()._start_asgi_task, cycle, cast(Any, self._counted(app, cycle)))
             is_due = self._caller.is_due
             self._caller.enter(flow, self.loop.time())
             self._visit = self._turnstile.enter(begin, flow, is_due=is_due)
 
-    def _counted(self, app: ASGIApp) -> ASGIApp:
+    def _counted(self, app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             visit = self._visit
             assert visit is not None, "it was let in"
             headers = scope["headers"]
-            self._tell(scope)
 
             async def listening(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     self._turnstile.num_slots = message.get(SLOTS, self._turnstile.num_slots)
                     self._turnstile.flows.learn(headers, *message.get(TENANT, (None,)))
+                    self._landing.enclosing.note(message)
                     self._note(message)
                 await send(message)
 
             try:
+                self._tell(scope)
+                if self._may_enclose(cycle):
+                    receive = await enclose(scope, receive)
                 with self._landing.relay(scope, listening, on_failure=self.transport.close) as relaying:
                     await app(scope, receive, relaying)
             finally:
@@ -245,9 +249,15 @@ class Shedding(BoundedHeaders):
 
         return counted
 
+    def _may_enclose(self, cycle: RequestResponseCycle) -> bool:
+        """Whether the body is short and all there, and whoever is asked takes it with the request."""
+        is_whole = not cycle.more_body and len(cycle.body) <= MAX_BYTES
+        return is_whole and self._landing.name is not None and self._landing.enclosing.is_known
+
     def _tell(self, scope: Scope) -> None:
         """What only a proxy may say, and no client."""
         without_offer(scope)
+        without_body(scope)
         tell(scope, self._turnstile.take_untold())
 
     def _note(self, start: Message) -> None:

@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import Message, Scope, Send
 
 from serve_app.http.accepting import Startup
+from serve_app.http.enclosed import Enclosing
 from serve_app.http.shortcut import (
     LINE,
     NUM_PIECES,
@@ -34,6 +35,8 @@ HIGH_BYTES = 65536
 """Of a response may wait for its client before its router is told to send no more of it."""
 LOW_BYTES = 16384
 """Are left when it is told to go on."""
+LAST_WORD_S = 2.0
+"""For Serve to say how a response ended whose pieces came on a connection that has ended, too."""
 ABANDONED_S = 60.0
 """Old at least is a socket that is taken for left behind."""
 
@@ -103,16 +106,30 @@ class Relay:
     async def _run(self) -> None:
         while self._num_due is None or self._num_sent < self._num_due:
             if not self._pieces:
-                if self._is_lost:
-                    raise ShortcutLost("the router's connection has ended")
-                self._wake = asyncio.get_running_loop().create_future()
-                await self._wake
+                await self._more()
                 continue
             pieces, self._pieces, self._num_bytes = self._pieces, [], 0
             await self._send({"type": "http.response.body", "body": b"".join(pieces), "more_body": True})
             self._num_sent += len(pieces)
             if self._num_bytes <= LOW_BYTES:
                 self._signal(is_paused=False)
+
+    async def _more(self) -> None:
+        """Wait for whatever comes next. Raises ShortcutLost where that is nothing any more."""
+        self._wake = asyncio.get_running_loop().create_future()
+        if not self._is_lost:
+            await self._wake
+        elif self._num_due is None:
+            await self._hear_last_word(self._wake)
+        else:
+            raise ShortcutLost("the router's connection has ended")
+
+    async def _hear_last_word(self, wake: asyncio.Future[None]) -> None:
+        """A router closes its connections behind its last response, of which Serve may be slower to bring the end."""
+        try:
+            await asyncio.wait_for(wake, LAST_WORD_S)
+        except TimeoutError:
+            raise ShortcutLost("the router's connection has ended, and Serve says nothing") from None
 
     def _stir(self) -> None:
         if self._wake is not None and not self._wake.done():
@@ -129,6 +146,7 @@ class Landing:
 
     def __init__(self) -> None:
         self.name: str | None = None
+        self.enclosing = Enclosing()
         self.relays: dict[bytes, Relay] = {}
         self.lines: dict[bytes, RoutersLine] = {}
         self._server: asyncio.Server | None = None

@@ -21,7 +21,9 @@ from serve_app.http.shortcut import (
 )
 
 CONNECT_TIMEOUT_S = 1.0
-"""For a proxy of this machine to be reached and to answer; else it is reached by Serve, for as long as it runs."""
+"""For a proxy of this machine to be reached and to answer; else it is reached by Serve."""
+AGAIN_S = 30.0
+"""After which one that did not answer in time is tried again. Of one that is not there it is known for good."""
 MAX_PROXIES = 64
 """That are remembered; those of long ago are not there any more."""
 
@@ -61,15 +63,34 @@ class TakesShortcuts:
                 line.close()
 
     async def _line_to(self, name: str) -> ProxysLine | None:
-        if name not in self._lines:
+        connecting = self._lines.pop(name, None)
+        if connecting is None:
             if len(self._lines) >= MAX_PROXIES:
-                del self._lines[next(iter(self._lines))]
-            self._lines[name] = asyncio.create_task(_connected(path_of(name)))
-        line = await asyncio.shield(self._lines[name])
+                self._forget_one()
+            connecting = asyncio.create_task(self._connect(name))
+        self._lines[name] = connecting  # behind all others, as it is used now
+        line = await asyncio.shield(connecting)
         if line is not None and line.is_lost:
             self._lines.pop(name, None)
             return None
         return line
+
+    async def _connect(self, name: str) -> ProxysLine | None:
+        """None where nobody of this machine listens there, or is too busy to answer."""
+        try:
+            return await _connected(path_of(name))
+        except TimeoutError:
+            asyncio.get_running_loop().call_later(AGAIN_S, self._lines.pop, name, None)
+        except OSError:
+            pass
+        return None
+
+    def _forget_one(self) -> None:
+        """One that leads nowhere, or else the one that was not used for longest, once nothing goes that way."""
+        useless = (name for name, each in self._lines.items() if each.done() and each.result() is None)
+        connecting = self._lines.pop(next(useless, None) or next(iter(self._lines)))
+        if connecting.done() and (line := connecting.result()):
+            line.retire()
 
 
 class Shortcut:
@@ -107,9 +128,7 @@ class Shortcut:
             self._on_taken()
             self._start = {**self._start, LINE: self._line.hello}
             await self.flush()
-        for frame in framed(self._number, piece):
-            await self._line.write(self._number, frame)
-            self._num_pieces += 1
+        self._num_pieces += await self._line.write(self._number, piece)
 
 
 class ProxysLine(asyncio.Protocol):
@@ -124,6 +143,7 @@ class ProxysLine(asyncio.Protocol):
         self._frames: list[bytes] = []
         self._num_bytes = 0  # in them
         self._is_congested = False
+        self._is_retired = False
         self._is_paused: dict[bytes, bool] = {}  # of each response that is open
         self._waiting: dict[asyncio.Future[None], bytes] = {}
 
@@ -156,8 +176,11 @@ class ProxysLine(asyncio.Protocol):
         self._is_congested = False
         self._let_go_on()
 
-    async def write(self, number: bytes, frame: bytes) -> None:
-        """Wait until this response may go on, and send more of it. Raises OSError where the proxy has gone."""
+    async def write(self, number: bytes, piece: bytes) -> int:
+        """Wait until this response may go on, and send more of it, all or nothing where the wait is given up.
+
+        Returns of how many frames that was. Raises OSError where the proxy has gone.
+        """
         while not self.is_lost and self._is_held(number):
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting[waiting] = number
@@ -169,10 +192,12 @@ class ProxysLine(asyncio.Protocol):
             raise BrokenPipeError("the proxy has gone")
         if not self._frames:
             asyncio.get_running_loop().call_soon(self._write_out)
-        self._frames.append(frame)
-        self._num_bytes += len(frame)
+        frames = framed(number, piece)
+        self._frames += frames
+        self._num_bytes += len(piece)
         if self._num_bytes > MAX_PIECE:
             self._write_out()
+        return len(frames)
 
     def begin(self, number: bytes) -> None:
         """That response may be paused from now on."""
@@ -181,8 +206,19 @@ class ProxysLine(asyncio.Protocol):
     def forget(self, number: bytes) -> None:
         """That response is over."""
         self._is_paused.pop(number, None)
+        if self._is_retired and not self._is_paused:
+            self.close()
+
+    def retire(self) -> None:
+        """Close it behind the last of its responses."""
+        self._is_retired = True
+        if not self._is_paused:
+            self.close()
 
     def close(self) -> None:
+        """It is lost to whoever meant to use it."""
+        self._write_out()
+        self.is_lost = True
         if self._transport is not None:
             self._transport.close()
 
@@ -200,11 +236,16 @@ class ProxysLine(asyncio.Protocol):
                 waiting.set_result(None)
 
 
-async def _connected(path: str) -> ProxysLine | None:
-    """None where nobody of this machine listens there."""
-    try:
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            _, line = await asyncio.get_running_loop().create_unix_connection(ProxysLine, path)
-            return line if await line.welcomed else None
-    except (OSError, TimeoutError):
-        return None
+async def _connected(path: str) -> ProxysLine:
+    """Raises OSError where nobody of this machine listens there, TimeoutError where nobody answers in time."""
+    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+        _, line = await asyncio.get_running_loop().create_unix_connection(ProxysLine, path)
+        is_welcome = False
+        try:
+            is_welcome = await line.welcomed
+        finally:
+            if not is_welcome:
+                line.close()
+        if not is_welcome:
+            raise ConnectionResetError("the proxy did not want it")
+        return line

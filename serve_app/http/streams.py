@@ -53,8 +53,8 @@ async def stream(
                     pending += await asyncio.to_thread(renderer.chunks, event)
                 if pending and not run.has_ready:
                     story.first_sent_at = story.first_sent_at or time.monotonic()
-                    await _in_time(patience, exchange.stream(pending), max_stall_s)
-                    pending = b""
+                    sending, pending = pending, b""  # once, however that ends
+                    await _in_time(patience, exchange.stream(sending), max_stall_s)
         except ServeError:
             if pending and exchange.has_started:
                 await _in_time(patience, exchange.stream(pending), max_stall_s)

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from serve_app.http import shortcut_start
 from serve_app.http.shortcut import HEAD, HEADER, LINE, MAX_PIECE, Frames, folder, framed, offered, path_of
 from serve_app.http.shortcut_end import ABANDONED_S, HIGH_BYTES, Landing, ShortcutLost
-from serve_app.http.shortcut_start import TakesShortcuts
+from serve_app.http.shortcut_start import MAX_PROXIES, TakesShortcuts
 from tests.http.full_proxy import HOST, Echo, Line
 from tests.http.test_shedding import Busy
 
@@ -206,6 +207,97 @@ async def test_where_the_connection_is_lost_the_router_is_told_and_the_response_
     assert client.messages[-1]["more_body"]
     await Serve(landing, TakesShortcuts(Streams(b"a", b"b"))).ask(other)
     assert other.body == b"ab"
+
+
+async def test_a_long_piece_that_is_given_up_was_sent_whole_or_not_at_all(landing: Landing) -> None:
+    client, long = Client(stops_after=2), b"x" * (40 * MAX_PIECE)
+    given_up = 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal given_up
+        await send(START)
+        await send(piece(b"one "))
+        for _ in range(3):
+            try:
+                async with asyncio.timeout(0.05):
+                    await send(piece(long))
+            except TimeoutError:
+                given_up += 1
+        client.takes.set()
+        await send(piece(b" end", is_last=True))
+
+    async with asyncio.timeout(30):
+        await Serve(landing, TakesShortcuts(app)).ask(client)
+    assert given_up
+    assert client.body == b"one " + long * (3 - given_up) + b" end"
+
+
+async def test_a_router_that_closes_behind_its_last_piece_loses_nothing(landing: Landing) -> None:
+    client, router = Client(), TakesShortcuts(Streams(b"a", b"b", b"c", b"d"))
+    serve = Serve(landing, router, slow_s=0.05)
+    asking = asyncio.create_task(serve.ask(client))
+    await until(lambda: landing.lines)
+    await asyncio.sleep(0.02)
+    router.close()
+    await asking
+    assert client.body == b"abcd"
+    assert not client.has_failed
+
+
+async def test_a_proxy_that_does_not_answer_in_time_is_tried_again(
+    landing: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shortcut_start, "CONNECT_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(shortcut_start, "AGAIN_S", 0.05)
+    name, landing.name = landing.name, "1" * 16
+    router, ends = TakesShortcuts(Streams(b"a", b"b")), []
+
+    async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends.append(await reader.read())  # until the other side closes it
+        writer.close()
+
+    silent = await asyncio.start_unix_server(says_nothing, path_of(landing.name))
+    client = Client()
+    await Serve(landing, router).ask(client)
+    assert client.body == b"ab"
+    await until(lambda: ends)
+    silent.close()
+    assert name is not None
+    os.replace(path_of(name), path_of(landing.name))
+    await until(lambda: not router._lines)
+    again = Client()
+    serve = Serve(landing, router)
+    await serve.ask(again)
+    assert again.body == b"ab"
+    assert LINE in serve.passed[0]
+
+
+async def test_of_many_proxies_those_that_lead_nowhere_are_forgotten_first(landing: Landing) -> None:
+    router = TakesShortcuts(Streams(b"a", b"b"))
+    await Serve(landing, router).ask(Client())
+    (line,) = landing.lines.values()
+    own, numbers = landing.name, range(MAX_PROXIES + 3)
+    for number in numbers:
+        landing.name = f"{number:016x}"
+        await Serve(landing, router).ask(Client())
+    landing.name = own
+    await Serve(landing, router).ask(Client())
+    assert list(landing.lines.values()) == [line]
+    assert len(router._lines) == MAX_PROXIES
+
+
+async def test_a_line_that_is_forgotten_is_closed_behind_the_last_of_its_responses(landing: Landing) -> None:
+    client = Client(stops_after=2)
+    router = TakesShortcuts(Streams(*[b"x" * 1000] * 500))
+    asking = asyncio.create_task(Serve(landing, router).ask(client))
+    await until(lambda: len(client.messages) > 1)
+    (name,) = router._lines
+    router._forget_one()
+    client.takes.set()
+    await asking
+    assert client.body == b"x" * 500_000
+    await until(lambda: not landing.lines)
+    assert name not in router._lines
 
 
 async def test_an_end_behind_lost_pieces_is_no_end(landing: Landing) -> None:
