@@ -10,7 +10,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -18,6 +19,11 @@ TELL_S = 0.5
 TELL_SETTLED_S = 5.0
 """Where all run. To ask takes 30 ms of this process, which checks every setting anew."""
 RUNNING = "RUNNING"
+ROUTER_DEPLOYMENT = "Router"
+FAREWELL_S = 6.0
+"""For routers to tell their clients that it ends, and to be gone."""
+FAREWELL_POLL_S = 0.2
+INTERRUPT_AGAIN_S = 0.1
 
 
 def main(file: str, events: int, parent: int, *, has_dashboard: bool) -> None:
@@ -34,6 +40,7 @@ def main(file: str, events: int, parent: int, *, has_dashboard: bool) -> None:
     ray.init(address="local", namespace="serve", include_dashboard=has_dashboard)
     _start_as_the_file_logs(file)
     threading.Thread(target=_tell, args=(events,), name="events", daemon=True).start()
+    say_farewell_first(_let_routers_go)
     cli.main(args=["run", file])
 
 
@@ -54,6 +61,51 @@ def _start_as_the_file_logs(file: str) -> None:
             grpc_options=schema.grpc_options.model_dump(),
             logging_config=schema.logging_config,
         )
+
+
+def say_farewell_first(farewell: Callable[[], None]) -> None:
+    """Have the next SIGINT call this in a thread, and interrupt the main one behind it; another one does so at once.
+    What ends then is interrupted no more.
+    """
+    asked, interrupted = threading.Event(), threading.Event()
+    main_thread = threading.get_ident()
+
+    def ask(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, interrupt)
+        asked.set()
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    def take_leave() -> None:
+        asked.wait()
+        with suppress(Exception):
+            farewell()
+        while not interrupted.wait(INTERRUPT_AGAIN_S):  # one that comes just before the main thread sleeps wakes nobody
+            signal.pthread_kill(main_thread, signal.SIGINT)
+
+    threading.Thread(target=take_leave, name="farewell", daemon=True).start()
+    signal.signal(signal.SIGINT, ask)
+
+
+def _let_routers_go() -> None:
+    """Serve ends its proxies with its applications, and streams with them. Routers that are deleted before have time
+    to end each stream with an event that says why.
+    """
+    from ray import serve
+
+    deadline = time.monotonic() + FAREWELL_S
+    routers = [
+        name
+        for name, each in serve.status().applications.items()
+        if ROUTER_DEPLOYMENT in each.deployments and _told_of(each)["status"] == RUNNING
+    ]
+    for name in routers:
+        serve.delete(name, _blocking=False)
+    while time.monotonic() < deadline and serve.status().applications.keys() & set(routers):
+        time.sleep(FAREWELL_POLL_S)
 
 
 def _tell(events: int) -> None:

@@ -5,6 +5,7 @@ Its other ends are beside those whose clusters may end in other ways: `test_doct
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -123,8 +124,16 @@ def test_it_serves_the_demo_on_loopback_and_a_ctrl_c_leaves_nothing_behind(house
     outside = [each.command for each in started.processes() if _listens_outside(each.pid)]
     assert {command.split(":")[2] for command in outside} <= {"ServeReplica"}, "Serve binds those, and wants a token"
     assert [line for line in _told_by_proxies(started) if "POST" in line] == [], "the file has no access log"
-    started.process.send_signal(signal.SIGINT)
+    long = {"model": "demo", "prompt": "Once", "n": 16, "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    headers, ended = {"authorization": f"Bearer {key}"}, ""
+    with httpx.stream("POST", f"{started.url}/v1/completions", headers=headers, json=long, timeout=TIMEOUT_S) as stream:
+        for piece in stream.iter_text():
+            if not ended:
+                started.process.send_signal(signal.SIGINT)
+            ended += piece
     assert started.process.wait(TIMEOUT_S) == 0
+    error, done = ended.strip().split("\n\n")[-2:]
+    assert (json.loads(error.removeprefix("data: "))["error"]["error_code"], done) == ("unavailable", "data: [DONE]")
     assert started.processes() == []
     assert listener_on(started.port) is None
 
