@@ -16,7 +16,7 @@ from serve_app.core.concern import about
 from serve_app.core.delta import Delta, Load
 from serve_app.core.errors import EngineFailed
 from serve_app.engine.allocator import Leftovers
-from serve_app.engine.gathering import Period
+from serve_app.engine.gathering import SILENCE_S, Period
 from serve_app.engine.niceness import give_way
 from serve_app.engine.open_sequences import OpenSequences, requests_of
 from serve_app.engine.seldom import Seldom
@@ -95,7 +95,7 @@ class Driver:
         self._clock = clock
         self._leftovers = Leftovers(clock)
         self._checks = Seldom(clock)
-        self._period = Period(clock)
+        self._silence = Period(clock, SILENCE_S)
         self._inbox: deque[_Command] = deque()
         self._open = OpenSequences()
         self._outgoing: list[Delta] = []
@@ -240,8 +240,9 @@ class Driver:
     def _send(self, *, is_news: bool) -> None:
         self.load = replace(self._engine.load, num_failures=self._num_failures + self._engine.num_failed_steps)
         deltas, self._outgoing = self._outgoing, []
-        if not (deltas or is_news or (self.load.spent and self._period.begins())):
+        if not (deltas or is_news or (self.load.spent and self._silence.is_over)):
             return
+        self._silence.begin()
         try:
             self._deliver(deltas, self.load)
         except Exception:
@@ -269,9 +270,8 @@ class Driver:
 
     def _begin_anew(self) -> None:
         """Empty the engine; all that it was computing ends with an error."""
-        self._outgoing += self._open.lose(
-            self._open.request_ids, EngineFailed("the engine failed while it computed this request")
-        )
+        error = EngineFailed("the engine failed while it computed this request")
+        self._outgoing += self._open.lose(self._open.request_ids, error)
         self._engine.reset()
 
     def _note_failure(self, what: str, request_ids: frozenset[str]) -> None:

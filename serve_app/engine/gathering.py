@@ -11,22 +11,27 @@ from serve_app.engine.sequence import Sequence
 
 PERIOD_S = 0.2
 """Less than a person waits for a number on a console, and a score of steps of a small model."""
+SILENCE_S = 2 * PERIOD_S
+"""For so long routers are told nothing of what is spent unless there is something else to tell: what is gathered comes
+in less.
+"""
 
 
 class Period:
-    """One begins when somebody asks and the last one is over.  clock: seconds, monotonic"""
+    """At first it is over.  clock: seconds, monotonic"""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], length_s: float) -> None:
         self._clock = clock
+        self._length_s = length_s
         self._ends_at = 0.0
 
-    def begins(self) -> bool:
-        """Whether one begins now."""
-        now = self._clock()
-        is_over = now >= self._ends_at
-        if is_over:
-            self._ends_at = now + PERIOD_S
-        return is_over
+    @property
+    def is_over(self) -> bool:
+        return self._clock() >= self._ends_at
+
+    def begin(self) -> None:
+        """Begin anew, over or not."""
+        self._ends_at = self._clock() + self._length_s
 
 
 class Gathering:
@@ -38,12 +43,14 @@ class Gathering:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._period = Period(clock)
+        self._period = Period(clock, PERIOD_S)
         self._is_due = True
 
     def begin(self) -> None:
         """A step's deltas come now."""
-        self._is_due = self._period.begins()
+        self._is_due = self._period.is_over
+        if self._is_due:
+            self._period.begin()
 
     def take(self, sequence: Sequence, deltas: list[Delta]) -> list[Delta]:
         """What is to be passed on of what it had gained before and gained now: [] or one, or an error behind it."""

@@ -16,7 +16,7 @@ from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import Spent
 from serve_app.core.request import GenerationRequest
 from serve_app.engine.driver import MAX_FAILURES_IN_A_ROW, STALL_S, Driver
-from serve_app.engine.gathering import PERIOD_S
+from serve_app.engine.gathering import SILENCE_S
 from serve_app.engine.open_sequences import OpenSequences
 from serve_app.engine.sequence import Sequence
 from serve_app.text.tokenizer import TextTokenizer
@@ -278,7 +278,7 @@ def test_steps_that_the_engine_itself_reports_as_failed_count_too() -> None:
         assert all_.deliveries.load.num_failures == MAX_FAILURES_IN_A_ROW
 
 
-def test_what_is_spent_in_steps_that_give_nothing_is_told_once_a_period_and_again_where_it_could_not_be() -> None:
+def test_what_is_spent_in_steps_that_give_nothing_is_told_after_a_silence_and_again_where_it_could_not_be() -> None:
     now = [0.0]
     engine, deliveries = FakeEngine(), Deliveries()
     engine.holds = engine.spends = True
@@ -292,15 +292,18 @@ def test_what_is_spent_in_steps_that_give_nothing_is_told_once_a_period_and_agai
     try:
         driver.submit([sequences("a")])
         step(50)
-        assert 1 <= len(deliveries.told) <= 2, "behind a command, and at the beginning of a period"
-        before = len(deliveries.told)
+        for _ in range(3):
+            now[0] += 0.7 * SILENCE_S
+            driver.nudge()
+            step(3)
+        assert len(deliveries.told) == 4, "behind each command, and it was not silent for long enough"
         deliveries.num_failing = 1
         for _ in range(2):
-            now[0] += PERIOD_S
+            now[0] += SILENCE_S
             step(3)
     finally:
         driver.close()
-    assert (len(deliveries.told), deliveries.num_failing) == (before + 1, 0), "what failed is told with the next"
+    assert (len(deliveries.told), deliveries.num_failing) == (5, 0), "what failed is told with the next"
     assert deliveries.told[-1][0].engine_ns > deliveries.told[-2][0].engine_ns
 
 
