@@ -53,7 +53,7 @@ class Target(BaseModel):
         str,
         Parameter(
             Text(max_chars=lambda terms: MAX_SALT_CHARS),
-            "Prefixes are shared among requests of the same salt and with no other.",
+            "What is kept of prefixes, images and constraints is shared by requests of the same salt and no other.",
         ),
     ] = ""
     priority: Annotated[
