@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
@@ -12,6 +12,9 @@ from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
+
+LONG_TEXT = 32_768
+"""Characters and ids of all prompts of a call together; longer texts may wait long for those of others."""
 
 
 class Backend(Protocol):
@@ -66,6 +69,23 @@ class Backend(Protocol):
 
 
 def has_images(request: GenerationRequest) -> bool:
-    """Whether it is taken in only when images were seen, which may take long."""
+    """Whether images are to be seen before it is taken in."""
     conversation = request.conversation
     return bool(request.prompt.images) or (conversation is not None and bool(conversation.images))
+
+
+def text_size(requests: Iterable[GenerationRequest]) -> int:
+    """Characters and ids of what is cut into tokens; of a conversation, of what its text is rendered of."""
+    return sum(
+        each.num_chars
+        + each.prompt.num_ids
+        + len(each.prediction)
+        + (0 if each.conversation is None else len(each.conversation.source))
+        for each in requests
+    )
+
+
+def may_take_long(requests: Sequence[GenerationRequest]) -> bool:
+    """Whether they are taken in only when images were seen, or texts cut into tokens that are long, or may be once
+    they are rendered."""
+    return any(map(has_images, requests)) or text_size(requests) > LONG_TEXT // 2

@@ -77,6 +77,7 @@ class ModelArgs(BaseModel):
     speculation: Literal["none", "requested", "prompt_lookup"] = "requested"
     max_draft_tokens: PositiveInt = 8
     max_tokenized_chars: PositiveInt | None = None
+    max_waiting_chars: PositiveInt = 64 << 20
     max_outbox_deltas: PositiveInt = 4096
     max_outbox_bytes: PositiveInt = 64 << 20
     images: bool = True

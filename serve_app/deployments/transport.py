@@ -11,7 +11,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from serve_app.core.backend import NOTHING, has_images
+from serve_app.core.backend import NOTHING, may_take_long
 from serve_app.core.cards import ReplicaCard
 from serve_app.core.delta import Frame
 from serve_app.core.errors import EngineFailed, Overloaded, ReplicaLost, ServeError
@@ -21,9 +21,10 @@ from serve_app.deployments.packing import unpack
 
 CALL_TIMEOUT_S = 30.0
 """A replica that has not answered a call for so long counts as lost."""
-SEEING_TIMEOUT_S = 600.0
-"""The same of requests with images, which it takes in when it has seen all of them, beside everything else it computes.
-One that is lost meanwhile is known by its frames, which end."""
+PATIENT_TIMEOUT_S = 600.0
+"""The same of requests with images or long texts, which it takes in when it has seen all of them and cut them into
+tokens, beside everything else it computes and behind what others sent. One that is lost meanwhile is known by its
+frames, which end."""
 
 
 class RayBackend:
@@ -63,7 +64,7 @@ class RayBackend:
             frames.cancel()
 
     async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> None:
-        timeout_s = SEEING_TIMEOUT_S if any(map(has_images, requests)) else self._timeout_s
+        timeout_s = PATIENT_TIMEOUT_S if may_take_long(requests) else self._timeout_s
         await self._call(self._submit, self._replica_id, router_id, tuple(requests), timeout_s=timeout_s)
 
     async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:

@@ -64,6 +64,8 @@ class EngineConfig:
     max_tokenized_chars: characters of a text that is cut into tokens although nothing says that it fits: one to be
                        truncated, one for /tokenize, one of a tokenizer that deletes text. None: 32 for each token of
                        the context, a million at least
+    max_waiting_chars: of prompts of more than 32,768 characters that wait to be cut into tokens; more are refused until
+                       there is room, longer ones before shorter ones, and where one flow has half of it
     max_outbox_deltas: pending for a router that reads slowly; beyond it those of one sequence are joined
     max_outbox_bytes:  pending for a router that does not read; beyond it its requests end with an error
     images:            whether a model that takes images does so here; without, its towers are not even loaded
@@ -111,6 +113,7 @@ class EngineConfig:
     speculation: Literal["none", "requested", "prompt_lookup"] = "requested"
     max_draft_tokens: int = 8
     max_tokenized_chars: int | None = None
+    max_waiting_chars: int = 64 << 20
     max_outbox_deltas: int = 4096
     max_outbox_bytes: int = 64 << 20
     images: bool = True

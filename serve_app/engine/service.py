@@ -83,7 +83,7 @@ class ModelService:
         self.looking = make_looking(engine.model, config)
         self._card = card
         self._replica_id = replica_id
-        self._lanes = lanes or TokenizerLanes()
+        self._lanes = lanes or TokenizerLanes(config.max_waiting_chars)
         self._compiler = Compiler(
             lambda: vocabulary_of(tokenizer, engine.model.eos_token_ids), encode=tokenizer.encode_literal
         )
@@ -213,10 +213,11 @@ class ModelService:
         self._delivery.expect(router_id)
         self._open.add(router_id, requests)
         try:
-            requests = [await self._rendered(request) for request in requests]
-            compiled = await self._compiler.compile_all(requests)
-            looks = await self.looking.look(requests, self._open.__contains__) if self.looking else {}
-            prepared = await self._lanes.run(requests, lambda: self._prepare(requests, compiled, looks))
+            with self._lanes.room_for(requests):
+                requests = [await self._rendered(request) for request in requests]
+                compiled = await self._compiler.compile_all(requests)
+                looks = await self.looking.look(requests, self._open.__contains__) if self.looking else {}
+                prepared = await self._lanes.run(requests, lambda: self._prepare(requests, compiled, looks))
         except BaseException:
             self._open.drop(request.request_id for request in requests)
             raise
@@ -260,10 +261,9 @@ class ModelService:
     def _prepare(
         self, requests: Items[GenerationRequest], compiled: Mapping[str, Compiled], looks: Looks
     ) -> list[list[Sequence]]:
-        """Tokenise, but nothing that was aborted while it waited; runs in a worker thread.
+        """Tokenise, but nothing that was aborted while it waited; in a worker thread.
 
-        Raises InvalidRequest, ContextOverflow.
-        """
+        Raises InvalidRequest, ContextOverflow."""
         return [
             self._preparation.sequences(request, compiled.get(request.request_id), looks.get(request.request_id, ()))
             if request.request_id in self._open

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from serve_app.core.backend import Backend, has_images
+from serve_app.core.backend import Backend, may_take_long
 from serve_app.core.concern import about
 from serve_app.core.errors import ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
@@ -39,7 +39,7 @@ class Calls:
         self._replica_id = replica_id
         self._on_refused = on_refused
         self._submissions: dict[str, asyncio.Task[ServeError | None]] = {}
-        self._seen_first: set[str] = set()
+        self._taken_late: set[str] = set()
         self._tasks: set[asyncio.Task[object]] = set()
         self._flow = asyncio.Lock()
 
@@ -56,19 +56,21 @@ class Calls:
 
     def submit(self, requests: Sequence[GenerationRequest]) -> asyncio.Task[ServeError | None]:
         """Give requests to the replica; the task ends with None, or with the error that refused them all."""
-        self._seen_first |= {request.request_id for request in requests if has_images(request)}
+        if may_take_long(requests):
+            self._taken_late |= {request.request_id for request in requests}
         task = self.spawn(self._submit(requests))
         self._submissions |= dict.fromkeys((request.request_id for request in requests), task)
         return task
 
     def abort(self, request_ids: Sequence[str], names: Sequence[str] = ()) -> asyncio.Task[bool]:
         """False where the replica did not hear it: one that is gone has nothing to abort, one that is not aborts when
-        the lease ends. Requests whose images are still to be seen are aborted at once as well, so that none is.
+        the lease ends. Requests whose images are still to be seen or whose texts wait are aborted at once as well, so
+        that nothing is done for them.
 
         names: what clients know the requests by, for the log
         """
-        if seen_first := [each for each in request_ids if each in self._seen_first]:
-            self.spawn(self._hurry(seen_first))
+        if late := [each for each in request_ids if each in self._taken_late]:
+            self.spawn(self._hurry(late))
         return self.spawn(self._tell(self._backend.abort, request_ids, names))
 
     def pause(self, request_ids: Sequence[str], names: Sequence[str] = ()) -> asyncio.Task[bool]:
@@ -102,7 +104,7 @@ class Calls:
             logger.warning("replica %s could not be given requests: %r", self._replica_id, failure, extra=extra)
             error = replica_lost("could not be reached")
         finally:
-            self._seen_first.difference_update(request_ids)
+            self._taken_late.difference_update(request_ids)
             for request_id in request_ids:
                 self._submissions.pop(request_id, None)
         if error is not None:

@@ -63,6 +63,22 @@ async def test_images_are_waited_for_until_they_are_seen(request_: GenerationReq
     assert not handle.is_cancelled
 
 
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [replace(TEXT, prompt=Prompt(parts=("x" * 40_000,)))],
+        [replace(TEXT, prompt=Prompt(parts=((1,) * 40_000,)))],
+        [replace(TEXT, prompt=Prompt(parts=("x" * 1000,)))] * 40,
+        [replace(CHAT, conversation=Conversation(source="x" * 40_000))],
+    ],
+    ids=["text", "ids", "many", "chat"],
+)
+async def test_long_texts_are_waited_for_until_they_are_cut(requests: list[GenerationRequest]) -> None:
+    handle: Any = SlowHandle()
+    await RayBackend(handle, "a", timeout_s=0).submit("router-0", requests)
+    assert not handle.is_cancelled
+
+
 def raised_in_a_replica(cause: Exception) -> Exception:
     error: Exception = RayTaskError("submit", "Traceback", cause, ip="127.0.0.1").as_instanceof_cause()
     return error

@@ -119,12 +119,14 @@ async def test_an_abort_waits_for_the_submission_it_overtook():
         assert (backend.aborted, backend.num_live) == (["a"], 0)
 
 
-async def test_who_leaves_while_images_are_seen_has_no_more_of_them_seen():
+@pytest.mark.parametrize(
+    "parts", [("Hello", Image(data=b"", name="images[0]")), ("x" * 40_000,)], ids=["images", "long texts"]
+)
+async def test_who_leaves_while_images_are_seen_or_long_texts_wait_has_nothing_more_done_for_them(parts):
     backend = FakeBackend(is_stepped=True)
     backend.submit_gate.clear()
-    image = Image(data=b"", name="images[0]")
     async with linked(backend) as link:
-        link.submit([replace(make_request("a"), prompt=Prompt(parts=("Hello", image)))], lambda _: None)
+        link.submit([replace(make_request("a"), prompt=Prompt(parts=parts))], lambda _: None)
         await settle()
         aborted = link.abort(["a"])
         await settle()
