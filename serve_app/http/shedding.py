@@ -25,6 +25,7 @@ from serve_app.http.enclosed import MAX_BYTES, enclose, without_body
 from serve_app.http.failures import request_id_of
 from serve_app.http.flows import Headers as HeaderLines
 from serve_app.http.header_limits import LINGER_S, BoundedHeaders
+from serve_app.http.own_words import InOurWords
 from serve_app.http.refusals import dialect_heard, error_response
 from serve_app.http.shortcut import without_offer
 from serve_app.http.shortcut_end import Landing
@@ -243,7 +244,7 @@ class Shedding(BoundedHeaders):
                 if self._may_enclose(cycle):
                     receive = await enclose(scope, receive)
                 with self._landing.relay(scope, listening, on_failure=self.transport.close) as relaying:
-                    await app(scope, receive, relaying)
+                    await InOurWords(app)(scope, receive, relaying)
             finally:
                 visit.leave()
 
