@@ -43,6 +43,7 @@ class Admission:
         self._max_bypass_s = max_bypass_s
         self._uses_prefixes = uses_prefixes
         self._clock = clock
+        self._in_work = PromptsInWork(self._will_be_found, block_size=store.block_size)
         self._failures: list[tuple[Sequence, str]] = []
         self._num_changes_seen = 0
 
@@ -59,15 +60,17 @@ class Admission:
 
         A prompt that is just being computed is not computed beside itself, nor is a long prefix that two prompts share.
         """
+        if not len(self._waiting):
+            self._in_work.begin(())
         if not self._store.has_spare_place or not len(self._waiting):
             return
         keeps_blocks = keeps_slots = False
         owed = self._debts(running)
-        in_work = PromptsInWork(running, self._will_be_found, block_size=self._store.block_size)
+        self._in_work.begin(running)
         for sequence in self._in_turn(owed):
             if not self._has_place_for(sequence, running):
                 return
-            if self._finds(sequence) and in_work.compute_for(sequence):
+            if self._finds(sequence) and self._in_work.compute_for(sequence):
                 continue
             is_overdue = self._clock() - sequence.arrived_at > self._max_bypass_s
             wanted = sequence.num_tokens + len(running) * self._store.block_size
@@ -83,7 +86,7 @@ class Admission:
             self._waiting.note_turn(sequence)
             self._waiting.take(sequence)
             yield sequence
-            in_work.add(sequence)
+            self._in_work.add(sequence)
             self._owe(sequence, owed)
 
     def giver(self, running: Items[Sequence]) -> Sequence | None:
@@ -131,8 +134,8 @@ class Admission:
 
     def _lacks_only_a_place(self, sequence: Sequence, running: Items[Sequence]) -> bool:
         """An adapter that is not there is sent for, and the place is asked for again when it has come."""
-        in_work = PromptsInWork(running, self._will_be_found, block_size=self._store.block_size)
-        if self._finds(sequence) and in_work.compute_for(sequence):
+        self._in_work.begin(running)
+        if self._finds(sequence) and self._in_work.compute_for(sequence):
             return False
         if not self._store.can_reserve(sequence.num_tokens + len(running) * self._store.block_size):
             return False

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from serve_app.engine.sequence import Sequence
 
 MOST_COMPARED = 256
-"""Pairs of prompts in one step; beyond, nobody waits."""
+"""Pairs of prompts that are compared in one step; beyond, nobody waits."""
 
 
 class PromptsInWork:
-    """Of one step.
+    """Kept from step to step, so that no pair of prompts is compared twice while one of them is computed.
 
     will_be_found: whether what a sequence computes of its prompt is soon there for others
 
@@ -20,29 +20,45 @@ class PromptsInWork:
     twice what it would take by itself.
     """
 
-    def __init__(
-        self, running: Iterable[Sequence], will_be_found: Callable[[Sequence], bool], *, block_size: int
-    ) -> None:
+    def __init__(self, will_be_found: Callable[[Sequence], bool], *, block_size: int) -> None:
+        self.num_compared = 0
         self._will_be_found = will_be_found
         self._block_size = block_size
-        self._num_compared = 0
-        self._sequences = [each for each in running if will_be_found(each)]
+        self._compared_before = 0
+        self._verdicts: dict[Sequence, dict[Sequence, bool]] = {}
+
+    def begin(self, running: Iterable[Sequence]) -> None:
+        """A step, before which these run."""
+        self._compared_before = self.num_compared
+        before, self._verdicts = self._verdicts, {}
+        for each in running:
+            if self._will_be_found(each):
+                self._verdicts[each] = before.get(each, {})
 
     def add(self, sequence: Sequence) -> None:
         """One that has just begun."""
         if self._will_be_found(sequence):
-            self._sequences.append(sequence)
+            self._verdicts[sequence] = {}
 
     def compute_for(self, sequence: Sequence) -> bool:
         """Whether the sequence had better wait for one of them."""
-        return any(self._shares(each, sequence) for each in self._sequences)
+        return any(self._shares(each, sequence, verdicts) for each, verdicts in self._verdicts.items())
 
-    def _shares(self, other: Sequence, sequence: Sequence) -> bool:
-        """Whether so many blocks are the same as make it worth while; a prompt's last token is always computed."""
+    def _shares(self, other: Sequence, sequence: Sequence, verdicts: dict[Sequence, bool]) -> bool:
+        """Whether so many blocks are the same as make it worth while; neither prompt changes while `other` is here."""
+        verdict = verdicts.get(sequence)
+        if verdict is None:
+            if self.num_compared - self._compared_before >= MOST_COMPARED:
+                return False
+            verdict = verdicts[sequence] = self._compare(other, sequence)
+        return verdict
+
+    def _compare(self, other: Sequence, sequence: Sequence) -> bool:
+        """A prompt's last token is always computed."""
         size, lengths = self._block_size, (other.prompt_length, sequence.prompt_length)
         num_blocks = max(-(-max(lengths) // (2 * size)), other.num_cached_tokens // size + 1)
         num_tokens = num_blocks * size
-        if num_tokens >= min(lengths) or self._num_compared >= MOST_COMPARED or other.salt != sequence.salt:
+        if num_tokens >= min(lengths) or other.salt != sequence.salt:
             return False
-        self._num_compared += 1
+        self.num_compared += 1
         return list(other.names[:num_tokens]) == list(sequence.names[:num_tokens])
