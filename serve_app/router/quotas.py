@@ -47,15 +47,23 @@ Rates = Mapping[Meter, Rate]
 class Permit:
     """What one request has reserved; whoever has it settles it once, or more often in vain."""
 
-    def __init__(self, wallet: Wallet, reserved: Amounts) -> None:
+    def __init__(self, wallet: Wallet, reserved: Amounts, *, clock: Clock = time.monotonic) -> None:
         self._wallet = wallet
         self._reserved = reserved
+        self._clock = clock
+        self._minute_ends, self._ends = clock() + MINUTE_S, wallet.ends
 
     def settle(self, spent: Amount) -> None:
-        """Give back what was not spent; where more was, it is taken from what comes next."""
+        """Give back what was not spent, of the minute, day and month that it was reserved in and of no later one; where
+        more was, it is taken from what comes next.
+        """
         reserved, self._reserved = self._reserved, {}
-        used = spent.over(reserved)
-        self._wallet.give({meter: held if meter in GAUGES else held - used[meter] for meter, held in reserved.items()})
+        left, now = spent.over(reserved), self._clock()
+        for meter, held in reserved.items():  # a comprehension is a call more
+            left[meter] = held if meter in GAUGES else held - left[meter]
+            if meter not in GAUGES and left[meter] > 0 and self._ends.get(meter, self._minute_ends) <= now:
+                left[meter] = 0
+        self._wallet.give(left)
 
 
 FREE = Permit(Wallet(), {})
@@ -158,12 +166,12 @@ class Quotas:
         _check_possible(need, bounds)
         wallet, now = account.wallet, self._clock()
         if not account.waiting and wallet.take(need, now):
-            return Permit(wallet, need)
+            return Permit(wallet, need, clock=self._clock)
         denied = wallet.denied(need, now)
         if denied is not None:
             raise account.refusal(denied, need)
         if await self._wait(account, need):
-            return Permit(wallet, need)
+            return Permit(wallet, need, clock=self._clock)
         if not (self._is_reached and wallet.is_valid(self._clock())):
             raise Unavailable(
                 "What is left of the limits is not known now; retry.", None, {"retry_after_s": MIN_RETRY_S}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from serve_app.core.quotas import Amounts, Lease, Meter, Statement, bounds_of
+from serve_app.core.quotas import GAUGES, Amounts, Lease, Meter, Statement, bounds_of
 from serve_app.core.tenants import Limits
-from serve_app.tenants.meters import AnyMeter, Budget, Gauge, Window, period_of
+from serve_app.tenants.meters import MAX_PERIODS, AnyMeter, Budget, Gauge, Window, period_of
 
 LEASE_S = 5.0
 """A router that was not heard of for so long is taken for gone, and itself refuses by then."""
+KEPT_S = 900.0
+"""For so long it is known what a router had that was gone or had nothing to say, should it come back."""
 
 LimitsOf = Callable[[str], Limits]
 SpentOf = Callable[[str, str], int]
@@ -25,16 +27,34 @@ def nothing_spent(tenant: str, period: str) -> int:
 
 @dataclass(slots=True)
 class _Loan:
-    """What one router has of one tenant's limits."""
+    """What one router has of one tenant's limits. taken: of budgets, in which period, the last one last"""
 
     expires_at: float
     granted: Amounts = field(default_factory=dict)
+    taken: dict[Meter, dict[str, int]] = field(default_factory=dict)
+
+    def take(self, name: Meter, budget: Budget, amount: int, now: float) -> None:
+        """Note that it was granted so much of what the budget has now."""
+        taken, period = self.taken.setdefault(name, {}), budget.period(now)
+        taken[period] = taken.pop(period, 0) + amount
+        while len(taken) > MAX_PERIODS:
+            del taken[next(iter(taken))]
+
+    def give(self, name: Meter, budget: Budget, amount: int) -> None:
+        """Put back what it needs no more, each part into the period that it is from, and nothing that is not known."""
+        taken = self.taken.get(name, {})
+        for period in reversed(list(taken)):
+            part = min(amount, taken[period])
+            budget.give(part, period)
+            taken[period] -= part
+            amount -= part
 
 
 class Lending:
     """What is granted was taken from the tenant's meter before, so what all routers use stays within each limit. Where
     a router is gone, what it held of a gauge is lent again: should it still use that, the limit is exceeded by as much,
-    and never by more. Of other meters it counts as used.
+    and never by more. Of other meters it counts as used, until the router comes back and says that it is not. What was
+    granted of a budget goes back to the day and month that it was taken in, and makes no room in later ones.
 
     limits_of: what a tenant has now; it may change
     clock:     seconds, monotonic;  wall: seconds since 1970
@@ -57,7 +77,8 @@ class Lending:
         self._spent_of = spent_of
         self._lease_s = lease_s
         self._meters: dict[tuple[str, Meter], AnyMeter] = {}
-        self._loans: dict[tuple[str, str], _Loan] = {}
+        self._loans: dict[tuple[str, str], _Loan] = {}  # the one that expires last is last
+        self._lapsed: dict[tuple[str, str], _Loan] = {}  # the one that lapsed last is last
 
     def unread(self, tenant: str) -> list[Period]:
         """Its budgets of which only the ledger knows what was spent, by now."""
@@ -81,7 +102,7 @@ class Lending:
         """Grant what is wanted, as far as it is there, and take back what is wanted no more."""
         self._expire()
         now = self._clock()
-        known = self._loans.setdefault((router_id, statement.tenant), _Loan(now))
+        known = self._loan((router_id, statement.tenant), statement.used)
         known.expires_at = now + self._lease_s
         waits = {meter: self._settle(statement, known, meter, bound) for meter, bound in self._bounds(statement.tenant)}
         free = self.free(statement.tenant)
@@ -95,6 +116,19 @@ class Lending:
             num_routers=sum(tenant == statement.tenant for _, tenant in self._loans),
         )
 
+    def _loan(self, key: tuple[str, str], used: Mapping[Meter, int]) -> _Loan:
+        """The router's, which is the last to expire now. What it got from a window before it was gone counts as used:
+        that minute may be over.
+        """
+        loan = self._loans.pop(key, None)
+        if loan is None:
+            loan = self._lapsed.pop(key, None) or _Loan(0.0)
+            loan.granted = {
+                name: amount if name.is_budget else used.get(name, 0) for name, amount in loan.granted.items()
+            }
+        self._loans[key] = loan
+        return loan
+
     def _settle(self, statement: Statement, loan: _Loan, name: Meter, bound: int) -> float:
         """Bring one meter to what is wanted; how long to wait for what is missing."""
         meter, now = self._meter(statement.tenant, name, bound), self._now(name)
@@ -105,22 +139,31 @@ class Lending:
                 meter.take(used, now)
         missing = used + wanted - loan.granted[name]
         if missing < 0:
-            meter.give(-missing, now)
+            if isinstance(meter, Budget):
+                loan.give(name, meter, -missing)
+            else:
+                meter.give(-missing, now)
             loan.granted[name] += missing
             return 0.0
         granted = min(missing, meter.free(now))
         meter.take(granted, now)
+        if isinstance(meter, Budget):
+            loan.take(name, meter, granted, now)
         loan.granted[name] += granted
         return meter.wait_s(missing - granted, now)
 
     def _expire(self) -> None:
+        """Of who was not heard of, what was in flight is lent again; what else it had is kept in mind for a while."""
         now = self._clock()
-        for key, loan in [each for each in self._loans.items() if each[1].expires_at <= now]:
-            del self._loans[key]
-            for name, granted in loan.granted.items():
-                meter = self._meters.get((key[1], name))
-                if name.is_gauge and meter is not None:
-                    meter.give(granted, now)
+        while self._loans and (first := next(iter(self._loans.items())))[1].expires_at <= now:
+            (_, tenant), loan = first
+            self._lapsed[first[0]] = self._loans.pop(first[0])
+            for name in GAUGES & loan.granted.keys():
+                gauge, granted = self._meters.get((tenant, name)), loan.granted.pop(name)
+                if isinstance(gauge, Gauge):
+                    gauge.give(granted, now)
+        while self._lapsed and (oldest := next(iter(self._lapsed.items())))[1].expires_at + KEPT_S <= now:
+            del self._lapsed[oldest[0]]
 
     def _bounds(self, tenant: str) -> list[tuple[Meter, int]]:
         return list(bounds_of(self._limits_of(tenant)).items())

@@ -125,14 +125,15 @@ class Budget:
             self._spent[period] = spent
 
     def free(self, now: float) -> int:
-        return max(0, self.limit - self._spent[self._begin(now)])
+        return max(0, self.limit - self._spent[self.period(now)])
 
     def take(self, amount: int, now: float) -> None:
-        self._spent[self._begin(now)] += amount
+        self._spent[self.period(now)] += amount
 
-    def give(self, amount: int, now: float) -> None:
-        period = self._begin(now)
-        self._spent[period] = max(0, self._spent[period] - amount)
+    def give(self, amount: int, period: str) -> None:
+        """Of what was taken within that period. Of one that is forgotten nobody asks any more."""
+        if period in self._spent:
+            self._spent[period] = max(0, self._spent[period] - amount)
 
     def wait_s(self, amount: int, now: float) -> float:
         return self.reset_s(now) if amount > self.free(now) else 0.0
@@ -142,8 +143,8 @@ class Budget:
         month = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
         return (month if self._is_monthly else today + timedelta(days=1)).timestamp() - now
 
-    def _begin(self, now: float) -> str:
-        """The period that is counted now."""
+    def period(self, now: float) -> str:
+        """The one that is counted now."""
         period = period_of(now, is_monthly=self._is_monthly)
         if period != self._period and self.knows(period):
             self._period = period

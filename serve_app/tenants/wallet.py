@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 
-from serve_app.core.quotas import Amounts, Lease, Meter, Statement
+from serve_app.core.quotas import BUDGETS, Amounts, Lease, Meter, Statement
 
 SHARE = 8
 """Routers hold at most so small a part of each limit together beyond what is waited for: that is a lease."""
@@ -19,7 +19,8 @@ NEVER_TOLD = Lease(granted={}, left={}, waits={}, resets={}, lasts_s=0.0, num_ro
 class Wallet:
     """Taking is all or nothing. What was given back may be taken again.
 
-    now: seconds, monotonic
+    ends: of budgets, when the day or month ends that is counted now; another object after each lease
+    now:  seconds, monotonic
     """
 
     def __init__(self) -> None:
@@ -27,6 +28,7 @@ class Wallet:
         self._used: Counter[Meter] = Counter()
         self._demand: Counter[Meter] = Counter()
         self._denied_until: dict[Meter, float] = {}
+        self.ends: Mapping[Meter, float] = {}
         self._told = NEVER_TOLD
         self._told_at = -math.inf
 
@@ -93,6 +95,7 @@ class Wallet:
     def accept(self, lease: Lease, asked_at: float) -> None:
         """Take over what was answered to the last statement."""
         self._told, self._told_at = lease, asked_at
+        self.ends = {meter: asked_at + lease.resets[meter] for meter in BUDGETS & lease.resets.keys()}
         self._granted = dict(lease.granted)
         self._denied_until = {
             meter: asked_at + min(wait_s, MAX_DENIAL_S) for meter, wait_s in lease.waits.items() if wait_s > 0

@@ -152,6 +152,28 @@ async def test_a_budget_that_is_spent_says_so_and_is_there_again_the_next_day() 
     await router.reserve(tenant, Amount(cost=1000))
 
 
+async def test_a_refund_is_of_its_own_minute_and_day_and_makes_no_room_in_the_next() -> None:
+    limits = Limits(budget_per_day=1e-6, tokens_per_minute=50, max_in_flight=9)
+    accounts, tenant = FakeAccounts(limits, now=86_400.0 - 10), Tenant(name="acme", limits=limits)
+    first, second = quotas(accounts, "a"), quotas(accounts, "b")
+    long = await first.reserve(tenant, Amount(requests=1, tokens=50, cost=900))
+    accounts.now += 70
+    permits = [await first.reserve(tenant, Amount(requests=1, tokens=25, cost=500))]
+    for _ in range(2):
+        await first.renew()  # what is in demand no more is given up
+    permits.append(await second.reserve(tenant, Amount(requests=1, tokens=25, cost=500)))
+    long.settle(Amount())
+    for router in (first, second, first, second):
+        await router.renew()
+    free = accounts.lending.free("acme")
+    assert free == {Meter.DAY: 0, Meter.TOKENS: 0, Meter.IN_FLIGHT: 7}
+    permits[1].settle(Amount(requests=1, tokens=20, cost=100))
+    await second.renew()
+    await second.renew()
+    free = accounts.lending.free("acme")
+    assert free == {Meter.DAY: 400, Meter.TOKENS: 5, Meter.IN_FLIGHT: 8}
+
+
 async def test_more_than_a_limit_allows_at_all_is_refused_for_good() -> None:
     limits = Limits(tokens_per_minute=100)
     tenant = Tenant(name="acme", limits=limits)

@@ -10,7 +10,7 @@ import pytest
 
 from serve_app.core.quotas import NANO, Amount, Meter, Statement, bounds_of
 from serve_app.core.tenants import Limits
-from serve_app.tenants.lending import LEASE_S, Lending
+from serve_app.tenants.lending import KEPT_S, LEASE_S, Lending
 from serve_app.tenants.wallet import SHARE, Wallet
 
 LIMITS = Limits(
@@ -196,6 +196,39 @@ def test_a_budget_counts_today_after_a_clock_was_ahead() -> None:
     wall.now = 1.5 * DAY_S
     assert lending.free("acme") == {Meter.DAY: NANO}, "the ledger knows of today, whatever the clock said before"
     assert asked == ["1971-02-05", "1970-01-01", "1970-01-02"]
+
+
+def test_what_was_granted_yesterday_makes_no_room_today() -> None:
+    clock, limits = Clock(DAY_S - 10), Limits(budget_per_day=1.0, budget_per_month=5.0)
+    lending = Lending(lambda tenant: limits, clock=clock, wall=clock)
+    nine, whole = 9 * NANO // 10, dict.fromkeys((Meter.DAY, Meter.MONTH), NANO)
+    wanted = dict.fromkeys((Meter.DAY, Meter.MONTH), nine)
+    nothing = dict.fromkeys((Meter.DAY, Meter.MONTH), 0)
+    lending.renew("a", Statement(tenant="acme", used=nothing, wanted=wanted))
+    clock.now += 20
+    lending.renew("a", Statement(tenant="acme", used=wanted, wanted=nothing))
+    assert lending.renew("b", Statement(tenant="acme", used=nothing, wanted=whole)).granted == whole
+    lending.renew("a", Statement(tenant="acme", used=nothing, wanted=nothing))
+    assert lending.free("acme") == {Meter.DAY: 0, Meter.MONTH: 4 * NANO}, "the month is still the same"
+
+
+def test_what_a_router_was_granted_is_known_when_it_comes_back_and_is_no_more_than_that() -> None:
+    clock, limits = Clock(), Limits(budget_per_day=1.0)
+    lending = Lending(lambda tenant: limits, clock=clock, wall=clock)
+    for used, wanted, away_s, free in ((0, 6, 0, 4), (6, 0, LEASE_S, 4), (2, 0, KEPT_S + 2 * LEASE_S, 8), (0, 0, 0, 8)):
+        unit = NANO // 10
+        lending.renew("a", Statement(tenant="acme", used={Meter.DAY: used * unit}, wanted={Meter.DAY: wanted * unit}))
+        assert lending.free("acme") == {Meter.DAY: free * unit}
+        clock.now += away_s
+
+
+def test_routers_that_are_gone_are_forgotten() -> None:
+    clock = Clock()
+    lending = Lending(lambda tenant: LIMITS, clock=clock, wall=clock)
+    for number in range(100):
+        lending.renew(f"router-{number}", Statement(tenant="acme", used={}, wanted={}))
+        clock.now += KEPT_S / 10
+    assert len(lending._loans) + len(lending._lapsed) <= 13
 
 
 def test_what_was_told_in_time_is_not_asked_for() -> None:

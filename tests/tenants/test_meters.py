@@ -98,6 +98,15 @@ def test_a_budget_whose_clock_was_ahead_goes_on_where_it_was() -> None:
     assert [budget.free(day * DAY_S) for day in (1.5, 0.6, 50, 51)] == [90, 30, 0, 100]
 
 
+def test_a_budget_is_given_back_to_the_period_it_was_taken_in() -> None:
+    budget = Budget(100, is_monthly=False)
+    budget.take(90, 0.9 * DAY_S)
+    budget.take(100, 1.1 * DAY_S)
+    budget.give(90, "1970-01-01")
+    budget.give(90, "1969-12-31")
+    assert (budget.free(1.2 * DAY_S), budget.free(0.95 * DAY_S)) == (0, 100)
+
+
 def test_a_budget_keeps_few_periods_whatever_its_clock_does() -> None:
     budget = Budget(100, is_monthly=False)
     for day in range(3 * MAX_PERIODS):
