@@ -9,6 +9,9 @@ from typing import Protocol
 UNATTRIBUTED = "unattributed"
 """The key id and status of what replicas spent for a tenant and no row explains."""
 
+CLIENT_LEFT = 499
+"""The status of what nobody was there to be answered."""
+
 OTHER_MIXES = "*"
 """The adapter of a day's sums over mixes of adapters that have no line of their own."""
 

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from serve_app.core.cards import ModelCard
-from serve_app.core.ledger import Ledger, Row, UsageLine, UsageQuestion
+from serve_app.core.errors import DeadlineExceeded
+from serve_app.core.ledger import CLIENT_LEFT, Ledger, Row, UsageLine, UsageQuestion
 from serve_app.core.names import ModelRef
 from serve_app.core.prices import Prices
 from serve_app.core.quotas import Amount
@@ -16,6 +17,11 @@ from serve_app.router.run import Run
 from serve_app.router.scribe import Scribe
 from serve_app.router.tally import Tally
 from serve_app.router.worst_case import worst_case
+
+ENDED_BY_CLIENTS = frozenset({CLIENT_LEFT, DeadlineExceeded.status})
+"""Statuses of requests that were given up: clients may say how long they wait."""
+ERROR = 400
+"""Statuses from here on are of what was not answered."""
 
 
 class Books:
@@ -38,21 +44,26 @@ class Books:
         """Raises as `Quotas.reserve`."""
         if not self.quotas.bounds(tenant):
             return FREE
-        return await self.quotas.reserve(tenant, worst_case(run.requests, card_of=card_of, prices=self.prices))
+        most, prompts = worst_case(run.requests, card_of=card_of, prices=self.prices)
+        return await self.quotas.reserve(tenant, most, prompts=prompts)
 
     async def reserve_one(self, tenant: Tenant) -> Permit:
         """Of a request that computes no tokens. Raises as `Quotas.reserve`."""
         return await self.quotas.reserve(tenant, Amount(requests=1))
 
     def close(self, identity: Identity, run: Run, *, request_id: str, status: int, permit: Permit | None) -> None:
-        """The request is over: settle it, and write it down."""
+        """The request, which replicas took, is over: settle it, and write it down.
+
+        What a prompt came to that nobody told of no row can say: replicas count it, as unattributed. Of the limits it
+        uses what was reserved for it, unless the service did not get the request done.
+        """
         rows = [
             self._row(identity, run, number, model, tally, request_id=request_id, status=status)
             for number, (model, tally) in enumerate(run.tallies.items())
         ]
-        tokens = sum(row.prompt_tokens + row.completion_tokens for row in rows)
         if permit is not None:
-            permit.settle(Amount(requests=1 if tokens else 0, tokens=tokens, cost=sum(row.cost for row in rows)))
+            is_failure = status >= ERROR and status not in ENDED_BY_CLIENTS
+            permit.settle(self._used(rows, run, () if is_failure else permit.prompts))
         self.scribe.write(rows)
 
     def rates(self, tenant: Tenant) -> Rates:
@@ -61,6 +72,17 @@ class Books:
     async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
         """As the ledger knows it, without what this router has still to bring there."""
         return await self._ledger.usage(question)
+
+    def _used(self, rows: Sequence[Row], run: Run, reserved: Sequence[int]) -> Amount:
+        """Of its tenant's limits. reserved: for the prompt of each part, which counts where it is not known"""
+        tokens = sum([row.prompt_tokens + row.completion_tokens for row in rows])
+        cost = sum([row.cost for row in rows])
+        for part in run.tally.unheard if reserved else ():
+            model = run.requests[part].model
+            price = self.prices.of(model.base, model.adapter)
+            tokens += reserved[part]
+            cost += price.cost(prompt_tokens=reserved[part], cached_tokens=0, completion_tokens=0)
+        return Amount(requests=1 if tokens else 0, tokens=tokens, cost=cost)
 
     def _row(
         self, identity: Identity, run: Run, number: int, model: ModelRef, tally: Tally, *, request_id: str, status: int

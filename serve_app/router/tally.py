@@ -70,6 +70,12 @@ class Tally:
             yield part, prompt, self._replicas.get(part, ())
 
     @property
+    def unheard(self) -> list[int]:
+        """Parts that a replica was given and has not said of how long their prompts are."""
+        prompts = self._prompts
+        return [part for part in self._replicas if part not in prompts or prompts[part].report is None]
+
+    @property
     def num_generated(self) -> int:
         return self._num_generated.total()
 

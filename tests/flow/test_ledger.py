@@ -14,6 +14,7 @@ import httpx
 import pytest
 from sqlalchemy import create_engine
 
+from serve_app.core.errors import Overloaded
 from serve_app.core.ledger import UNATTRIBUTED, Counted, Row, Spent, UsageLine, UsageQuestion
 from serve_app.core.prices import Price, Prices
 from serve_app.core.quotas import Lease, Statement
@@ -217,6 +218,44 @@ async def test_a_client_that_leaves_pays_what_was_computed_and_gets_back_what_wa
     rates = slow.books.rates(TENANTS["acme"])
     assert [rate.remaining for rate in rates.values()] == [99, 100_000 - 3 - 2]
     assert accounts.lending.free("acme")
+    await slow.kill()
+
+
+async def test_a_client_that_leaves_before_its_first_token_has_used_a_request_and_what_its_prompts_may_come_to(
+    accounts: FakeAccounts,
+) -> None:
+    stepped = backend(0, is_stepped=True)
+    slow = house(accounts, [stepped])
+    slow.ask("acme", prompt=["a b c", "d" * 100])
+    while not stepped.num_live:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    slow.tasks[0].cancel()
+    await asyncio.gather(*slow.tasks, return_exceptions=True)
+    await slow.books.scribe.flush()
+    assert sums(accounts, tenant="acme")["prompt_tokens"] == 0, "no row tells of what nobody knows"
+    await slow.books.quotas.renew()
+    rates = slow.books.rates(TENANTS["acme"])
+    assert [rate.remaining for rate in rates.values()] == [99, 100_000 - (5 + 8) - (100 + 8)]
+    await slow.kill()
+
+
+@pytest.mark.parametrize("is_accepted", [False, True])
+async def test_what_the_service_does_not_get_done_uses_up_no_limit(accounts: FakeAccounts, is_accepted: bool) -> None:
+    stepped = backend(0, is_stepped=True)
+    slow = house(accounts, [stepped])
+    if not is_accepted:
+        stepped.refusal = Overloaded("full", None, {"retry_after_s": 2})
+    slow.ask("acme")
+    while is_accepted and not stepped.num_live:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    stepped.die()
+    [answer] = await asyncio.gather(*slow.tasks)
+    assert isinstance(answer, httpx.Response)
+    assert answer.status_code >= 500
+    await slow.books.quotas.renew()
+    assert [rate.remaining for rate in slow.books.rates(TENANTS["acme"]).values()] == [100, 100_000]
     await slow.kill()
 
 

@@ -64,6 +64,16 @@ def test_a_dropped_attempt_leaves_only_what_it_had_computed() -> None:
     assert tally.queue_s == [0.5]
 
 
+def test_parts_that_a_replica_was_given_are_unheard_until_it_tells_of_their_prompts() -> None:
+    tally = Tally()
+    tally.place([0, 1, 2], "r0")
+    tally.note(delta(tokens=1, prompt=PromptReport(num_tokens=8, num_cached_tokens=3)), part=1, index=1)
+    tally.note(delta(tokens=1), part=2, index=2)
+    assert tally.unheard == [0, 2]
+    tally.drop(1)
+    assert tally.unheard == [0, 1, 2]
+
+
 def test_usage_is_added_up_once_for_all_who_ask_between_two_deltas_and_is_never_an_old_one() -> None:
     """Whatever was noted and dropped: it is what one says that has heard it all and was never asked."""
     drawn, tally = random.Random(3), Tally(lambda: 0.0)
