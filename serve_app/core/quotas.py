@@ -37,6 +37,7 @@ class Meter(StrEnum):
 GAUGES = frozenset({Meter.IN_FLIGHT, Meter.IN_FLIGHT_TOKENS})
 BUDGETS = frozenset({Meter.DAY, Meter.MONTH})
 COUNTS_TOKENS = frozenset({Meter.TOKENS, Meter.IN_FLIGHT_TOKENS})
+COUNTS_REQUESTS = frozenset({Meter.REQUESTS, Meter.IN_FLIGHT})
 
 Amounts = dict[Meter, int]
 """By meter; of meters without a limit nothing."""

@@ -13,7 +13,7 @@ from contextvars import Context
 from dataclasses import dataclass
 
 from serve_app.core.errors import InvalidRequest, OutOfBudget, QuotaExceeded, Unavailable
-from serve_app.core.quotas import GAUGES, Amount, Amounts, Lender, Meter, Statement, bounds_of
+from serve_app.core.quotas import COUNTS_REQUESTS, GAUGES, NANO, Amount, Amounts, Lender, Meter, Statement, bounds_of
 from serve_app.core.tenants import Tenant
 from serve_app.router.appointments import Appointments
 from serve_app.tenants.meters import MINUTE_S
@@ -261,13 +261,14 @@ class Quotas:
 
 
 def _check_possible(need: Amounts, bounds: Mapping[Meter, int]) -> None:
-    """Raise InvalidRequest where a limit is less than the request alone may come to."""
+    """Raise InvalidRequest where a limit is less than the request alone may come to, however little was used."""
     for meter, amount in need.items():
-        if amount <= bounds[meter] or meter.is_budget:
+        if amount <= bounds[meter]:
             continue
-        what = "the prompts and all that may be generated" if "tokens" in meter else "one request"
+        what = "one request" if meter in COUNTS_REQUESTS else "the prompts and all that may be generated"
+        allowed, wanted = (each / NANO if meter.is_budget else each for each in (bounds[meter], amount))
         raise InvalidRequest(
-            f"The tenant's {meter} is {bounds[meter]}, and {what} may come to {amount}; ask for less at once.",
+            f"The tenant's {meter} is {allowed}, and {what} may come to {wanted}; ask for less at once.",
             None,
-            {"limit": meter.value, "allowed": bounds[meter], "wanted": amount},
+            {"limit": meter.value, "allowed": allowed, "wanted": wanted},
         )

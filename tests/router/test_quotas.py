@@ -182,6 +182,14 @@ async def test_more_than_a_limit_allows_at_all_is_refused_for_good() -> None:
     assert refused.value.retry_after_s is None
 
 
+async def test_a_budget_that_no_such_request_fits_is_told_as_that_and_not_as_spent() -> None:
+    limits = Limits(budget_per_day=0.00002, budget_per_month=1.0)
+    tenant = Tenant(name="acme", limits=limits)
+    with pytest.raises(InvalidRequest, match=r"budget_per_day is 2e-05, and .* may come to 0\.0001;") as refused:
+        await quotas(FakeAccounts(limits)).reserve(tenant, Amount(requests=1, tokens=100, cost=100_000))
+    assert refused.value.facts == {"limit": "budget_per_day", "allowed": 0.00002, "wanted": 0.0001}
+
+
 async def test_a_router_whose_lender_is_gone_serves_what_it_holds_and_then_says_that_it_does_not_know() -> None:
     limits = Limits(requests_per_minute=80)
     accounts, tenant = FakeAccounts(limits), Tenant(name="acme", limits=limits)
