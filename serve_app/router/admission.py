@@ -13,11 +13,10 @@ from types import MappingProxyType
 from serve_app.core.errors import Overloaded, ServeError, Unavailable
 from serve_app.core.shares import Share
 from serve_app.router.active import Active
-from serve_app.router.appointments import Appointments
+from serve_app.router.appointments import MAX_RETRY_S, Appointments
 from serve_app.router.pace import Pace
 from serve_app.router.room import Room
 
-MAX_RETRY_S = 120.0
 MAX_BOOKS = 1024
 """Of appointments, one per flow; whose flow's is thrown out begins a new one."""
 KEPT_PART = 8

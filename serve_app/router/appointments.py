@@ -10,6 +10,10 @@ from collections.abc import Callable
 JITTER = 0.25
 """Clients are told to come up to so much later than their appointments: those told at once do not come at once."""
 MIN_RETRY_S = 1.0
+OBEYED_S = 60.0
+"""Clients, as OpenAI's own, wait for no longer than that as they are told: beyond it they come after seconds."""
+MAX_RETRY_S = OBEYED_S / (1 + JITTER)
+"""Where nobody is told a time that is not obeyed."""
 
 
 class Appointments:
@@ -41,4 +45,5 @@ class Appointments:
         now = self._clock()
         earliest = max(self._last_at, now + excess_s) + 1 / pace_per_s
         self._last_at = min(earliest, now + self._max_s)
-        return math.ceil(max(MIN_RETRY_S, (self._last_at - now) * (1 + JITTER * self._jitter())))
+        told_s = math.ceil(max(MIN_RETRY_S, (self._last_at - now) * (1 + JITTER * self._jitter())))
+        return min(told_s, math.ceil(self._max_s * (1 + JITTER)))

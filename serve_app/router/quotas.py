@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from serve_app.core.errors import InvalidRequest, OutOfBudget, QuotaExceeded, Unavailable
 from serve_app.core.quotas import COUNTS_REQUESTS, GAUGES, NANO, Amount, Amounts, Lender, Meter, Statement, bounds_of
 from serve_app.core.tenants import Tenant
-from serve_app.router.appointments import Appointments
+from serve_app.router.appointments import MAX_RETRY_S, OBEYED_S, Appointments
 from serve_app.tenants.meters import MINUTE_S
 from serve_app.tenants.wallet import Wallet
 
@@ -26,7 +26,6 @@ RENEW_S = 0.5
 ANSWER_S = 1.0
 """A lender that does not answer for so long is taken for gone."""
 MIN_RETRY_S = 1
-MAX_RETRY_S = 120.0
 
 Clock = Callable[[], float]
 
@@ -111,7 +110,9 @@ class _Account:
         return self.wallet.statement(self.tenant.name, self.bounds, wanted)
 
     def refusal(self, meter: Meter, need: Amounts) -> QuotaExceeded:
-        """What is said to who finds too little left: nobody is told to come at the time of somebody else."""
+        """What is said to who finds too little left: nobody is told to come at the time of somebody else, nor before
+        there is enough, unless that is later than clients obey. When a day or month begins anew is told as it is.
+        """
         bound, now = self.bounds[meter], self._clock()
         wait_s = self.wallet.wait_s(meter, now)
         if meter.is_budget:
@@ -122,7 +123,8 @@ class _Account:
                 {"limit": meter.value, "retry_after_s": when},
             )
         pace_per_s = max(bound, 1) / (1 if meter.is_gauge else MINUTE_S) / max(1, need[meter])
-        at = self._appointments[meter].make(pace_per_s=pace_per_s, excess_s=wait_s)
+        appointment = self._appointments[meter].make(pace_per_s=pace_per_s, excess_s=wait_s)
+        at = max(appointment, math.ceil(min(wait_s, OBEYED_S)))
         return QuotaExceeded(
             f"The tenant's {meter}, {bound}, has {self.wallet.remaining(meter)} left, and the request needs"
             f" {need[meter]}; retry in {at} s.",

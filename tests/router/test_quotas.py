@@ -11,6 +11,7 @@ import pytest
 from serve_app.core.errors import InvalidRequest, OutOfBudget, QuotaExceeded, Unavailable
 from serve_app.core.quotas import Amount, Lease, Meter, Statement, bounds_of
 from serve_app.core.tenants import Limits, Tenant
+from serve_app.router.appointments import OBEYED_S
 from serve_app.router.quotas import Permit, Quotas
 from serve_app.tenants.lending import Lending
 from serve_app.tenants.wallet import NEVER_TOLD
@@ -133,11 +134,24 @@ async def test_a_refusal_says_which_limit_and_when_to_come_again() -> None:
     router = quotas(accounts)
     _, refused = await asked(router, tenant, Amount(requests=1), 9)
     assert [each.facts["limit"] for each in refused] == ["requests_per_minute"] * 3
-    times = [each.retry_after_s or 0 for each in refused]
-    assert times[0] >= 60
-    assert sorted(times)[-1] > times[0]  # not all of them are told to come at once
-    accounts.now += 62
+    assert [each.retry_after_s for each in refused] == [60] * 3, "no client would wait for longer"
+    accounts.now += 30
+    times = [(await asked(router, tenant, Amount(requests=1), 1))[1][0].retry_after_s or 0 for _ in range(9)]
+    assert min(times) >= 31, "nobody is told to come in vain"
+    assert max(times) > times[0], "not all of them are told to come at once"
+    accounts.now += 32
     assert len((await asked(router, tenant, Amount(requests=1), 3))[0]) == 3
+
+
+async def test_nobody_is_told_to_wait_for_longer_than_clients_obey() -> None:
+    limits = Limits(requests_per_minute=6, max_in_flight=3)
+    accounts, tenant = FakeAccounts(limits), Tenant(name="acme", limits=limits)
+    router = quotas(accounts)
+    _, refused = await asked(router, tenant, Amount(requests=1), 500)
+    assert {each.facts["limit"] for each in refused} == {"max_in_flight"}
+    times = [each.retry_after_s or 0 for each in refused]
+    assert max(times) == OBEYED_S
+    assert len(set(times[250:])) > 5, "those who are told the longest are spread as well"
 
 
 async def test_a_budget_that_is_spent_says_so_and_is_there_again_the_next_day() -> None:
