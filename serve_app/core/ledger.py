@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from serve_app.core.prices import Prices
+
 UNATTRIBUTED = "unattributed"
 """The key id and status of what replicas spent for a tenant and no row explains."""
 
@@ -122,6 +124,10 @@ class UsageQuestion:
 
 class Ledger(Protocol):
     """Where rows are kept; deployments carry these calls over Ray."""
+
+    def charge_by(self, prices: Prices) -> None:
+        """Have what no row explains cost what its tokens do by these, from now on."""
+        ...
 
     async def record(self, rows: Sequence[Row], counted: Sequence[Counted]) -> None:
         """Keep the rows, those that are there already left as they are, and what replicas counted by then."""

@@ -19,6 +19,7 @@ from ray.serve.handle import DeploymentHandle
 
 from serve_app.core.errors import InvalidRequest, NotFound, ServeError, Unavailable
 from serve_app.core.ledger import Counted, Row, UsageLine, UsageQuestion
+from serve_app.core.prices import Prices
 from serve_app.core.quotas import Lease, Statement
 from serve_app.core.tenants import Identity, Limits
 from serve_app.deployments.logs import log_as_configured
@@ -96,10 +97,10 @@ class Accounts:
             for statement in statements
         ]
 
-    async def record(self, rows: Sequence[Row], counted: Sequence[Counted]) -> None:
+    async def record(self, rows: Sequence[Row], counted: Sequence[Counted], prices: Prices | None = None) -> None:
         """As LedgerStore.record, one batch after the other."""
         async with self._writing:
-            await asyncio.to_thread(self._office.ledger.record, rows, counted, time.time())
+            await asyncio.to_thread(self._office.ledger.record, rows, counted, time.time(), prices=prices)
             if time.monotonic() - self._pruned_at > PRUNING_PERIOD_S:
                 self._pruned_at = time.monotonic()
                 await asyncio.to_thread(prune, self._store.engine, now=time.time(), days=self._ledger_days)
@@ -165,6 +166,7 @@ class AccountsLink:
         self._router_id = router_id
         self._held = HeldDirectory(grace_s=grace_s)
         self._answering: dict[str, Claim] = {}  # by attempt
+        self._prices: Prices | None = None
         self._is_reached = True
         self._looked_at = -math.inf
         self._turn = asyncio.Lock()
@@ -200,7 +202,11 @@ class AccountsLink:
 
     async def record(self, rows: Sequence[Row], counted: Sequence[Counted]) -> None:
         """Raises Unavailable; what was kept by then, nobody knows."""
-        await self._ask(partial(self._accounts.record.remote, rows, counted), timeout_s=ADMINISTRATION_TIMEOUT_S)
+        ask = partial(self._accounts.record.remote, rows, counted, self._prices)
+        await self._ask(ask, timeout_s=ADMINISTRATION_TIMEOUT_S)
+
+    def charge_by(self, prices: Prices) -> None:
+        self._prices = prices
 
     async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
         """Raises Unavailable."""

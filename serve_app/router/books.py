@@ -27,24 +27,33 @@ ERROR = 400
 class Books:
     """Outlives applications, as it knows what is in flight.
 
-    prices: may be exchanged; a request is charged by those of its end
+    prices: may be exchanged; a request is charged by those of its end, what no row explains by those of its last change
     wall:   seconds since 1970
     """
 
     def __init__(
         self, quotas: Quotas, scribe: Scribe, ledger: Ledger, *, wall: Callable[[], float] = time.time
     ) -> None:
-        self.prices = Prices()
+        self._prices = Prices()
         self.quotas = quotas
         self.scribe = scribe
         self._ledger = ledger
         self._wall = wall
 
+    @property
+    def prices(self) -> Prices:
+        return self._prices
+
+    @prices.setter
+    def prices(self, prices: Prices) -> None:
+        self._prices = prices
+        self._ledger.charge_by(prices)
+
     async def reserve(self, tenant: Tenant, run: Run, card_of: Callable[[ModelRef], ModelCard]) -> Permit:
         """Raises as `Quotas.reserve`."""
         if not self.quotas.bounds(tenant):
             return FREE
-        most, prompts = worst_case(run.requests, card_of=card_of, prices=self.prices)
+        most, prompts = worst_case(run.requests, card_of=card_of, prices=self._prices)
         return await self.quotas.reserve(tenant, most, prompts=prompts)
 
     async def reserve_one(self, tenant: Tenant) -> Permit:
@@ -79,7 +88,7 @@ class Books:
         cost = sum([row.cost for row in rows])
         for part in run.tally.unheard if reserved else ():
             model = run.requests[part].model
-            price = self.prices.of(model.base, model.adapter)
+            price = self._prices.of(model.base, model.adapter)
             tokens += reserved[part]
             cost += price.cost(prompt_tokens=reserved[part], cached_tokens=0, completion_tokens=0)
         return Amount(requests=1 if tokens else 0, tokens=tokens, cost=cost)
@@ -89,7 +98,7 @@ class Books:
     ) -> Row:
         usage, queue_s = tally.usage, max(tally.queue_s, default=0.0)
         first_at, last_at = tally.shown_at
-        price = self.prices.of(model.base, model.adapter)
+        price = self._prices.of(model.base, model.adapter)
         return Row(
             id=f"{run.response_id}/{number}",
             tenant=identity.tenant.name,

@@ -15,6 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, IntegrityError
 
 from serve_app.core.ledger import OTHER_MIXES, SUMS, UNATTRIBUTED, Counted, Row, UsageLine, UsageQuestion
+from serve_app.core.prices import Price, Prices
 from serve_app.tenants import ledger_tables as tables
 from serve_app.tenants.meters import period_of
 from serve_app.tenants.tables import creating
@@ -37,7 +38,8 @@ class LedgerStore:
 
     Law: for each tenant and model, the rows and what is unattributed come to what replicas counted, always. What is
     unattributed grows with what is counted and shrinks again where a row comes that explains it; of requests that still
-    run it holds what they have come to.
+    run it holds what they have come to. Its cost is that of its tokens, as of the base, by the prices of when it last
+    changed; where these are not known, it stays as it is.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -49,7 +51,9 @@ class LedgerStore:
         with creating(engine):
             pass  # whatever is not there is made
 
-    def record(self, rows: Sequence[Row], counted: Sequence[Counted], now: float) -> int:
+    def record(
+        self, rows: Sequence[Row], counted: Sequence[Counted], now: float, *, prices: Prices | None = None
+    ) -> int:
         """Keep them; those that are there already change nothing. Returns how many rows are new.
 
         now: Unix seconds
@@ -63,7 +67,9 @@ class LedgerStore:
             touched = {(each.tenant, each.model) for each in new}
             touched |= {(each.spent.flow, each.model) for each in counted}
             for tenant, model in sorted(touched):
-                self._reconcile(connection, tenant, model, period_of(now, is_monthly=False))
+                lines = self._reconcile(connection, tenant, model, period_of(now, is_monthly=False))
+                if prices is not None:
+                    self._charge(connection, lines, prices.of(model))
         return len(new)
 
     def usage(self, question: UsageQuestion) -> list[UsageLine]:
@@ -143,8 +149,11 @@ class LedgerStore:
         for (tenant, model), amounts in sums.items():
             self._add(connection, tables.totals, (tenant, model, side), tables.SPENT, amounts)
 
-    def _reconcile(self, connection: Connection, tenant: str, model: str, today: str) -> None:
-        """Write what is unexplained to today; what was explained since is taken off again, from the last day on."""
+    def _reconcile(self, connection: Connection, tenant: str, model: str, today: str) -> list[Key]:
+        """Write what is unexplained to today; what was explained since is taken off again, from the last day on.
+
+        Returns the lines that have changed.
+        """
         sides = {
             side: _row_of(connection, tables.totals, {"tenant": tenant, "model": model, "side": side})
             for side in ("counted", "told")
@@ -154,25 +163,41 @@ class LedgerStore:
         key = (today, tenant, model, "", UNATTRIBUTED)
         if more:
             self._add(connection, tables.days, key, SUMS, Counter(more))
-        taken = self._take_back(connection, tenant, model, {name: -gap[name] for name in gap if gap[name] < 0})
+        taken, lines = self._take_back(connection, tenant, model, {name: -gap[name] for name in gap if gap[name] < 0})
         written = {name: more.get(name, 0) - taken[name] for name in tables.SPENT}
         self._add(connection, tables.totals, (tenant, model, "told"), tables.SPENT, written)
+        return [key, *lines] if more else lines
 
-    def _take_back(self, connection: Connection, tenant: str, model: str, excess: Mapping[str, int]) -> Sums:
-        """Take off what is unattributed what rows explain now; what could be taken."""
+    def _take_back(
+        self, connection: Connection, tenant: str, model: str, excess: Mapping[str, int]
+    ) -> tuple[Sums, list[Key]]:
+        """Take off what is unattributed what rows explain now; what could be taken, and from which lines."""
         taken: Sums = Counter()
+        lines: list[Key] = []
         if not excess:
-            return taken
+            return taken, lines
         days = tables.days.c
         of_pair = (days.tenant == tenant, days.model == model, days.key_id == UNATTRIBUTED)
         found = connection.execute(select(tables.days).where(*of_pair).order_by(days.day.desc())).mappings().all()
         for row in found:
             amounts = {name: min(left - taken[name], row[name]) for name, left in excess.items()}
             amounts = {name: amount for name, amount in amounts.items() if amount > 0}
+            if not amounts:
+                continue
             taken.update(amounts)
-            taken_from = tuple(str(row[column.name]) for column in tables.days.primary_key)
-            self._add(connection, tables.days, taken_from, SUMS, Counter({n: -a for n, a in amounts.items()}))
-        return taken
+            lines.append(tuple(str(row[column.name]) for column in tables.days.primary_key))
+            self._add(connection, tables.days, lines[-1], SUMS, Counter({n: -a for n, a in amounts.items()}))
+        return taken, lines
+
+    def _charge(self, connection: Connection, lines: Iterable[Key], price: Price) -> None:
+        """Have these lines cost what their tokens do."""
+        names = [column.name for column in tables.days.primary_key]
+        for line in dict.fromkeys(lines):
+            sums = _row_of(connection, tables.days, dict(zip(names, line, strict=True)), SUMS)
+            prompt, cached = sums["prompt_tokens"], min(sums["prompt_tokens"], sums["cached_tokens"])
+            completion = sums["completion_tokens"]
+            cost = price.cost(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
+            self._add(connection, tables.days, line, SUMS, {"cost": min(cost, tables.MAX_AMOUNT) - sums["cost"]})
 
     def _add(
         self, connection: Connection, table: Table, key: Key, names: Sequence[str], amounts: Mapping[str, int]
@@ -245,9 +270,9 @@ def _fitting(row: Row) -> Row:
     return replace(row, **cut) if cut else row
 
 
-def _row_of(connection: Connection, table: Table, key: Mapping[str, str]) -> Sums:
+def _row_of(connection: Connection, table: Table, key: Mapping[str, str], names: Sequence[str] = tables.SPENT) -> Sums:
     found = connection.execute(_reading(table, tuple(key)), key).mappings().one_or_none()
-    return Counter() if found is None else Counter({name: int(found[name]) for name in tables.SPENT})
+    return Counter() if found is None else Counter({name: int(found[name]) for name in names})
 
 
 @functools.cache

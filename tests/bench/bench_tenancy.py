@@ -32,6 +32,7 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport
 from serve_app.core.ledger import Counted, Row, UsageLine, UsageQuestion
+from serve_app.core.prices import Prices
 from serve_app.core.quotas import Lease, Statement
 from serve_app.core.tenants import Limits, Rights, Tenant
 from serve_app.core.tenants import Scope as Scopes
@@ -72,6 +73,9 @@ class NearAccounts:
 
     async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
         return [self._lending.renew(router_id, each) for each in statements]
+
+    def charge_by(self, prices: Prices) -> None:
+        """Nothing is kept that could cost anything."""
 
     async def record(self, rows: Sequence[Row], counted: Sequence[Counted]) -> None:
         pickle.dumps((rows, counted))  # as Ray does

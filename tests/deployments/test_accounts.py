@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from serve_app.core.ledger import Row
+from serve_app.core.ledger import Counted, Row, Spent
+from serve_app.core.prices import Price, Prices
 from serve_app.core.quotas import Meter, Statement
 from serve_app.deployments.accounts import Accounts
 from serve_app.deployments.logs import ACCESS_LOGGER
@@ -97,6 +98,14 @@ async def test_what_is_read_beside_is_what_the_ledger_says(accounts: Accounts) -
     await accounts.record([spent, today], ())
     [lease] = await accounts.renew("r0", [Statement(tenant="rich", used={}, wanted={Meter.DAY: 10**9})])
     assert lease.granted == {Meter.DAY: 300_000_000}
+
+
+async def test_what_no_row_explains_is_charged_by_the_prices_that_a_router_tells(accounts: Accounts) -> None:
+    await with_tenants(accounts)
+    counted = Counted(replica_id="r0", model="tiny", spent=Spent(flow="rich", prompt_tokens=300))
+    await accounts.record((), [counted], Prices(by_model={"tiny": Price(prompt=1000.0)}))
+    [lease] = await accounts.renew("r0", [Statement(tenant="rich", used={}, wanted={Meter.DAY: 10**9})])
+    assert lease.granted == {Meter.DAY: 700_000_000}
 
 
 async def test_a_ledger_that_fails_is_asked_again(accounts: Accounts) -> None:

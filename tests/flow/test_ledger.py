@@ -44,12 +44,16 @@ class FakeAccounts:
     lending: Lending
     drops: random.Random | None = None
     num_recorded: int = 0
+    prices: Prices | None = None
+
+    def charge_by(self, prices: Prices) -> None:
+        self.prices = prices
 
     async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
         return [self.lending.renew(router_id, each) for each in statements]
 
     async def record(self, rows: Sequence[Row], counted: Sequence[Counted]) -> None:
-        self.num_recorded += self.store.record(rows, counted, 0.0)
+        self.num_recorded += self.store.record(rows, counted, 0.0, prices=self.prices)
         if self.drops is not None and self.drops.random() < 0.3:
             raise ConnectionError("the answer was lost")
 
@@ -313,6 +317,7 @@ async def test_whatever_dies_and_whenever_every_token_is_in_a_row_or_unattribute
         assert {name: found[name] for name in SPENT} == {
             name: sum(getattr(each, name) for each in spent) for name in SPENT
         }
+        assert found["cost"] == 1000 * found["prompt_tokens"] + 2000 * found["completion_tokens"]
     assert sums(accounts)["requests"] == accounts.num_recorded
     for each in houses:
         await each.kill()

@@ -117,6 +117,21 @@ def test_what_no_row_explains_is_unattributed_until_one_does(store: LedgerStore)
     assert sums(store, key_id=UNATTRIBUTED)["requests"] == 0
 
 
+def test_what_no_row_explains_costs_what_its_tokens_do_as_long_as_none_does(store: LedgerStore) -> None:
+    prices = Prices(by_model={"tiny": Price(prompt=1.0, cached=0.5, completion=2.0), "tiny:pirate": Price(prompt=9.0)})
+    spent = Spent(flow="acme", prompt_tokens=25, cached_tokens=3, completion_tokens=44, engine_ns=100)
+    store.record((), [counted("r0", spent)], 0.0)
+    assert store.cost_of("acme", "1970-01-01") == 0, "nobody knows the prices yet"
+    store.record((), [counted("r0", replace(spent, engine_ns=200))], 0.0, prices=prices)
+    assert store.cost_of("acme", "1970-01-01") == 22 * 1000 + 3 * 500 + 44 * 2000
+    explained = row("a", at=DAY_S, adapter="pirate", cost=7)  # of 10, 1 and 20 tokens
+    store.record([explained], (), DAY_S, prices=prices)
+    assert sums(store, key_id=UNATTRIBUTED)["cost"] == 13 * 1000 + 2 * 500 + 24 * 2000
+    rest = replace(row("b", at=DAY_S), prompt_tokens=15, cached_tokens=2, completion_tokens=24)
+    store.record([rest], (), DAY_S, prices=prices)
+    assert (sums(store, key_id=UNATTRIBUTED)["cost"], sums(store)["cost"]) == (0, 7)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_rows_and_what_is_unattributed_come_to_what_was_counted(store: LedgerStore, seed: int) -> None:
     """Rows come late, twice or never; counters of replicas that end come in any order."""
