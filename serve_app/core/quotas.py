@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from typing import Protocol
@@ -36,6 +36,8 @@ class Meter(StrEnum):
 
 GAUGES = frozenset({Meter.IN_FLIGHT, Meter.IN_FLIGHT_TOKENS})
 BUDGETS = frozenset({Meter.DAY, Meter.MONTH})
+RATES = frozenset({Meter.REQUESTS, Meter.TOKENS})
+"""Of what is used within any minute."""
 COUNTS_TOKENS = frozenset({Meter.TOKENS, Meter.IN_FLIGHT_TOKENS})
 COUNTS_REQUESTS = frozenset({Meter.REQUESTS, Meter.IN_FLIGHT})
 
@@ -63,11 +65,13 @@ class Statement:
 
     used:   all that the router ever took of what it was granted, less refunds; of gauges what is in use now
     wanted: what it wants to hold beyond that
+    recent: of limits per minute, what of `used` it took within the last minute
     """
 
     tenant: str
     used: Mapping[Meter, int]
     wanted: Mapping[Meter, int]
+    recent: Mapping[Meter, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

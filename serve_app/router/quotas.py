@@ -107,7 +107,7 @@ class _Account:
         wanted: Counter[Meter] = Counter()
         for each in self.waiting:
             wanted.update(each.need)
-        return self.wallet.statement(self.tenant.name, self.bounds, wanted)
+        return self.wallet.statement(self.tenant.name, self.bounds, wanted, now=self._clock())
 
     def refusal(self, meter: Meter, need: Amounts) -> QuotaExceeded:
         """What is said to who finds too little left: nobody is told to come at the time of somebody else, nor before

@@ -130,13 +130,15 @@ class Lending:
         return loan
 
     def _settle(self, statement: Statement, loan: _Loan, name: Meter, bound: int) -> float:
-        """Bring one meter to what is wanted; how long to wait for what is missing."""
+        """Bring one meter to what is wanted; how long to wait for what is missing.
+
+        What a router that nothing is known of took within the last minute counts as if it were taken now.
+        """
         meter, now = self._meter(statement.tenant, name, bound), self._now(name)
         used, wanted = statement.used.get(name, 0), statement.wanted.get(name, 0)
-        if name not in loan.granted:  # nothing is known of what the router took before; what is in flight is there
+        if name not in loan.granted:  # what the router took was before; what is in flight and of this minute is there
             loan.granted[name] = used
-            if name.is_gauge:
-                meter.take(used, now)
+            meter.take(used if name.is_gauge else statement.recent.get(name, 0), now)
         missing = used + wanted - loan.granted[name]
         if missing < 0:
             if isinstance(meter, Budget):

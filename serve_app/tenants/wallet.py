@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 
-from serve_app.core.quotas import BUDGETS, Amounts, Lease, Meter, Statement
+from serve_app.core.quotas import BUDGETS, RATES, Amounts, Lease, Meter, Statement
+from serve_app.tenants.meters import MINUTE_S
 
 SHARE = 8
 """Routers hold at most so small a part of each limit together beyond what is waited for: that is a lease."""
@@ -29,6 +30,7 @@ class Wallet:
         self._demand: Counter[Meter] = Counter()
         self._denied_until: dict[Meter, float] = {}
         self.ends: Mapping[Meter, float] = {}
+        self._past: deque[tuple[float, Amounts]] = deque([(-math.inf, {})])  # what was used by when, once a second
         self._told = NEVER_TOLD
         self._told_at = -math.inf
 
@@ -78,7 +80,9 @@ class Wallet:
     def wait_s(self, meter: Meter, now: float) -> float:
         return max(0.0, self._told.waits.get(meter, 0.0) - (now - self._told_at))
 
-    def statement(self, tenant: str, bounds: Mapping[Meter, int], waiting: Mapping[Meter, int]) -> Statement:
+    def statement(
+        self, tenant: str, bounds: Mapping[Meter, int], waiting: Mapping[Meter, int], *, now: float
+    ) -> Statement:
         """Ask for what is waited for, and for twice what was in demand since the last time, but never for more than
         the share. What is beyond that is given up at once, so that it is used by nobody but who gets it.
         """
@@ -90,7 +94,8 @@ class Wallet:
         for gone in self._granted.keys() - bounds.keys():
             del self._granted[gone]
         self._demand.clear()
-        return Statement(tenant=tenant, used={meter: self._used[meter] for meter in bounds}, wanted=wanted)
+        used = {meter: self._used[meter] for meter in bounds}
+        return Statement(tenant=tenant, used=used, wanted=wanted, recent=self._recent(used, now))
 
     def accept(self, lease: Lease, asked_at: float) -> None:
         """Take over what was answered to the last statement."""
@@ -100,3 +105,15 @@ class Wallet:
         self._denied_until = {
             meter: asked_at + min(wait_s, MAX_DENIAL_S) for meter, wait_s in lease.waits.items() if wait_s > 0
         }
+
+    def _recent(self, used: Amounts, now: float) -> Amounts:
+        """What was used within the last minute, or a second more. Nothing is between two statements of a wallet in use
+        but half a second, so that a request need not be noted.
+        """
+        past = self._past
+        while len(past) > 1 and past[1][0] <= now - MINUTE_S:
+            past.popleft()
+        rates = {meter: used[meter] for meter in RATES & used.keys()}
+        if now >= past[-1][0] + 1:
+            past.append((now, rates))
+        return {meter: max(0, amount - past[0][1].get(meter, 0)) for meter, amount in rates.items()}

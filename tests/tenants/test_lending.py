@@ -45,7 +45,7 @@ class FakeRouter:
     is_cut: bool = False
 
     def renew(self, waiting: dict[Meter, int] | None = None) -> None:
-        statement = self.wallet.statement("acme", BOUNDS, waiting or {})
+        statement = self.wallet.statement("acme", BOUNDS, waiting or {}, now=self.clock())
         if not self.is_cut:
             self.wallet.accept(self.lending.renew(self.name, statement), self.clock())
 
@@ -105,6 +105,28 @@ def test_two_routers_never_exceed_a_limit_by_more_than_a_lease(seed: int, cuts: 
                 assert sum(amount for at, amount in used[meter] if clock.now - 60 < at) <= bound + LEASES[meter]
 
 
+def test_a_lender_that_begins_anew_goes_on_with_the_minute_of_the_routers_it_hears_of() -> None:
+    clock = Clock()
+    router = FakeRouter("a", Lending(lambda tenant: LIMITS, clock=clock, wall=clock), clock)
+
+    def asked(count: int) -> int:
+        num_served = 0
+        for _ in range(count):
+            if router.begin(Amount(requests=1)):
+                router.end(0, 1.0)
+                num_served += 1
+        return num_served
+
+    assert asked(40) == 40
+    clock.now += 20
+    router.lending = Lending(lambda tenant: LIMITS, clock=clock, wall=clock)
+    assert asked(60) == 20, "no minute has more than the limit"
+    clock.now += LEASE_S + 1  # it had nothing to say for so long
+    assert asked(1) == router.lending.free("acme")[Meter.REQUESTS] == 0
+    clock.now += 62
+    assert asked(70) == 60, "what was counted was counted once"
+
+
 def test_what_one_router_holds_and_does_not_use_comes_to_the_other() -> None:
     clock = Clock()
     lending = Lending(lambda tenant: LIMITS, clock=clock, wall=clock)
@@ -145,7 +167,7 @@ def test_a_statement_that_is_told_twice_changes_nothing_the_second_time() -> Non
     lending = Lending(lambda tenant: LIMITS, clock=clock, wall=clock)
     router = FakeRouter("a", lending, clock)
     router.begin(Amount(requests=1, tokens=100))
-    statement = router.wallet.statement("acme", BOUNDS, {})
+    statement = router.wallet.statement("acme", BOUNDS, {}, now=clock())
     first = lending.renew("a", statement)
     before = lending.free("acme")
     assert lending.renew("a", statement) == first
@@ -256,7 +278,8 @@ def test_a_limit_that_is_changed_holds_from_the_next_renewal_on() -> None:
 
     def renew() -> int:
         bounds = bounds_of(limits[0])
-        wallet.accept(lending.renew("a", wallet.statement("acme", bounds, dict.fromkeys(bounds, 5))), clock())
+        statement = wallet.statement("acme", bounds, dict.fromkeys(bounds, 5), now=clock())
+        wallet.accept(lending.renew("a", statement), clock())
         return sum(wallet.take({Meter.IN_FLIGHT: 1}, clock()) for _ in range(5))
 
     assert renew() == 1
