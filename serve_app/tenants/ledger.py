@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
@@ -14,10 +14,11 @@ from sqlalchemy import Connection, Engine, Executable, Table, bindparam, func, s
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, IntegrityError
 
-from serve_app.core.ledger import OTHER_MIXES, SUMS, UNATTRIBUTED, Counted, Row, UsageLine, UsageQuestion
+from serve_app.core.ledger import SUMS, UNATTRIBUTED, Counted, Row, UsageLine, UsageQuestion
 from serve_app.core.prices import Price, Prices
 from serve_app.tenants import ledger_tables as tables
 from serve_app.tenants.meters import period_of
+from serve_app.tenants.mixes import Mixes
 from serve_app.tenants.tables import creating
 
 logger = logging.getLogger(__name__)
@@ -26,8 +27,6 @@ REFUSALS = (DataError, IntegrityError, UnicodeError, OverflowError)
 """Of what a row holds, and not of a database that cannot be reached or written."""
 MAX_ROWS = 500
 """Kept by one statement, which is carried out or not: SQLAlchemy divides what has more values than a database takes."""
-MAX_MIXES = 64
-"""Of a tenant on one model, that have a line of their own in a day."""
 
 Key = tuple[str, ...]
 Sums = Counter[str]
@@ -48,6 +47,7 @@ class LedgerStore:
         self._keeping = self._insert(tables.rows).on_conflict_do_nothing().returning(tables.rows.c.id)
         self._adding = functools.cache(self._adding_to)
         self._putting = functools.cache(self._putting_into)
+        self._heard: dict[str, str] = {}  # the day by replica, as it was written
         with creating(engine):
             pass  # whatever is not there is made
 
@@ -63,13 +63,17 @@ class LedgerStore:
             new = self._keep_rows(connection, rows)
             self._add_days(connection, new)
             self._add_totals(connection, "told", _spent_of(new))
-            self._add_totals(connection, "counted", self._keep_counted(connection, counted))
+            today = period_of(now, is_monthly=False)
+            forgotten = self._hear(connection, {each.replica_id for each in counted}, today)
+            self._add_totals(connection, "counted", self._keep_counted(connection, counted, forgotten))
             touched = {(each.tenant, each.model) for each in new}
             touched |= {(each.spent.flow, each.model) for each in counted}
             for tenant, model in sorted(touched):
-                lines = self._reconcile(connection, tenant, model, period_of(now, is_monthly=False))
+                lines = self._reconcile(connection, tenant, model, today)
                 if prices is not None:
                     self._charge(connection, lines, prices.of(model))
+        self._heard = {known: day for known, day in self._heard.items() if day == today}
+        self._heard |= {each.replica_id: today for each in counted if each.replica_id not in forgotten}
         return len(new)
 
     def usage(self, question: UsageQuestion) -> list[UsageLine]:
@@ -121,12 +125,30 @@ class LedgerStore:
         values = [asdict(row) | {"day": period_of(row.at, is_monthly=False)} for row in by_id.values()]
         return [by_id[id_] for (id_,) in connection.execute(self._keeping, values)]
 
-    def _keep_counted(self, connection: Connection, counted: Iterable[Counted]) -> dict[Key, Sums]:
-        """What was counted beyond what was known, by tenant and model."""
+    def _hear(self, connection: Connection, replica_ids: Iterable[str], today: str) -> set[str]:
+        """Note of whom was heard today; returns those of them whose counts are forgotten."""
+        unsaid = sorted(each for each in replica_ids if self._heard.get(each) != today)
+        replicas, forgotten = tables.replicas.c, set[str]()
+        if unsaid:
+            known = select(replicas.replica_id).where(replicas.replica_id.in_(unsaid), replicas.day == tables.FORGOTTEN)
+            forgotten = set(connection.execute(known).scalars())
+        for each in unsaid:
+            if each not in forgotten:
+                self._put(connection, tables.replicas, {"replica_id": each}, {"day": today})
+        return forgotten
+
+    def _keep_counted(
+        self, connection: Connection, counted: Iterable[Counted], forgotten: Collection[str]
+    ) -> dict[Key, Sums]:
+        """What was counted beyond what was known, by tenant and model. Of what is forgotten nobody can say how much
+        that is, and it was added up before: it is where growth begins anew.
+        """
         growth: dict[Key, Sums] = {}
         for each in counted:
             key = {"replica_id": each.replica_id, "flow": each.spent.flow}
             before = _row_of(connection, tables.counted, key)
+            if each.replica_id in forgotten and not before:
+                before = Counter({name: getattr(each.spent, name) for name in tables.SPENT})
             after = {name: max(getattr(each.spent, name), before[name]) for name in tables.SPENT}
             self._put(connection, tables.counted, key, {"model": each.model, **after})
             grown = growth.setdefault((each.spent.flow, each.model), Counter())
@@ -135,7 +157,7 @@ class LedgerStore:
 
     def _add_days(self, connection: Connection, rows: Iterable[Row]) -> None:
         sums: dict[Key, Sums] = {}
-        mixes = _Mixes(connection)
+        mixes = Mixes(connection)
         for row in rows:
             day = period_of(row.at, is_monthly=False)
             adapter = mixes.line_of((day, row.tenant, row.model), row.adapter)
@@ -222,41 +244,6 @@ class LedgerStore:
         statement = self._insert(table)
         put = {name: statement.excluded[name] for name in names}
         return statement.on_conflict_do_update(index_elements=list(key), set_=put)
-
-
-class _Mixes:
-    """Which mixes of adapters have lines of their own among the sums by day, as one transaction finds and makes them.
-
-    Adapters are as many as an administrator has registered, mixes as many as there are numbers: beyond the first ones
-    of a day, all of a tenant's on one model share a line. Rows keep the whole name.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._known: dict[Key, set[str]] = {}
-
-    def line_of(self, place: Key, adapter: str) -> str:
-        """place: day, tenant and model"""
-        if not _is_mix(adapter):
-            return adapter
-        if place not in self._known:
-            self._known[place] = self._found(place)
-        known = self._known[place]
-        if adapter not in known and len(known) >= MAX_MIXES:
-            return OTHER_MIXES
-        known.add(adapter)
-        return adapter
-
-    def _found(self, place: Key) -> set[str]:
-        days = tables.days.c
-        day, tenant, model = place
-        wanted = select(days.adapter).distinct().where(days.day == day, days.tenant == tenant, days.model == model)
-        return {adapter for (adapter,) in self._connection.execute(wanted) if _is_mix(adapter)} - {OTHER_MIXES}
-
-
-def _is_mix(adapter: str) -> bool:
-    """Names of adapters have neither sign."""
-    return "*" in adapter or "+" in adapter
 
 
 def _fitting(row: Row) -> Row:

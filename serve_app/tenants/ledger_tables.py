@@ -65,6 +65,16 @@ counted = Table(
     *(Column(name, BigInteger, nullable=False) for name in SPENT),
 )
 
+replicas = Table(
+    "replicas",
+    metadata,
+    Column("replica_id", String(MAX_ID_CHARS), primary_key=True),
+    Column("day", String(10), nullable=False),
+)
+"""Those that counted something, and the last day on which they were heard of, or that they are forgotten."""
+FORGOTTEN = ""
+"""In the place of the day: what this one counted is in the totals alone."""
+
 totals = Table(
     "totals",
     metadata,

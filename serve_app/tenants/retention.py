@@ -1,10 +1,10 @@
-"""Takes rows out of the ledger that are old enough; their sums by day stay for ever."""
+"""Takes out of the ledger what is old enough: rows, whose sums by day stay for ever, and what replicas counted."""
 
 from __future__ import annotations
 
-from sqlalchemy import Engine, delete, select
+from sqlalchemy import Engine, delete, literal, select, update
 
-from serve_app.tenants.ledger_tables import rows
+from serve_app.tenants.ledger_tables import FORGOTTEN, counted, replicas, rows
 from serve_app.tenants.meters import period_of
 
 DAY_S = 86_400.0
@@ -13,7 +13,8 @@ BATCH = 5_000
 
 
 def prune(engine: Engine, *, now: float, days: int) -> int:
-    """Remove the rows of requests that ended more than so many days ago; returns how many that were.
+    """Remove the rows of requests that ended more than so many days ago; returns how many that were. What replicas
+    counted that were not heard of for so long is forgotten as well: it is in the totals.
 
     now: Unix seconds
 
@@ -24,6 +25,9 @@ def prune(engine: Engine, *, now: float, days: int) -> int:
     removed = 0
     while found := _remove_some(engine, before):
         removed += found
+    _note_replicas(engine, period_of(now, is_monthly=False))
+    while _forget_one(engine, before):
+        pass
     return removed
 
 
@@ -31,3 +35,23 @@ def _remove_some(engine: Engine, before: str) -> int:
     old = select(rows.c.id).where(rows.c.day < before).limit(BATCH)
     with engine.begin() as connection:
         return connection.execute(delete(rows).where(rows.c.id.in_(old.scalar_subquery()))).rowcount
+
+
+def _note_replicas(engine: Engine, today: str) -> None:
+    """Those that an earlier version wrote down without the day were heard of today."""
+    unknown = counted.c.replica_id.not_in(select(replicas.c.replica_id))
+    found = select(counted.c.replica_id, literal(today)).where(unknown).distinct()
+    with engine.begin() as connection:
+        connection.execute(replicas.insert().from_select(["replica_id", "day"], found))
+
+
+def _forget_one(engine: Engine, before: str) -> bool:
+    """Whether there was one. That it was is kept: should it speak again, nothing is counted twice."""
+    gone = select(replicas.c.replica_id).where(replicas.c.day < before, replicas.c.day != FORGOTTEN).limit(1)
+    with engine.begin() as connection:
+        replica_id = connection.execute(gone).scalar()
+        if replica_id is None:
+            return False
+        connection.execute(delete(counted).where(counted.c.replica_id == replica_id))
+        connection.execute(update(replicas).where(replicas.c.replica_id == replica_id).values(day=FORGOTTEN))
+    return True

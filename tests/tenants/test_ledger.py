@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, delete, select
 
 from serve_app.core.ledger import OTHER_MIXES, SUMS, UNATTRIBUTED, Counted, Row, Spent, UsageQuestion
 from serve_app.core.prices import Price, Prices
-from serve_app.tenants.ledger import MAX_MIXES, MAX_ROWS, LedgerStore
+from serve_app.tenants import ledger_tables as tables
+from serve_app.tenants.ledger import MAX_ROWS, LedgerStore
+from serve_app.tenants.mixes import MAX_MIXES
 from serve_app.tenants.retention import prune
 
 DAY_S = 86_400.0
@@ -209,6 +211,38 @@ def test_more_rows_than_one_transaction_takes_go_too(store: LedgerStore, monkeyp
     monkeypatch.setattr("serve_app.tenants.retention.BATCH", 7)
     store.record([row(str(number)) for number in range(40)], (), 0.0)
     assert prune(store.engine, now=10 * DAY_S, days=1) == 40
+
+
+def counts_kept(store: LedgerStore) -> list[str]:
+    with store.engine.connect() as connection:
+        return sorted(connection.execute(select(tables.counted.c.replica_id)).scalars())
+
+
+def test_what_replicas_counted_that_are_long_gone_is_in_the_sums_alone(store: LedgerStore) -> None:
+    def tell(day: float, **tokens: int) -> None:
+        told = [counted(name, Spent(flow="acme", prompt_tokens=number)) for name, number in tokens.items()]
+        store.record((), told, day * DAY_S)
+
+    tell(0, gone=500, still=40, busy=3)
+    tell(4, still=40)
+    tell(5, busy=5)
+    prune(store.engine, now=5.5 * DAY_S, days=2)
+    assert (counts_kept(store), sums(store)["prompt_tokens"]) == (["busy", "still"], 545)
+    tell(6, gone=500)
+    assert sums(store)["prompt_tokens"] == 545, "nothing is counted twice"
+    tell(6, gone=510, still=41)
+    assert sums(store)["prompt_tokens"] == 556
+
+
+def test_counts_of_a_store_that_kept_no_days_go_when_they_are_old_from_now_on(store: LedgerStore) -> None:
+    store.record((), [counted("r0", Spent(flow="acme", prompt_tokens=5))], 0.0)
+    with store.engine.begin() as connection:
+        connection.execute(delete(tables.replicas))
+    kept = []
+    for day in (50, 51, 53):
+        prune(store.engine, now=day * DAY_S, days=2)
+        kept.append(counts_kept(store))
+    assert (kept, sums(store)["prompt_tokens"]) == ([["r0"], ["r0"], []], 5)
 
 
 def test_a_report_without_an_end_has_everything(store: LedgerStore) -> None:
