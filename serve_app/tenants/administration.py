@@ -117,13 +117,10 @@ class Administration:
         )
 
     def apply(self, difference: Difference, by: Author) -> None:
-        """Add first and remove last, each with an event of its own."""
-        for tenant in difference.added:
-            self._store.add_tenant(tenant, by)
-        for tenant in difference.changed:
-            self._store.set_tenant(tenant, by)
-        for name in difference.removed:
-            self._store.remove_tenant(name, by)
+        """All of it, each with an event of its own, or nothing. Raises TenancyError where the store has changed since
+        the difference was found, so that it cannot be made.
+        """
+        self._store.change_tenants(by, added=difference.added, changed=difference.changed, removed=difference.removed)
 
 
 def told_of_key(key: Key) -> dict[str, object]:

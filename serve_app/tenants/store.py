@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -145,26 +145,34 @@ class TenantStore:
 
     def add_tenant(self, tenant: Tenant, by: Author) -> None:
         """Raises TenancyError where the name is taken."""
-        try:
-            with self._changing(by, "add tenant", tenant.name, told_of(tenant)) as connection:
-                row = {"name": tenant.name, "declared": told_of(tenant)}
-                connection.execute(insert(tables.tenants), [row])
-        except IntegrityError:
-            raise TenancyError(f"There is a tenant {tenant.name!r} already.") from None
+        self.change_tenants(by, added=[tenant])
 
     def set_tenant(self, tenant: Tenant, by: Author) -> None:
         """Put another in the place of the one of that name. Raises NotThere."""
-        with self._changing(by, "set tenant", tenant.name, told_of(tenant)) as connection:
-            wanted = update(tables.tenants).where(tables.tenants.c.name == tenant.name)
-            if not connection.execute(wanted.values(declared=told_of(tenant))).rowcount:
-                raise NotThere(f"There is no tenant {tenant.name!r}.")
+        self.change_tenants(by, changed=[tenant])
 
     def remove_tenant(self, name: str, by: Author) -> None:
         """With all of its keys. Raises NotThere."""
-        _check_name("tenant", name)
-        with self._changing(by, "remove tenant", name, {}) as connection:
-            if not connection.execute(delete(tables.tenants).where(tables.tenants.c.name == name)).rowcount:
-                raise NotThere(f"There is no tenant {name!r}.")
+        self.change_tenants(by, removed=[name])
+
+    def change_tenants(
+        self, by: Author, *, added: Sequence[Tenant] = (), changed: Sequence[Tenant] = (), removed: Sequence[str] = ()
+    ) -> None:
+        """All of it, each with an event of its own, or nothing. Raises as what is done to one."""
+        for name in removed:
+            _check_name("tenant", name)
+        if not (added or changed or removed):
+            return
+        with self._growing() as connection:
+            for tenant in added:
+                _add_tenant(connection, tenant)
+                _note(connection, by, "add tenant", tenant.name, told_of(tenant))
+            for tenant in changed:
+                _set_tenant(connection, tenant)
+                _note(connection, by, "set tenant", tenant.name, told_of(tenant))
+            for name in removed:
+                _remove_tenant(connection, name)
+                _note(connection, by, "remove tenant", name, {})
 
     def add_key(self, key: Key, by: Author) -> None:
         """Raises NotThere where there is no such tenant."""
@@ -202,12 +210,17 @@ class TenantStore:
 
     @contextmanager
     def _changing(self, by: Author, action: str, subject: str, details: Mapping[str, object]) -> Iterator[Connection]:
+        with self._growing() as connection:
+            yield connection
+            _note(connection, by, action, subject, details)
+
+    @contextmanager
+    def _growing(self) -> Iterator[Connection]:
+        """A transaction of a new version."""
         version = tables.facts.c.name == "version"
-        row = {"at": by.at, "actor": by.name, "action": action, "subject": subject, "details": dict(details)}
         with self._engine.begin() as connection:
             connection.execute(update(tables.facts).where(version).values(value=tables.facts.c.value + 1))
             yield connection
-            connection.execute(insert(tables.events), [row])
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:
@@ -218,6 +231,29 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
 
 def _fact(connection: Connection, name: str) -> int:
     return connection.execute(select(tables.facts.c.value).where(tables.facts.c.name == name)).scalar() or 0
+
+
+def _note(connection: Connection, by: Author, action: str, subject: str, details: Mapping[str, object]) -> None:
+    row = {"at": by.at, "actor": by.name, "action": action, "subject": subject, "details": dict(details)}
+    connection.execute(insert(tables.events), [row])
+
+
+def _add_tenant(connection: Connection, tenant: Tenant) -> None:
+    try:
+        connection.execute(insert(tables.tenants), [{"name": tenant.name, "declared": told_of(tenant)}])
+    except IntegrityError:
+        raise TenancyError(f"There is a tenant {tenant.name!r} already.") from None
+
+
+def _set_tenant(connection: Connection, tenant: Tenant) -> None:
+    wanted = update(tables.tenants).where(tables.tenants.c.name == tenant.name)
+    if not connection.execute(wanted.values(declared=told_of(tenant))).rowcount:
+        raise NotThere(f"There is no tenant {tenant.name!r}.")
+
+
+def _remove_tenant(connection: Connection, name: str) -> None:
+    if not connection.execute(delete(tables.tenants).where(tables.tenants.c.name == name)).rowcount:
+        raise NotThere(f"There is no tenant {name!r}.")
 
 
 def _tenant(row: Row[Any]) -> Tenant:

@@ -129,6 +129,38 @@ def test_a_revoked_key_is_not_brought_back_by_rotation(store: TenantStore, admin
     assert store.keys()[0].revoked_at == 1.0
 
 
+@pytest.mark.parametrize("conflict", ["added", "changed", "removed"])
+def test_a_difference_that_cannot_be_made_any_more_leaves_nothing_half_done(
+    store: TenantStore, administration: Administration, conflict: str
+) -> None:
+    store.add_tenant(Tenant(name="old"), by(0.0))
+    found = administration.difference([{"name": "acme", "weight": 2}, {"name": "new"}, {"name": "newer"}])
+    match conflict:
+        case "added":
+            store.add_tenant(Tenant(name="newer"), by(1.0))
+        case "changed":
+            store.remove_tenant("acme", by(1.0))
+        case _:
+            store.remove_tenant("old", by(1.0))
+    before = store.tenants(), store.events(), store.version
+    with pytest.raises(TenancyError):
+        administration.apply(found, by(2.0))
+    assert (store.tenants(), store.events(), store.version) == before
+
+
+def test_a_difference_is_made_at_once_with_an_event_for_each(
+    store: TenantStore, administration: Administration
+) -> None:
+    store.add_tenant(Tenant(name="old"), by(0.0))
+    version = store.version
+    found = administration.difference([{"name": "acme", "weight": 2}, {"name": "new"}])
+    administration.apply(found, by(2.0))
+    assert [(each.name, each.weight) for each in store.tenants()] == [("acme", 2.0), ("new", 1.0)]
+    assert [each.action for each in store.events()][-3:] == ["add tenant", "set tenant", "remove tenant"]
+    administration.apply(administration.difference([{"name": "acme", "weight": 2}, {"name": "new"}]), by(3.0))
+    assert store.version == version + 1, "it changed once, and then not at all"
+
+
 def test_a_tenant_takes_its_keys_with_it(store: TenantStore, administration: Administration) -> None:
     administration.create_key("acme", by(0.0))
     store.remove_tenant("acme", by(0.0))
