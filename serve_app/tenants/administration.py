@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from serve_app.core.tenants import Scope, Tenant
 from serve_app.tenants.declaration import changed, names_twice, tenant_from, told_of
@@ -22,7 +22,7 @@ class NewKey:
     """secret: what the tenant sends; it is shown this once and kept nowhere"""
 
     key: Key
-    secret: str
+    secret: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

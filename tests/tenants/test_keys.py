@@ -6,6 +6,7 @@ import pytest
 
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import Scope, Tenant
+from serve_app.tenants.administration import NewKey
 from serve_app.tenants.directory import Directory
 from serve_app.tenants.keys import KEY, Key, digest_of, new_key
 
@@ -28,6 +29,11 @@ def test_what_is_kept_of_a_key_depends_on_the_pepper_and_does_not_hold_it() -> N
     secret = new_key()
     assert digest_of(secret, PEPPER) != digest_of(secret, b"q" * 32)
     assert secret[3:] not in repr(key_of(secret))
+
+
+def test_a_new_key_does_not_show_its_secret_where_it_is_printed() -> None:
+    secret = new_key()
+    assert secret[3:] not in repr(NewKey(key=key_of(secret), secret=secret))
 
 
 def test_a_key_is_its_tenants() -> None:
