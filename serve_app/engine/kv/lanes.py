@@ -3,13 +3,15 @@
 Attention over contiguous keys and values measured about twice as fast on CPUs as over gathered pages. Lanes and pool
 are address space for the worst case, of which only what is used is committed: a block takes memory either in its
 holder's lane or in the pool, never in both. So a hit moves blocks from the pool into the lane, and what is kept of a
-sequence moves back when it ends; two running sequences cannot share a block and have a copy each.
+sequence moves back when it ends, a few at a time, so that no more than these are in both; two running sequences cannot
+share a block and have a copy each.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import groupby
 from math import gcd, lcm
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from serve_app.engine.attention import GroupedPlan
 from serve_app.engine.cpu.rows_plan import RowsPlan
+from serve_app.engine.kv.alike import Alike, stretches_of
 from serve_app.engine.kv.groups import Group, Reading, runs, tiles
 from serve_app.engine.kv.memory import PAGE, Reservation
 from serve_app.engine.kv.plan import AttentionPlan
@@ -25,27 +28,15 @@ from serve_app.engine.kv.storage import Holding
 from serve_app.engine.kv.trunks import find_trunks
 from serve_app.engine.trunk_plan import TrunkPlan
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The keys, or the values, of one layer.
-
-    lanes: [lanes, lane_length, heads, dim];  pool: [blocks, block_size, heads, dim], strided
-    """
-
-    lanes: Tensor
-    pool: Tensor
-    memory: Reservation
-
-    def give_back(self, lane: int, num_positions: int) -> None:
-        """Zero the lane's beginning, up to the end of a page: lanes share no page."""
-        first = lane * self.lanes.stride(0) * self.lanes.itemsize
-        size = num_positions * self.lanes.stride(1) * self.lanes.itemsize
-        self.memory.give_back(first, first + -(-size // PAGE) * PAGE)
+MOVED_BYTES = 8 << 20
+"""What blocks that move between a lane and the pool take twice at most."""
 
 
 class LaneStorage:
-    """A `Storage` for CPUs. Lanes that nobody is on hold zeros."""
+    """A `Storage` for CPUs. Lanes that nobody is on hold zeros.
+
+    moved_bytes: of blocks that move, so much may be in two places at once, or what fills whole pages in every layer
+    """
 
     shares_held = False
 
@@ -58,57 +49,48 @@ class LaneStorage:
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
+        moved_bytes: int = MOVED_BYTES,
     ) -> None:
         self.block_size = block_size
-        self._lane_length = _lane_length(shape, max_model_len, block_size, dtype)
+        unit = _whole_pages(shape, block_size, dtype)
+        self._lane_length = -(-max_model_len // unit) * unit
         self._block_bytes = shape.bytes_per_token(dtype) * block_size
+        unit_blocks = unit // block_size
+        self._moved_blocks = max(1, moved_bytes // (self._block_bytes * unit_blocks)) * unit_blocks
         self._pool_memory = Reservation(self._block_bytes * num_blocks)
         pool = self._pool_memory.tensor((self._block_bytes * num_blocks // dtype.itemsize,), dtype)
-        self._keys: list[Part] = []
-        self._values: list[Part] = []
+        sizes = [(each.heads, dim) for each in shape.layers for dim in (each.key_dim, each.value_dim)]
+        self._alike: dict[tuple[int, int], Alike] = {}
         offset = 0
-        for layer in shape.layers:
-            for parts, dim in ((self._keys, layer.key_dim), (self._values, layer.value_dim)):
-                whole = (num_lanes, self._lane_length, layer.heads, dim)
-                memory = Reservation(num_lanes * self._lane_length * layer.heads * dim * dtype.itemsize)
-                strides = (self._block_bytes // dtype.itemsize, layer.heads * dim, dim, 1)
-                blocks = torch.as_strided(pool, (num_blocks, block_size, layer.heads, dim), strides, offset)
-                parts.append(Part(memory.tensor(whole, dtype), blocks, memory))
-                offset += block_size * layer.heads * dim
-
-    @property
-    def _parts(self) -> list[Part]:
-        return [*self._keys, *self._values]
+        for (heads, dim), num_parts in Counter(sizes).items():
+            whole = (num_blocks, num_parts, block_size, heads, dim)
+            strides = (self._block_bytes // dtype.itemsize, block_size * heads * dim, heads * dim, dim, 1)
+            blocks = torch.as_strided(pool, whole, strides, offset)
+            self._alike[heads, dim] = Alike.reserve((num_parts, num_lanes, self._lane_length), blocks)
+            offset += num_parts * block_size * heads * dim
+        parts = {size: iter(alike.lanes) for size, alike in self._alike.items()}
+        lanes = [next(parts[size]) for size in sizes]  # of each layer its keys, then its values
+        self._keys, self._values = lanes[::2], lanes[1::2]
 
     def bring(self, holding: Holding, first: int, blocks: Sequence[int]) -> None:
-        ids = torch.tensor(blocks)
-        begin, end = first * self.block_size, (first + len(blocks)) * self.block_size
-        for part in self._parts:
-            part.lanes[holding.place, begin:end].view(len(blocks), *part.pool.shape[1:]).copy_(part.pool[ids])
-        self.discard(blocks)
+        for at in range(0, len(blocks), self._moved_blocks):
+            self._move_in(holding, first + at, blocks[at : at + self._moved_blocks])
 
     def copy(self, source: Holding, target: Holding, begin: int, end: int) -> None:
-        for part in self._parts:
-            part.lanes[target.place, begin:end].copy_(part.lanes[source.place, begin:end])
+        for alike in self._alike.values():
+            alike.copy(source.place, target.place, begin, end)
 
     def claim(self, holding: Holding, blocks: Sequence[int]) -> None:
         """Nothing: the rest of a lane is zeros."""
 
     def keep(self, holding: Holding, indices: Sequence[int]) -> None:
-        if not indices:
-            return
-        ids = torch.tensor([holding.blocks[index] for index in indices])
-        first, end = indices[0], indices[-1] + 1
-        chosen = None if len(indices) == end - first else torch.tensor(indices) - first
-        for part in self._parts:
-            span = part.lanes[holding.place, first * self.block_size : end * self.block_size]
-            blocks = span.view(end - first, *part.pool.shape[1:])
-            part.pool.index_copy_(0, ids, blocks if chosen is None else blocks[chosen])
+        """In the place of what is on the lane, which is void behind it."""
+        for _, some in groupby(indices, lambda index: index // self._moved_blocks):
+            self._move_out(holding, list(some))
 
     def vacate(self, holding: Holding) -> None:
-        length = len(holding.blocks) * self.block_size
-        for part in self._parts:
-            part.give_back(holding.place, length)
+        for alike in self._alike.values():
+            alike.give_back(holding.place, 0, len(holding.blocks) * self.block_size)
 
     def discard(self, blocks: Sequence[int]) -> None:
         for begin, end in _neighbours(blocks):
@@ -140,22 +122,38 @@ class LaneStorage:
 
     def write(self, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
         for part, new in ((self._keys[layer], key), (self._values[layer], value)):
-            part.lanes.view(-1, *part.lanes.shape[2:]).index_copy_(0, places, new)
+            part.view(-1, *part.shape[2:]).index_copy_(0, places, new)
 
     def read(self, layer: int, group: Group) -> tuple[Tensor, Tensor]:
         assert isinstance(group.rows, tuple)
         lanes = slice(*group.rows)
         keys = slice(group.first_key, group.first_key + group.num_keys)
-        return self._keys[layer].lanes[lanes, keys], self._values[layer].lanes[lanes, keys]
+        return self._keys[layer][lanes, keys], self._values[layer][lanes, keys]
 
     def all_positions(self, layer: int) -> tuple[Tensor, Tensor]:
-        return self._keys[layer].lanes.flatten(0, 1), self._values[layer].lanes.flatten(0, 1)
+        return self._keys[layer].flatten(0, 1), self._values[layer].flatten(0, 1)
 
     def first_position(self, place: int) -> int:
         return place * self._lane_length
 
     def read_place(self, layer: int, place: int, num_keys: int) -> tuple[Tensor, Tensor]:
-        return self._keys[layer].lanes[place, :num_keys], self._values[layer].lanes[place, :num_keys]
+        return self._keys[layer][place, :num_keys], self._values[layer][place, :num_keys]
+
+    def _move_in(self, holding: Holding, first: int, blocks: Sequence[int]) -> None:
+        """Cached blocks, which the pool gives back, to the lane, as the holding's from `first` on."""
+        for stretch in stretches_of(range(first, first + len(blocks)), blocks):
+            for alike in self._alike.values():
+                alike.move_in(holding.place, stretch)
+        self.discard(blocks)
+
+    def _move_out(self, holding: Holding, indices: Sequence[int]) -> None:
+        """Blocks of these indices to the pool; the lane gives back all from where their pages begin."""
+        for stretch in stretches_of(indices, [holding.blocks[index] for index in indices]):
+            for alike in self._alike.values():
+                alike.move_out(holding.place, stretch)
+        begin = indices[0] // self._moved_blocks * self._moved_blocks
+        for alike in self._alike.values():
+            alike.give_back(holding.place, begin * self.block_size, (indices[-1] + 1) * self.block_size)
 
 
 def _group_of(run: Sequence[Reading]) -> Group:
@@ -175,14 +173,14 @@ def _group_of(run: Sequence[Reading]) -> Group:
     )
 
 
-def _lane_length(shape: KeyValueShape, max_model_len: int, block_size: int, dtype: torch.dtype) -> int:
-    """Whole blocks, and whole pages of memory in every layer, so that lanes share no page."""
+def _whole_pages(shape: KeyValueShape, block_size: int, dtype: torch.dtype) -> int:
+    """How many positions are whole blocks, and whole pages of memory in every layer, so that lanes share no page."""
     unit = block_size
     for layer in shape.layers:
         for dim in (layer.key_dim, layer.value_dim):
             position_bytes = layer.heads * dim * dtype.itemsize
             unit = lcm(unit, PAGE // gcd(PAGE, position_bytes))
-    return -(-max_model_len // unit) * unit
+    return unit
 
 
 def _neighbours(blocks: Sequence[int]) -> list[tuple[int, int]]:

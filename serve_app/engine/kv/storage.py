@@ -50,7 +50,7 @@ class Storage(Protocol):
         ...
 
     def keep(self, holding: Holding, indices: Sequence[int]) -> None:
-        """Keep the contents of the holding's blocks of these (rising) indices beyond its end."""
+        """Keep the contents of the holding's blocks of these (rising) indices beyond its end, which is now."""
         ...
 
     def vacate(self, holding: Holding) -> None:
