@@ -271,7 +271,7 @@ class Engine:
                 extra = about([sequence.request.client_request_id])
                 logger.exception("%s could not be settled", sequence, extra=extra)
                 errors += self._lose([sequence], EngineFailed(LOST))
-                self._scheduler.release(sequence)
+                self._scheduler.let_go(sequence)
         return errors
 
     def _settle_one(self, sequence: Sequence) -> None:

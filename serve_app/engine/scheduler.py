@@ -54,9 +54,7 @@ class Scheduler:
         self.paused: list[Sequence] = []
         self.pace = pace or Pace(max_stretch=2.0)
         self.num_preemptions = self.num_prefix_hit_tokens = 0
-        self._store = store
-        self._slots = slots
-        self._speculator = speculator
+        self._store, self._slots, self._speculator = store, slots, speculator
         self._admission = Admission(
             waiting, store, slots, max_bypass_s=max_bypass_s, uses_prefixes=uses_prefixes, clock=clock
         )
@@ -101,7 +99,16 @@ class Scheduler:
         """Take back all that a sequence holds; what of it is sound stays cached."""
         if sequence.is_sound:
             self.publish(sequence)
-        self._let_go(sequence)
+        self.let_go(sequence)
+
+    def let_go(self, sequence: Sequence) -> None:
+        """Take back what a sequence holds, if anything; where that fails it holds nothing either."""
+        if sequence.holding is None:
+            return
+        self.running.remove(sequence)
+        holding, sequence.holding, sequence.mix = sequence.holding, None, ()
+        self._slots.release(sequence.request.model)
+        self._store.close(holding)
 
     def publish(self, sequence: Sequence) -> None:
         """Let others find what is computed of the sequence, which is sound."""
@@ -118,7 +125,7 @@ class Scheduler:
         try:
             self._store.fork(_holding(parent), self._open(child), num_tokens)
         except Exception:
-            self._let_go(child)
+            self.let_go(child)
             raise
         child.num_computed = num_tokens
         return True
@@ -164,8 +171,7 @@ class Scheduler:
 
     def _is_near(self, sequence: Sequence) -> bool:
         """Whether it misses no more than one token and those that it forced."""
-        num_missing = sequence.num_missing
-        return num_missing == 1 or (sequence.is_prompt_computed and num_missing <= self._max_near)
+        return sequence.num_missing == 1 or (sequence.is_prompt_computed and sequence.num_missing <= self._max_near)
 
     def _nearest(self) -> list[Span]:
         """A token of every sequence that is near, and as many as can be of those that were forced behind it."""
@@ -274,12 +280,6 @@ class Scheduler:
         sequence.holding = self._store.open()
         self.running.append(sequence)
         return sequence.holding
-
-    def _let_go(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        holding, sequence.holding, sequence.mix = _holding(sequence), None, ()
-        self._slots.release(sequence.request.model)
-        self._store.close(holding)
 
     def _withdraw_waiting(self, is_wanted: Callable[[Sequence], bool]) -> list[Sequence]:
         withdrawn = self.waiting.remove(is_wanted)

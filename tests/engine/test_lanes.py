@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from serve_app.engine.kv.alike import Stretch, stretches_of
 from serve_app.engine.kv.lanes import MOVED_BYTES, LaneStorage
 from serve_app.engine.kv.memory import PAGE
 from serve_app.engine.kv.shape import KeyValueShape, LayerShape
-from serve_app.engine.kv.storage import Holding
+from serve_app.engine.kv.storage import Holding, Storage
 from serve_app.engine.kv.store import KeyValueStore
 
 pytestmark = pytest.mark.slow
@@ -137,6 +137,40 @@ def test_blocks_that_others_have_named_are_kept_once_and_the_rest_of_a_lane_is_w
     again = store.open()
     assert store.match_prefix(again, [*common, *tokens(6, salt=9000), 0], salt=b"") == 9 * BLOCK_SIZE
     assert_filled(store, UNIFORM, again, 9 * BLOCK_SIZE)
+
+
+class HalfKeeping:
+    """A storage that keeps the first of what it shall keep, and fails then."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._storage, name)
+
+    def keep(self, holding: Holding, indices: Sequence[int]) -> None:
+        self._storage.keep(holding, indices[:1])
+        raise MemoryError("no more")
+
+
+def test_what_could_not_be_kept_whole_is_found_by_nobody_and_its_place_is_clean() -> None:
+    store = make(UNIFORM, num_blocks=8)
+    text = tokens(3)
+    first = store.open()
+    assert store.reserve(first, len(text))
+    fill(store, UNIFORM, first, 0, len(text))
+    store.publish(first, text, salt=b"")
+    whole = store.storage
+    store.storage = HalfKeeping(whole)  # type: ignore[assignment]
+    with pytest.raises(MemoryError):
+        store.close(first)
+    store.storage = whole
+    store.check_integrity({})
+    again = store.open()
+    assert store.match_prefix(again, [*text, 0], salt=b"") == 0
+    assert store.reserve(again, len(text))
+    assert isinstance(store.storage, LaneStorage)
+    assert all(not part.any() for part in store.storage.read_place(0, again.place, len(text)))
 
 
 def test_lanes_share_no_page() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from serve_app.core.delta import Delta, FinishReason
 from serve_app.core.errors import EngineFailed
 from serve_app.engine.engine import Engine
+from serve_app.engine.kv.storage import Holding, Storage
 from serve_app.engine.pace import Pace
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import collect, complete, config, drain, make_engine, request, sequences
@@ -204,6 +206,40 @@ def test_what_ended_in_a_step_is_told_even_where_another_cannot_be_settled(engin
     assert isinstance(of_broken[1].error, EngineFailed)
     engine.check_integrity()
     assert not engine.has_work
+
+
+class FailingOnce:
+    """A storage that cannot keep what the first one leaves that ends."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self.num_failures = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._storage, name)
+
+    def keep(self, holding: Holding, indices: Items[int]) -> None:
+        if not self.num_failures:
+            self.num_failures = 1
+            raise MemoryError("what is kept does not fit")
+        self._storage.keep(holding, indices)
+
+
+def test_a_sequence_that_cannot_be_let_go_ends_once_and_its_neighbours_as_ever(engine: Engine) -> None:
+    alone = complete(engine, [(request("whole", max_tokens=2), prompt(20))])["whole", 0]
+    engine._store.clear()
+    engine._store.storage = storage = FailingOnce(engine._store.storage)  # type: ignore[assignment]
+    for name in ("broken", "whole"):
+        engine.add(sequences(engine, request(name, max_tokens=2), prompt(20)))
+    outcomes = drain(engine)
+    assert storage.num_failures == 1
+    for name in ("broken", "whole"):
+        assert [delta.finish is not None for delta in outcomes[name, 0].deltas].count(True) == 1
+        assert not any(delta.error for delta in outcomes[name, 0].deltas)
+        assert outcomes[name, 0].token_ids == alone.token_ids
+    assert engine.num_failed_steps == 0
+    assert complete(engine, [(request("next", max_tokens=2), prompt(20))])["next", 0].token_ids == alone.token_ids
+    engine.check_integrity()
 
 
 def test_a_sequence_whose_text_cannot_be_made_fails_alone(engine: Engine) -> None:

@@ -133,13 +133,21 @@ class KeyValueStore:
             parent = name
 
     def close(self, holding: Holding) -> None:
-        """Give the place back. Blocks that were published stay cached, the others are free and wiped."""
+        """Give the place back. Blocks that were published stay cached, the others are free and wiped.
+
+        Where the storage cannot keep them, the place is given back and nothing that is cached is found any more.
+        """
         named = [index for index, block in enumerate(holding.blocks) if self._ledger.is_named(block)]
         cached, _ = self._ledger.drop(holding.blocks)
         kept = set(cached)
-        self.storage.keep(holding, [index for index in named if holding.blocks[index] in kept])
-        self.storage.vacate(holding)
-        self._forget(holding)
+        try:
+            self.storage.keep(holding, [index for index in named if holding.blocks[index] in kept])
+        except Exception:
+            self.storage.discard(self._ledger.forget_cached())
+            raise
+        finally:
+            self.storage.vacate(holding)
+            self._forget(holding)
 
     def clear(self) -> None:
         """Forget every holding and every cached block."""
