@@ -1,0 +1,47 @@
+"""Pages of keys and values: all memory is taken at once, and is what the budget says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from serve_app.engine.decoder.narrowing import Narrowing
+from serve_app.engine.kv.making import make_store
+from serve_app.engine.kv.pages import PageStorage
+from serve_app.engine.kv.shape import KeyValueShape, LayerShape
+from serve_app.engine.loading import LoadedModel
+from tests.engine.harness import config
+
+SHAPES = {
+    "half a billion": KeyValueShape.uniform(layers=24, heads=2, key_dim=64, value_dim=64),
+    "eight billion": KeyValueShape.uniform(layers=32, heads=8, key_dim=128, value_dim=128),
+    "keys of another size": KeyValueShape.uniform(layers=27, heads=16, key_dim=192, value_dim=128),
+    "layers that differ": KeyValueShape(
+        layers=(LayerShape(heads=8, key_dim=256, value_dim=256), LayerShape(heads=1, key_dim=80, value_dim=80)) * 3
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kv_cache_bytes", [64 << 20, (1 << 30) - 1, 7 * 10**9])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_pages_take_the_budget_and_no_more_than_the_page_of_zeros_beside_it(
+    shape: KeyValueShape, kv_cache_bytes: int, dtype: torch.dtype
+) -> None:
+    module = torch.nn.Identity()
+    model = LoadedModel(
+        module=module,  # at which a store of pages does not look
+        shape=shape, dtype=dtype, device=torch.device("meta"), max_model_len=4096, kv_cache_bytes=kv_cache_bytes,
+        vocab_size=100, eos_token_ids=frozenset(), narrowing=Narrowing(module),
+    )  # fmt: skip
+    settings = config("nowhere", kv_storage="pages")
+    store = make_store(settings, model)
+    assert isinstance(store.storage, PageStorage)
+    taken = sum(tensor.nbytes for tensor in (*store.storage._keys, *store.storage._values))
+    block_bytes = shape.bytes_per_token(dtype) * settings.block_size
+    assert taken == (store.num_blocks + 1) * block_bytes <= kv_cache_bytes + block_bytes
+    assert store.num_blocks * block_bytes > kv_cache_bytes - block_bytes
+    holding = store.open()
+    assert store.reserve(holding, store.num_blocks * settings.block_size)  # the ledger gives out all of it
+    assert max(holding.blocks) < store.storage.padding
+    assert not store.can_reserve(1)
