@@ -5,17 +5,34 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from functools import partial
 
 from serve_app.engine.fairness.places import Places
 from serve_app.engine.fairness.turns import Key, Standing, turn_key
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.prompts_in_work import PromptsInWork
-from serve_app.engine.queue import Line, WaitingQueue
+from serve_app.engine.queue import Lacks, Line, WaitingQueue, lacks_nothing
 from serve_app.engine.sequence import Sequence
 
 Debts = defaultdict[str, float]
 """By flow: service, divided by its weight, that those of it which have begun will be charged for their prompts."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """Of one pass over those that wait.
+
+    keeps_blocks, keeps_slots: whether one that was passed over for long enough waits for some
+    lacking: versions of which it was found that there is no slot for them
+    """
+
+    running: Items[Sequence]
+    now: float
+    keeps_blocks: bool = False
+    keeps_slots: bool = False
+    lacking: set[str] = field(default_factory=set)
 
 
 class Admission:
@@ -64,25 +81,21 @@ class Admission:
             self._in_work.begin(())
         if not self._store.has_spare_place or not len(self._waiting):
             return
-        keeps_blocks = keeps_slots = False
+        found = Findings(running=running, now=self._clock())
         owed = self._debts(running)
         self._in_work.begin(running)
-        for sequence in self._in_turn(owed):
-            if not self._has_place_for(sequence, running):
+        for sequence in self._in_turn(owed, lacks=partial(self._lacks_what_is_known, found=found)):
+            if found.keeps_blocks or not self._has_place_for(sequence, running):
                 return
             if self._finds(sequence) and self._in_work.compute_for(sequence):
                 continue
-            is_overdue = self._clock() - sequence.arrived_at > self._max_bypass_s
-            wanted = sequence.num_tokens + len(running) * self._store.block_size
-            if keeps_blocks or not self._store.can_reserve(wanted):
-                keeps_blocks |= is_overdue
+            if self._lacks_blocks(sequence, found) or self._lacks_slots(sequence, found):
                 continue
-            has_adapter = sequence.request.model.adapter is not None
-            if has_adapter and not sequence.mix and (keeps_slots or not self._pin(sequence)):
-                keeps_slots |= is_overdue
-                continue
-            if has_adapter and not self._is_ready(sequence):
-                continue
+            if sequence.request.model.adapter is not None:
+                if not sequence.mix:
+                    self._pin(sequence)
+                if not self._is_ready(sequence):
+                    continue
             self._waiting.note_turn(sequence)
             self._waiting.take(sequence)
             yield sequence
@@ -125,6 +138,39 @@ class Admission:
         shares = [each.request.share for each in running]
         return self.places.is_behind(shares, share, debt=self._debt_of(share.flow, running))
 
+    def _lacks_what_is_known(self, sequence: Sequence, found: Findings) -> bool:
+        """Whether it is passed over for what can be told at once, so that it hides nobody behind it."""
+        if found.keeps_blocks or not self._store.has_free_place:
+            return False
+        if self._in_work.is_awaited_by(sequence):
+            return True
+        if self._lacks_blocks(sequence, found) or self._lacks_slots(sequence, found):
+            return True
+        model = sequence.request.model
+        return bool(sequence.mix) and not self._slots.is_ready(model) and self._slots.failed(model) is None
+
+    def _lacks_blocks(self, sequence: Sequence, found: Findings) -> bool:
+        wanted = sequence.num_tokens + len(found.running) * self._store.block_size
+        if self._store.can_reserve(wanted):
+            return False
+        found.keeps_blocks |= self._is_overdue(sequence, found.now)
+        return True
+
+    def _lacks_slots(self, sequence: Sequence, found: Findings) -> bool:
+        """Nothing frees a slot while they are gone through, but for an adapter that turns out to have failed."""
+        model = sequence.request.model
+        if model.adapter is None or sequence.mix:
+            return False
+        if not found.keeps_slots and model.version not in found.lacking:
+            if self._slots.can_acquire(model):
+                return False
+            found.lacking.add(model.version)
+        found.keeps_slots |= self._is_overdue(sequence, found.now)
+        return True
+
+    def _is_overdue(self, sequence: Sequence, now: float) -> bool:
+        return now - sequence.arrived_at > self._max_bypass_s
+
     def _debt_of(self, flow: str, running: Items[Sequence]) -> float:
         owed = Debts(float)
         for sequence in running:
@@ -148,11 +194,12 @@ class Admission:
         may_find = self._uses_prefixes and sequence.request.uses_cache and sequence.may_skip_computed
         return may_find and sequence.is_sound and not sequence.num_held and not sequence.siblings
 
-    def _in_turn(self, owed: Debts) -> Iterator[Sequence]:
+    def _in_turn(self, owed: Debts, *, lacks: Lacks = lacks_nothing) -> Iterator[Sequence]:
         """As of now, when the step is planned."""
         now = self._clock()
         self._note_adapters()
-        return self._waiting.in_turn(lambda line, first: self._key(line, first, now), now=now, debt_of=owed.__getitem__)
+        key_of = partial(self._key, now=now)
+        return self._waiting.in_turn(key_of, now=now, debt_of=owed.__getitem__, lacks=lacks)
 
     def _note_adapters(self) -> None:
         if self._num_changes_seen != self._slots.num_changes:

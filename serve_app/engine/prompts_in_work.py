@@ -26,6 +26,7 @@ class PromptsInWork:
         self._block_size = block_size
         self._compared_before = 0
         self._verdicts: dict[Sequence, dict[Sequence, bool]] = {}
+        self._awaited: dict[Sequence, Sequence] = {}
 
     def begin(self, running: Iterable[Sequence]) -> None:
         """A step, before which these run."""
@@ -34,6 +35,8 @@ class PromptsInWork:
         for each in running:
             if self._will_be_found(each):
                 self._verdicts[each] = before.get(each, {})
+        if before.keys() - self._verdicts.keys():
+            self._awaited = {each: other for each, other in self._awaited.items() if other in self._verdicts}
 
     def add(self, sequence: Sequence) -> None:
         """One that has just begun."""
@@ -42,7 +45,17 @@ class PromptsInWork:
 
     def compute_for(self, sequence: Sequence) -> bool:
         """Whether the sequence had better wait for one of them."""
-        return any(self._shares(each, sequence, verdicts) for each, verdicts in self._verdicts.items())
+        if sequence in self._awaited:
+            return True
+        for each, verdicts in self._verdicts.items():
+            if self._shares(each, sequence, verdicts):
+                self._awaited[sequence] = each
+                return True
+        return False
+
+    def is_awaited_by(self, sequence: Sequence) -> bool:
+        """Whether it is known already that it had better wait."""
+        return sequence in self._awaited
 
     def _shares(self, other: Sequence, sequence: Sequence, verdicts: dict[Sequence, bool]) -> bool:
         """Whether so many blocks are the same as make it worth while; neither prompt changes while `other` is here."""

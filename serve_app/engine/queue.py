@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import islice, takewhile
 
 from serve_app.core.shares import Share
 from serve_app.engine.fairness.counters import Counters
@@ -20,6 +20,8 @@ LEAST_LOOKAHEAD = 2
 """But so far into each, so that nobody's requests hide another one's."""
 MOST_LOOKED_AT = 256
 """In one pass, however many lines there are; those beyond have their turns when others had theirs."""
+MOST_PASSED_OVER = 2048
+"""In one pass, without being looked at, as what they lack is known."""
 
 
 class Line:
@@ -42,10 +44,15 @@ class Line:
 
 KeyOf = Callable[[Line, Sequence], Key]
 DebtOf = Callable[[str], float]
+Lacks = Callable[[Sequence], bool]
 
 
 def no_debt(flow: str) -> float:
     return 0.0
+
+
+def lacks_nothing(sequence: Sequence) -> bool:
+    return False
 
 
 class WaitingQueue:
@@ -122,24 +129,29 @@ class WaitingQueue:
             self.take(sequence)
         return removed
 
-    def in_turn(self, key_of: KeyOf, *, now: float, debt_of: DebtOf = no_debt) -> Iterator[Sequence]:
+    def in_turn(
+        self, key_of: KeyOf, *, now: float, debt_of: DebtOf = no_debt, lacks: Lacks = lacks_nothing
+    ) -> Iterator[Sequence]:
         """Those to be looked at, one by one: whoever's line has the least key, for as long as it has it.
 
         key_of:  of a line and its next sequence, now
         debt_of: of a flow: what its key is to be raised by
+        lacks:   whether what a sequence lacks is known without looking at it: it is passed over, and hides nobody
 
         Amortised O(log lines) for each sequence that is looked at, and for each line that something was done with.
         """
         self._note_rises(now)
         if len(self._lines) == 1:
             (line,) = self._lines.values()
-            return iter(list(islice(line.sequences.values(), MAX_LOOKAHEAD)))
-        return islice(self._merged(key_of, debt_of), MOST_LOOKED_AT)
+            waiting = list(islice(line.sequences.values(), MOST_PASSED_OVER))
+            return islice((each for each in waiting if not lacks(each)), MAX_LOOKAHEAD)
+        return self._merged(key_of, debt_of, lacks)
 
-    def _merged(self, key_of: KeyOf, debt_of: DebtOf) -> Iterator[Sequence]:
+    def _merged(self, key_of: KeyOf, debt_of: DebtOf, lacks: Lacks) -> Iterator[Sequence]:
         """`asked` are lines whose whole key is known; of all others the order knows what it is not less than."""
         most = max(LEAST_LOOKAHEAD, MAX_LOOKAHEAD // max(1, len(self._lines)))
         ahead, known, asked = self._begin_pass(), dict[int, Key](), list[tuple[Key, int, int]]()
+        looked_at, num_passed_over, num_looks = Counter[int](), 0, 0
 
         def key(number: int) -> Key:
             line = self._by_number[number]
@@ -158,15 +170,24 @@ class WaitingQueue:
             while asked and known.get(asked[0][1]) != asked[0][0]:
                 heappop(asked)
             if (found := self._order.pop_below(asked[0][0] if asked else None, key)) is not None:
-                ahead[found[0]] = list(islice(self._by_number[found[0]].sequences.values(), most))[::-1]
+                ahead[found[0]] = list(islice(self._by_number[found[0]].sequences.values(), MOST_PASSED_OVER))[::-1]
                 ask(*found)
                 continue
-            if not asked:
+            if not asked or num_looks == MOST_LOOKED_AT or num_passed_over == MOST_PASSED_OVER:
                 return
             _, number, seen = heappop(asked)
             if seen == self.counters.num_changes:
                 del known[number]
-                yield ahead[number].pop()
+                num_looks += 1
+                front = islice(reversed(ahead[number]), MOST_PASSED_OVER - num_passed_over)
+                if num_lacking := sum(1 for _ in takewhile(lacks, front)):
+                    del ahead[number][-num_lacking:]
+                    num_passed_over += num_lacking
+                else:
+                    looked_at[number] += 1
+                    yield ahead[number].pop()
+                    if looked_at[number] == most:
+                        ahead[number].clear()
             if ahead[number] and number in self._by_number:
                 ask(number, key(number))
 

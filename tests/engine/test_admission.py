@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from serve_app.core.shares import Share
 from serve_app.engine.prompts_in_work import MOST_COMPARED, PromptsInWork
+from serve_app.engine.queue import MAX_LOOKAHEAD, MOST_PASSED_OVER
+from serve_app.engine.sequence import Sequence
 from tests.engine.simulated import Simulation
 
-A = Share(flow="a")
+A, B = Share(flow="a"), Share(flow="b")
 
 
 def in_work(simulation: Simulation) -> PromptsInWork:
@@ -53,3 +57,89 @@ def test_no_more_are_compared_in_a_step_than_may_be_and_of_those_that_have_gone_
     assert 0 < most <= MOST_COMPARED
     simulation.step()
     assert not in_work(simulation)._verdicts
+
+
+def begun(sequences: list[Sequence]) -> list[Sequence]:
+    """In the order in which they began."""
+    return sorted((each for each in sequences if each.started_at is not None), key=lambda each: each.started_at or 0.0)
+
+
+def test_many_that_wait_for_a_prefix_in_work_hide_nobody_behind_them() -> None:
+    simulation = Simulation(prefix_cache=True, num_places=64, num_blocks=100_000, max_batch_tokens=64)
+    first, *others = [simulation.ask(A, 4000, 4, salt=7) for _ in range(256)]
+    short = simulation.ask(A, 10, 4)
+    simulation.run(-(-256 // MAX_LOOKAHEAD) + 1)
+    assert short.started_at is not None
+    assert not first.is_prompt_computed
+    assert begun(others) == []
+    simulation.drain()
+    assert begun([first, *others]) == [first, *others]
+
+
+@pytest.mark.parametrize("num_adapters", [1, 300])
+def test_many_that_lack_a_slot_hide_nobody_behind_them(num_adapters: int) -> None:
+    simulation = Simulation(num_places=8, num_slots=1, num_blocks=100_000, max_bypass_s=1e9)
+    simulation.ask(A, 8, 400, adapter="first")
+    simulation.step()
+    lacking = [simulation.ask(A, 8, 4, adapter=f"other{each % num_adapters}") for each in range(300)]
+    base, resident = simulation.ask(A, 8, 4), simulation.ask(A, 8, 4, adapter="first")
+    simulation.step()
+    assert base.started_at is not None
+    assert resident.started_at is not None
+    assert begun(lacking) == []
+    simulation.drain()
+    assert begun(lacking) == lacking
+
+
+def test_many_that_lack_blocks_hide_nobody_behind_them() -> None:
+    simulation = Simulation(num_places=8, num_blocks=100, max_bypass_s=1e9)
+    simulation.ask(A, 60 * 16, 100)
+    simulation.step()
+    large = [simulation.ask(A, 80 * 16, 4) for _ in range(200)]
+    small = simulation.ask(A, 16, 4)
+    simulation.step()
+    assert small.started_at is not None
+    simulation.drain()
+    assert begun(large) == large
+
+
+def test_many_whose_adapter_is_on_its_way_hide_nobody_behind_them() -> None:
+    simulation = Simulation(num_places=8, num_slots=1, num_blocks=100_000)
+    simulation.slots.is_ready = lambda model: False  # type: ignore[method-assign]
+    for _ in range(300):
+        simulation.ask(A, 8, 4, adapter="slow")
+    base = simulation.ask(A, 8, 4)
+    simulation.run(-(-300 // MAX_LOOKAHEAD) + 1)
+    assert base.started_at is not None
+
+
+@pytest.mark.parametrize("shares", [[A], [A, B]])
+def test_a_pass_goes_through_so_many_and_no_more_whatever_they_lack(shares: list[Share]) -> None:
+    simulation, num_asked = Simulation(), 0
+    for _ in range(MOST_PASSED_OVER):
+        for share in (A, *shares):
+            simulation.ask(share, 8, 4)
+
+    def lacks(sequence: Sequence) -> bool:
+        nonlocal num_asked
+        num_asked += 1
+        return True
+
+    found = simulation.waiting.in_turn(lambda line, first: (1, 0.0, line.number), now=0.0, lacks=lacks)
+    assert list(found) == []
+    assert MAX_LOOKAHEAD < num_asked <= MOST_PASSED_OVER
+
+
+def test_one_that_was_passed_over_for_long_enough_is_waited_for_behind_whatever_else_lacks() -> None:
+    """Small ones come for ever, and each takes what a large one lacks."""
+    simulation = Simulation(num_places=32, num_blocks=100, max_bypass_s=1.0)
+    for _ in range(8):
+        simulation.ask(A, 10 * 16, 20)
+    simulation.step()
+    large = [simulation.ask(A, 80 * 16, 4) for _ in range(3)]
+    while not all(each.started_at for each in large):
+        if simulation.num_waiting("a") < 20:
+            simulation.ask(A, 10 * 16, 20)
+        simulation.step()
+        assert simulation.now < 6.0
+    assert begun(large) == large

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from itertools import islice
 
 import pytest
 
@@ -13,7 +12,7 @@ from serve_app.core.shares import Share
 from serve_app.engine.batch import Batch
 from serve_app.engine.fairness.counters import Counters
 from serve_app.engine.fairness.turns import Rules
-from serve_app.engine.queue import DebtOf, KeyOf, WaitingQueue, no_debt
+from serve_app.engine.queue import DebtOf, KeyOf, Lacks, WaitingQueue, lacks_nothing, no_debt
 from serve_app.engine.sequence import Sequence
 from tests.engine.simulated import Simulation
 
@@ -191,8 +190,10 @@ def test_of_one_flow_the_youngest_gives_way() -> None:
 class FirstCome(WaitingQueue):
     """The reference: the queue's own order and nothing else."""
 
-    def in_turn(self, key_of: KeyOf, *, now: float, debt_of: DebtOf = no_debt) -> Iterator[Sequence]:
-        return iter(list(islice(self, 128)))
+    def in_turn(
+        self, key_of: KeyOf, *, now: float, debt_of: DebtOf = no_debt, lacks: Lacks = lacks_nothing
+    ) -> Iterator[Sequence]:
+        return (each for each in list(self) if not lacks(each))
 
 
 class YoungestGives(Counters):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from typing import Literal
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from serve_app.core.shares import Share
 from serve_app.engine.fairness.order import Order
 from serve_app.engine.fairness.turns import Key, Rules, with_debt
-from serve_app.engine.queue import MOST_LOOKED_AT, DebtOf, KeyOf, Line, WaitingQueue, no_debt
+from serve_app.engine.queue import MOST_LOOKED_AT, DebtOf, KeyOf, Lacks, Line, WaitingQueue, lacks_nothing, no_debt
 from serve_app.engine.sequence import Sequence
 from tests.engine.simulated import Simulation
 from tests.engine.test_fairness import told
@@ -71,18 +72,29 @@ def test_steps_ask_for_few_keys_however_many_flows_wait(num_flows: int) -> None:
 class PlainQueue(WaitingQueue):
     """The reference: of all lines the least key, whenever one is looked at."""
 
-    def in_turn(self, key_of: KeyOf, *, now: float, debt_of: DebtOf = no_debt) -> Iterator[Sequence]:
+    def in_turn(
+        self, key_of: KeyOf, *, now: float, debt_of: DebtOf = no_debt, lacks: Lacks = lacks_nothing
+    ) -> Iterator[Sequence]:
         if len(self._lines) == 1:
-            return super().in_turn(key_of, now=now, debt_of=debt_of)
-        return islice(self._plainly(key_of, debt_of), MOST_LOOKED_AT)
+            return super().in_turn(key_of, now=now, debt_of=debt_of, lacks=lacks)
+        return self._plainly(key_of, debt_of, lacks)
 
-    def _plainly(self, key_of: KeyOf, debt_of: DebtOf) -> Iterator[Sequence]:
-        most = max(2, 128 // max(1, len(self._lines)))
-        ahead = {line.number: list(islice(line.sequences.values(), most))[::-1] for line in self._lines.values()}
-        while left := [line for line in self._lines.values() if ahead[line.number]]:
+    def _plainly(self, key_of: KeyOf, debt_of: DebtOf, lacks: Lacks) -> Iterator[Sequence]:
+        most, looked_at = max(2, 128 // max(1, len(self._lines))), Counter[int]()
+        ahead = {line.number: list(line.sequences.values())[::-1] for line in self._lines.values()}
+        for _ in range(MOST_LOOKED_AT):
+            if not (left := [line for line in self._lines.values() if ahead[line.number]]):
+                return
             keys = {line: key_of(line, ahead[line.number][-1]) for line in left}
             least = min(left, key=lambda line: with_debt(keys[line], debt_of(line.share.flow)))
+            if lacks(ahead[least.number][-1]):
+                while ahead[least.number] and lacks(ahead[least.number][-1]):
+                    ahead[least.number].pop()
+                continue
+            looked_at[least.number] += 1
             yield ahead[least.number].pop()
+            if looked_at[least.number] == most:
+                ahead[least.number].clear()
 
 
 @pytest.mark.parametrize("seed", range(4))
