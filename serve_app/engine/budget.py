@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from serve_app.engine.config import EngineConfig
@@ -16,17 +18,26 @@ CUDA_SHARE = 0.85
 """Of the GPU's memory that is free then; the rest is for activations and logits."""
 UNKNOWN_BYTES = 8 << 30
 """Taken for free where nothing says what is."""
+STEP_BYTES = 256 << 20
+"""What steps take beside weights, keys, values and logits: activations, kernels, what lies in the heap. On CPUs it is
+a third of the 650 MB that a replica takes so; the rest are libraries, which are there when this is asked."""
 MIB = 1 << 20
 
 
 def kv_budget(
-    config: EngineConfig, shape: KeyValueShape, *, own_limit: int, dtype: torch.dtype, device: torch.device
+    config: EngineConfig,
+    shape: KeyValueShape,
+    *,
+    own_limit: int,
+    vocab_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> int:
     """Bytes for keys and values, of one shard where the model is divided; to be asked when the weights are loaded.
 
     own_limit: the model's own context, in tokens
 
-    Raises ModelNotSupported where the bytes asked for are not free, or do not hold one block.
+    Raises ModelNotSupported where the bytes asked for are not free beside what steps take, or do not hold one block.
     """
     count = config.tensor_parallel
     free = free_bytes(device) // (count if device.type == "cpu" else 1)  # shards share a host's memory
@@ -38,10 +49,11 @@ def kv_budget(
         budget = min(int(free * share), blocks * block_bytes)
     else:
         budget = int(config.kv_cache_bytes) // count
-    if budget > free:
+    needed = bytes_of_steps(config, vocab_size)
+    if config.kv_cache_bytes != AUTO and budget + needed > free:
         raise ModelNotSupported(
             f"kv_cache_bytes={budget} ({budget // MIB} MiB) does not fit: {free // MIB} MiB of memory are free beside"
-            f" the weights. Lower it, or leave it {AUTO!r}."
+            f" the weights, of which steps take {needed // MIB} MiB, logits among it. Lower it, or leave it {AUTO!r}."
         )
     if budget < block_bytes:
         raise ModelNotSupported(
@@ -49,6 +61,31 @@ def kv_budget(
             f" takes {block_bytes}"
         )
     return budget
+
+
+def bytes_of_steps(config: EngineConfig, vocab_size: int) -> int:
+    """What steps take beside weights, keys and values; logits of as many rows as can be are in float32."""
+    return STEP_BYTES + (config.num_places + config.max_logit_rows) * vocab_size * torch.float32.itemsize
+
+
+def check_adapters_fit(
+    config: EngineConfig, sizes: Iterable[int], *, budget: int, vocab_size: int, device: torch.device
+) -> None:
+    """Refuse bytes asked for keys and values that leave no room for as many adapters as may be resident.
+
+    sizes:  bytes of each adapter that there is
+    budget: of keys and values, of which none are there yet
+
+    Raises ModelNotSupported.
+    """
+    free, needed = free_bytes(device), bytes_of_steps(config, vocab_size)
+    resident = sorted(sizes)[-config.max_adapters :]
+    if config.kv_cache_bytes != AUTO and budget + needed + sum(resident) > free:
+        raise ModelNotSupported(
+            f"kv_cache_bytes={budget} ({budget // MIB} MiB) does not fit: {free // MIB} MiB of memory are free beside"
+            f" the weights, of which steps take {needed // MIB} MiB and {len(resident)} adapters"
+            f" {sum(resident) // MIB} MiB. Lower it or max_adapters, or leave it {AUTO!r}."
+        )
 
 
 def context_within(config: EngineConfig, budget: int, *, own_limit: int, bytes_per_token: int) -> int:

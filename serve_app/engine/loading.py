@@ -129,7 +129,8 @@ def _load(config: EngineConfig, mates: Mates | None) -> LoadedModel:
     kernels = _settle_kernels(module, witness, config)
     give_back_freed_memory()
     own_limit = judged.max_model_len
-    budget = kv_budget(config, shape, own_limit=own_limit, dtype=dtype, device=device)
+    vocab_size = int(judged.text.vocab_size)
+    budget = kv_budget(config, shape, own_limit=own_limit, vocab_size=vocab_size, dtype=dtype, device=device)
     if sums is not None:
         budget = sums.least(budget)
     max_model_len = context_within(config, budget, own_limit=own_limit, bytes_per_token=shape.bytes_per_token(dtype))
@@ -144,7 +145,7 @@ def _load(config: EngineConfig, mates: Mates | None) -> LoadedModel:
         device=device,
         max_model_len=max_model_len,
         kv_cache_bytes=budget,
-        vocab_size=int(judged.text.vocab_size),
+        vocab_size=vocab_size,
         eos_token_ids=read_eos_token_ids(config.path, judged.text),
         narrowing=Narrowing(module),
         scorings=scorings,

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from serve_app.engine.budget import CPU_SHARE, context_within, free_bytes, kv_budget
+from serve_app.engine.budget import CPU_SHARE, check_adapters_fit, context_within, free_bytes, kv_budget
 from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.kv.memory import Reservation
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.loading import load_model
 from tests.engine.harness import config
@@ -18,9 +19,9 @@ CPU = torch.device("cpu")
 HALF_BILLION = KeyValueShape.uniform(layers=24, heads=2, key_dim=64, value_dim=64)
 
 
-def asked(**changes: object) -> int:
+def asked(*, vocab_size: int = 1000, **changes: object) -> int:
     settings = config("nowhere", **changes)
-    return kv_budget(settings, HALF_BILLION, own_limit=32768, dtype=torch.bfloat16, device=CPU)
+    return kv_budget(settings, HALF_BILLION, own_limit=32768, vocab_size=vocab_size, dtype=torch.bfloat16, device=CPU)
 
 
 def test_auto_is_a_share_of_what_is_free() -> None:
@@ -39,6 +40,34 @@ def test_what_is_asked_for_is_given() -> None:
 def test_more_than_is_free_is_refused_with_the_numbers() -> None:
     with pytest.raises(ModelNotSupported, match=r"kv_cache_bytes=\d+ \(\d+ MiB\) does not fit: \d+ MiB"):
         asked(kv_cache_bytes=1 << 50)
+
+
+def test_what_leaves_no_room_for_steps_is_refused_with_what_they_take() -> None:
+    half = free_bytes(CPU) // 2
+    assert asked(kv_cache_bytes=half) == half
+    rows = 8 + 2 + 64
+    with pytest.raises(ModelNotSupported, match=r"\d+ MiB of memory are free .* of which steps take \d+ MiB, logits"):
+        asked(kv_cache_bytes=half, vocab_size=half // (3 * rows))  # logits of two thirds of what is free
+
+
+def test_what_leaves_no_room_for_resident_adapters_is_refused_with_what_they_take() -> None:
+    free = free_bytes(CPU)
+
+    def check(sizes: list[int], **changes: object) -> None:
+        settings = config("nowhere", kv_cache_bytes=free // 2, **changes)
+        check_adapters_fit(settings, sizes, budget=free // 2, vocab_size=1000, device=CPU)
+
+    check([free // 3, 1000])
+    check([free // 3] * 4, max_adapters=1)
+    check([])
+    with pytest.raises(ModelNotSupported, match=r"steps take \d+ MiB and 2 adapters \d+ MiB. Lower it or max_adapters"):
+        check([free // 3] * 4, max_adapters=2)
+    check_adapters_fit(config("x", kv_cache_bytes="auto"), [free], budget=free // 2, vocab_size=1000, device=CPU)
+
+
+def test_address_space_that_is_not_promised_is_a_refusal_with_the_numbers() -> None:
+    with pytest.raises(ModelNotSupported, match=r"want 1099511627776 MiB of address space .*vm.overcommit_memory is"):
+        Reservation(1 << 60)
 
 
 def test_less_than_a_block_is_refused() -> None:

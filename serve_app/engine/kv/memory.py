@@ -5,9 +5,12 @@ from __future__ import annotations
 import mmap
 import sys
 from math import prod
+from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from serve_app.engine.errors import ModelNotSupported
 
 PAGE = mmap.PAGESIZE
 NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -17,12 +20,16 @@ IS_LINUX = sys.platform == "linux"
 class Reservation:
     """Address space for a tensor, all zeros; what is never written takes no memory.
 
-    Small pages are asked for: with large ones a single position would commit two megabytes.
+    Small pages are asked for: with large ones a single position would commit two megabytes. Raises ModelNotSupported
+    where so much is not promised.
     """
 
     def __init__(self, num_bytes: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
-        self._memory = mmap.mmap(-1, max(PAGE, -(-num_bytes // PAGE) * PAGE), flags=flags)
+        try:
+            self._memory = mmap.mmap(-1, max(PAGE, -(-num_bytes // PAGE) * PAGE), flags=flags)
+        except (OSError, OverflowError) as error:
+            raise ModelNotSupported(_unpromised(num_bytes, error)) from error
         if IS_LINUX:
             self._memory.madvise(mmap.MADV_NOHUGEPAGE)
 
@@ -43,3 +50,15 @@ class Reservation:
     def _zero(self, begin: int, end: int) -> None:
         if begin < end:
             torch.frombuffer(self._memory, dtype=torch.uint8, count=end - begin, offset=begin).zero_()
+
+
+def _unpromised(num_bytes: int, error: Exception) -> str:
+    try:
+        rule = Path("/proc/sys/vm/overcommit_memory").read_text(encoding="ascii").strip()
+    except OSError:
+        rule = "unknown"
+    return (
+        f"keys and values want {num_bytes >> 20} MiB of address space at once, of which only what is used takes memory,"
+        f" and the kernel does not promise it ({error}; vm.overcommit_memory is {rule}, where 2 promises no more than"
+        " there is). Lower max_num_sequences or max_model_len, or set vm.overcommit_memory to 0."
+    )
