@@ -46,6 +46,7 @@ class EngineConfig:
     max_step_stretch:  while some sequences decode, a step that computes prompts too should take at most so many times
                        one that does not; by up to four times as much more where many short prompts wait beside few
                        sequences that decode, all of flows that such prompts are of, as those are served sooner then
+    min_prompt_tokens: which such a step may compute however long it takes, so that prompts get on
     max_bypass_s:      a queued sequence that lacks blocks or an adapter's slot may be overtaken for so long
     prefill_weight:    what a token of a prompt counts as where flows share this replica
     decode_weight:     what a token that is drawn counts as
@@ -100,6 +101,7 @@ class EngineConfig:
     niceness: int = 5
     tensor_parallel: int = 1
     max_step_stretch: float = 1.75
+    min_prompt_tokens: int = 16
     max_bypass_s: float = 5.0
     prefill_weight: float = 1.0
     decode_weight: float = 2.0

@@ -82,8 +82,8 @@ class Engine:
         self._scheduler = Scheduler(
             self._store, self._slots, WaitingQueue(self._counters), max_batch_tokens=config.max_batch_tokens,
             max_logit_rows=config.max_logit_rows, max_forced=config.max_forced_tokens,
-            pace=Pace(config.max_step_stretch), speculator=self.speculator, max_bypass_s=config.max_bypass_s,
-            uses_prefixes=config.prefix_cache,
+            pace=Pace(config.max_step_stretch, config.min_prompt_tokens), speculator=self.speculator,
+            max_bypass_s=config.max_bypass_s, uses_prefixes=config.prefix_cache,
         )  # fmt: skip
         self._runner = runner(model, self._store.storage, self._bank)
         record_on_gpus(self._runner, config, model)

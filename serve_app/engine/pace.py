@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
-FIRST_ALLOWANCE = 16.0
-LEAST_ALLOWANCE = 16.0
+LEAST_TOKENS = 16
 MEMORY = 0.5
 """How much of the former estimate a new measurement leaves."""
 MOST_GROWTH = 1.25
@@ -37,6 +36,7 @@ class Pace:
     """Learns from the steps that were made what a step takes, and steers the prompt work of those to come.
 
     max_stretch: a step with prompt work should take at most so many times a step without, unless many prompts wait
+    least:       tokens of prompts that a step may compute all the same, so that these get on
 
     The prompt tokens allowed follow what they were seen to cost: no model of the machine, the context or the model is
     needed, and none has to be right. What is computed does not depend on it, only when.
@@ -48,11 +48,12 @@ class Pace:
     gave another 1.02, where a step may take seven times as long and not four.)
     """
 
-    def __init__(self, max_stretch: float) -> None:
+    def __init__(self, max_stretch: float, least: int = LEAST_TOKENS) -> None:
         self._max_stretch = max_stretch
+        self._least = least
         self._decode_s: dict[int, float] = {}  # by the size of the number of rows
         self._num_since: dict[int, int] = {}  # steps with prompts since that was seen
-        self._allowance = FIRST_ALLOWANCE
+        self._allowance = float(least)
 
     def allowance(self, num_decoding: int, budget: int, *, behind: Items[int] = ()) -> int:
         """Prompt tokens for the next step, at most `budget`; all of it where nobody would have to wait.
@@ -86,7 +87,7 @@ class Pace:
         if wanted > self._allowance and num_prompt_tokens < 0.8 * self._allowance:
             return  # a step with less work than allowed says nothing of more
         wanted = min(max(wanted, self._allowance / MOST_FALL), self._allowance * MOST_GROWTH)
-        self._allowance = min(max(wanted, LEAST_ALLOWANCE), 1e6)
+        self._allowance = min(max(wanted, self._least), 1e6)
 
 
 def _size(num_decoding: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from serve_app.core.request import SamplingParams
-from serve_app.engine.pace import LEAST_ALLOWANCE, MOST_GROWTH, MOST_HURRY, SHORT_PROMPT, Pace, work_clock
+from serve_app.engine.pace import LEAST_TOKENS, MOST_GROWTH, MOST_HURRY, SHORT_PROMPT, Pace, work_clock
 from serve_app.engine.prompt_shares import reasons_to_hurry
 from serve_app.engine.sequence import Sequence
 from tests.engine.conftest import DEMO
@@ -34,7 +34,7 @@ def test_without_decoding_sequences_the_whole_budget_is_allowed() -> None:
 @pytest.mark.parametrize(("decode_s", "token_s"), [(0.150, 0.0012), (0.008, 0.00005), (0.100, 0.01)])
 def test_a_step_with_prompt_work_takes_no_longer_than_its_stretch(decode_s: float, token_s: float) -> None:
     allowed = settle(Pace(1.75), decode_s=decode_s, token_s=token_s)
-    expected = max(LEAST_ALLOWANCE, 0.75 * decode_s / token_s)
+    expected = max(LEAST_TOKENS, 0.75 * decode_s / token_s)
     assert allowed == pytest.approx(expected, rel=0.15)
 
 
@@ -117,7 +117,7 @@ def test_before_a_step_of_a_size_was_seen_without_prompts_one_is_made(rows: int)
     pace.note(5, 0, 0.2)
     assert pace.allowance(rows, 512, behind=[9] * 6) == 0
     pace.note(rows, 0, 0.2)
-    assert pace.allowance(rows, 512, behind=[9] * 6) >= LEAST_ALLOWANCE
+    assert pace.allowance(rows, 512, behind=[9] * 6) >= LEAST_TOKENS
 
 
 def test_many_rows_are_not_judged_by_what_a_step_with_fewer_takes() -> None:
@@ -197,5 +197,10 @@ def test_prompt_work_beside_a_stream_is_paced_by_the_work_clock() -> None:
     engine.add(sequences(engine, request("long", max_tokens=1), list(range(20, 220))))
     while engine.has_work:
         engine.step()
-    assert max(sizes) == LEAST_ALLOWANCE
+    assert max(sizes) == LEAST_TOKENS
     engine.close()
+
+
+@pytest.mark.parametrize("least", [1, 8, 64])
+def test_prompts_get_on_by_the_least_that_is_configured_however_dear_they_are(least: int) -> None:
+    assert settle(Pace(1.75, least), decode_s=0.010, token_s=1.0) == least
