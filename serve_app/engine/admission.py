@@ -169,7 +169,11 @@ class Admission:
         return True
 
     def _is_overdue(self, sequence: Sequence, now: float) -> bool:
-        return now - sequence.arrived_at > self._max_bypass_s
+        """Counted from when it was first passed over: what it waited for its turn is nobody's debt. One that was sent
+        back had its turn, and counts from then."""
+        if sequence.passed_over_at is None:
+            sequence.passed_over_at = now if sequence.started_at is None else sequence.started_at
+        return now - sequence.passed_over_at > self._max_bypass_s
 
     def _debt_of(self, flow: str, running: Items[Sequence]) -> float:
         owed = Debts(float)

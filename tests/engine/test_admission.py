@@ -143,3 +143,24 @@ def test_one_that_was_passed_over_for_long_enough_is_waited_for_behind_whatever_
         simulation.step()
         assert simulation.now < 6.0
     assert begun(large) == large
+
+
+def test_what_one_waited_for_its_turn_does_not_count_as_being_passed_over() -> None:
+    """Else everybody would be waited for at once where all wait long, and nobody could use what is there."""
+    simulation = Simulation(num_places=2, has_spare=False, num_slots=1, max_bypass_s=1.0)
+    simulation.ask(A, 8, 2000, adapter="resident")
+    before = simulation.ask(A, 8, 200)
+    simulation.step()
+    lacking = simulation.ask(A, 8, 4, adapter="other")
+    same = [simulation.ask(A, 8, 10, adapter="resident") for _ in range(100)]
+    while not before.is_finished:
+        simulation.step()
+    assert simulation.now > 2 * simulation.scheduler._admission._max_bypass_s
+    began_at = simulation.now
+    simulation.run(2)
+    assert same[0].started_at is not None
+    while (running := begun(same)) and simulation.now < began_at + 3.0:
+        simulation.step()
+    assert 0 < len(running) < len(same), "but when it was passed over for long enough it is waited for"
+    simulation.drain()
+    assert lacking.is_finished
