@@ -66,15 +66,13 @@ class Sequence:
         self.shown_prompt = range(len(prompt_ids)) if shown_prompt is None else shown_prompt
         self.detokenizer = detokenizer
         self.matcher = matcher
-        self.illustration = illustration
-        self.record = record
+        self.illustration, self.record = illustration, record
         self.prediction = prediction
         self.stop_matcher = Ending(request.stop)
         self.sampling_state = SamplingState(request.sampling, len(prompt_ids))
         self.arrived_at = time.monotonic()
         self.started_at: float | None = None
         self.passed_over_at: float | None = None
-
         self.num_computed = self.num_held = 0
         self.is_prompt_published = False
         self.holding: Holding | None = None
