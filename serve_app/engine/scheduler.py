@@ -1,21 +1,20 @@
-"""Which sequences are computed next, and how far: everything only catches up, within a budget of tokens."""
+"""Which sequences run: those that are taken in, given what they need, made to give way, and let go."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Items
 
 from serve_app.engine.admission import Admission
-from serve_app.engine.batch import Batch, Span
+from serve_app.engine.batch import Batch
 from serve_app.engine.kv.storage import Holding
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.pace import Pace
-from serve_app.engine.prompt_shares import prompt_shares, reasons_to_hurry
+from serve_app.engine.planner import Planner
 from serve_app.engine.queue import WaitingQueue
 from serve_app.engine.sequence import Sequence
-from serve_app.engine.speculation.speculator import Room, Speculator
+from serve_app.engine.speculation.speculator import Speculator
 
 COPIED_PER_BATCH_TOKEN = 4
 """Positions that may be copied per token that a step may compute: of half a billion weights, a fifth of a step."""
@@ -54,13 +53,14 @@ class Scheduler:
         self.paused: list[Sequence] = []
         self.pace = pace or Pace(max_stretch=2.0)
         self.num_preemptions = self.num_prefix_hit_tokens = 0
-        self._store, self._slots, self._speculator = store, slots, speculator
+        self._store, self._slots = store, slots
         self._admission = Admission(
             waiting, store, slots, max_bypass_s=max_bypass_s, uses_prefixes=uses_prefixes, clock=clock
         )
-        self._max_batch_tokens = max_batch_tokens
-        self._max_logit_rows = max_logit_rows
-        self._max_near = 1 + max_forced
+        self._planner = Planner(
+            waiting.counters, speculator, reserve=self.reserve, max_batch_tokens=max_batch_tokens,
+            max_logit_rows=max_logit_rows, max_forced=max_forced, clock=clock,
+        )  # fmt: skip
         self._max_copied_tokens = COPIED_PER_BATCH_TOKEN * max_batch_tokens
         self._copied_before = 0
         self._max_looked_up = LOOKED_UP_PER_BATCH_TOKEN * max_batch_tokens
@@ -79,17 +79,14 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Plan a step: sequences that miss a token, or forced ones too, then newcomers, then a share of the prompts."""
         preempted_before = self.num_preemptions
-        for sequence in [each for each in self.running if self._is_near(each)]:
+        for sequence in [each for each in self.running if self._planner.is_near(each)]:
             if sequence.holding is not None:
                 self._make_room(sequence)
         if self.num_preemptions == preempted_before:
             self._give_place()
             self._admit()
         self._copied_before = self._store.num_copied_tokens
-        spans = self._nearest()
-        if chunks := self._chunks(spans):
-            return Batch(tuple(sorted(spans, key=_by_length_and_place) + chunks))
-        return Batch(tuple(sorted(self._guessed(spans), key=_by_length_and_place)))
+        return self._planner.batch(self.running, self.pace)
 
     def take_failures(self) -> list[tuple[Sequence, str]]:
         """Sequences that never began because their adapter could not be had, with the reason."""
@@ -169,66 +166,6 @@ class Scheduler:
         pinned = [each for each in self.waiting if each.mix]
         self._slots.check_integrity([each.request.model for each in (*self.running, *pinned)])
 
-    def _is_near(self, sequence: Sequence) -> bool:
-        """Whether it misses no more than one token and those that it forced."""
-        return sequence.num_missing == 1 or (sequence.is_prompt_computed and sequence.num_missing <= self._max_near)
-
-    def _nearest(self) -> list[Span]:
-        """A token of every sequence that is near, and as many as can be of those that were forced behind it."""
-        near = [each for each in self.running if self._is_near(each)][: self._max_batch_tokens]
-        left, rows = self._max_batch_tokens - len(near), self._max_logit_rows
-        spans = []
-        for sequence in near:
-            is_held = sequence.num_held > 0
-            span = self._span(sequence, 1 + min(left, sequence.num_missing - 1), max(rows, 1) if is_held else rows)
-            left -= max(span.length - 1, 0)
-            rows -= span.scores if is_held else 0
-            spans.append(span)
-        return [span for span in spans if span.length]
-
-    def _chunks(self, singles: Items[Span]) -> list[Span]:
-        """Parts of the prompts that miss more than a token."""
-        prompts = [each for each in self.running if not self._is_near(each) and each.num_missing > 1]
-        if not prompts:
-            return []
-        num_decoding = sum(span.decodes for span in singles)
-        budget = self._max_batch_tokens - sum(span.length for span in singles)
-        behind = reasons_to_hurry(prompts, [span.sequence for span in singles if span.decodes])
-        left = self.pace.allowance(num_decoding, budget, behind=behind) if budget > 0 else 0
-        rows = self._max_logit_rows - sum(span.scores for span in singles)
-        shares = prompt_shares(prompts, left, self.waiting.counters, now=self._clock())
-        spans = []
-        for sequence in prompts:
-            span = self._span(sequence, shares[id(sequence)], rows)
-            rows -= span.scores
-            if span.length:
-                spans.append(span)
-        return spans
-
-    def _guessed(self, spans: list[Span]) -> list[Span]:
-        """These, with guesses within what the step has left; while prompts are to be computed nothing is to spare."""
-        is_waited_for = len(spans) < len(self.running) or not all(span.decodes for span in spans)
-        if self._speculator is None or is_waited_for:
-            return spans
-        rows = self._max_logit_rows - sum(span.scores for span in spans)
-        left = min(rows, self._max_batch_tokens - sum(span.length for span in spans))
-        return self._speculator.extend(spans, Room(max_guesses=max(left, 0), reserve=self.reserve))
-
-    @staticmethod
-    def _span(sequence: Sequence, budget: int, rows: int) -> Span:
-        """As much of the sequence as the budgets allow; length 0 where they allow nothing."""
-        length = min(sequence.num_missing, budget)
-        start = sequence.num_computed
-        scores = 0
-        if sequence.scores_prompt:
-            length = min(length, max(rows, 0))
-            scores = max(0, min(start + length, sequence.prompt_length - 1) - start)
-        elif sequence.num_held:
-            length = min(length, max(rows, 0))
-            scores = min(length, sequence.num_held)
-        ends = start + length == sequence.num_tokens
-        return Span(sequence, start, length, ends and sequence.max_tokens > 0, scores)
-
     def _make_room(self, sequence: Sequence) -> None:
         """Reserve room for the sequence's tokens, at the cost of others, or of itself, if need be."""
         while not self._store.reserve(_holding(sequence), sequence.num_tokens):
@@ -293,8 +230,3 @@ class Scheduler:
 def _holding(sequence: Sequence) -> Holding:
     assert sequence.holding is not None, f"{sequence} has no place"
     return sequence.holding
-
-
-def _by_length_and_place(span: Span) -> tuple[bool, int]:
-    """Single tokens first, as they attend together."""
-    return span.num_computed > 1, _holding(span.sequence).place
