@@ -38,12 +38,13 @@ class Planner:
         self._clock = clock
 
     def batch(self, running: Items[Sequence], pace: Pace) -> Batch:
-        """Sequences that miss a token, or forced ones too, then a share of the prompts.
+        """Sequences that miss a token, or forced ones too, then a share of the prompts; none that is not filled yet.
 
         running: by age;  pace: at which prompts are computed beside others
         """
-        spans = self._nearest(running)
-        if chunks := self._chunks(running, spans, pace):
+        filled = [each for each in running if each.holding is not None and not each.holding.pending]
+        spans = self._nearest(filled)
+        if chunks := self._chunks(filled, spans, pace):
             return Batch(tuple(sorted(spans, key=_by_length_and_place) + chunks))
         guessed = self._guessed(spans, num_running=len(running))
         return Batch(tuple(sorted(guessed, key=_by_length_and_place)))
@@ -52,9 +53,9 @@ class Planner:
         """Whether it misses no more than one token and those that it forced."""
         return sequence.num_missing == 1 or (sequence.is_prompt_computed and sequence.num_missing <= self._max_near)
 
-    def _nearest(self, running: Items[Sequence]) -> list[Span]:
+    def _nearest(self, filled: Items[Sequence]) -> list[Span]:
         """A token of every sequence that is near, and as many as can be of those that were forced behind it."""
-        near = [each for each in running if self.is_near(each)][: self._max_batch_tokens]
+        near = [each for each in filled if self.is_near(each)][: self._max_batch_tokens]
         left, rows = self._max_batch_tokens - len(near), self._max_logit_rows
         spans = []
         for sequence in near:
@@ -65,9 +66,9 @@ class Planner:
             spans.append(span)
         return [span for span in spans if span.length]
 
-    def _chunks(self, running: Items[Sequence], singles: Items[Span], pace: Pace) -> list[Span]:
+    def _chunks(self, filled: Items[Sequence], singles: Items[Span], pace: Pace) -> list[Span]:
         """Parts of the prompts that miss more than a token."""
-        prompts = [each for each in running if not self.is_near(each) and each.num_missing > 1]
+        prompts = [each for each in filled if not self.is_near(each) and each.num_missing > 1]
         if not prompts:
             return []
         num_decoding = sum(span.decodes for span in singles)

@@ -31,6 +31,9 @@ class Scheduler:
 
     running: by age
     paused:  taken out until they are resumed; they hold nothing
+
+    Law: where something is computed, no more is copied in a step than so many positions for each token that it may
+    compute, or a block; who has not got its prefix yet is in no batch.
     """
 
     def __init__(
@@ -74,7 +77,8 @@ class Scheduler:
     @property
     def may_copy(self) -> bool:
         """Whether one more sequence may begin with a copy of what others computed, before the next step."""
-        return self._store.num_copied_tokens - self._copied_before < self._max_copied_tokens
+        num_copied = self._store.num_copied_tokens - self._copied_before
+        return num_copied + self._store.num_pending_tokens < self._max_copied_tokens
 
     def schedule(self) -> Batch:
         """Plan a step: sequences that miss a token, or forced ones too, then newcomers, then a share of the prompts."""
@@ -85,8 +89,12 @@ class Scheduler:
         if self.num_preemptions == preempted_before:
             self._give_place()
             self._admit()
+        self._store.fill(self._max_copied_tokens)
+        batch = self._planner.batch(self.running, self.pace)
+        if not batch and self._store.fill_first():  # nobody waits for it
+            batch = self._planner.batch(self.running, self.pace)
         self._copied_before = self._store.num_copied_tokens
-        return self._planner.batch(self.running, self.pace)
+        return batch
 
     def take_failures(self) -> list[tuple[Sequence, str]]:
         """Sequences that never began because their adapter could not be had, with the reason."""

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from functools import cache
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from serve_app.core.request import SamplingParams
+from serve_app.core.request import GenerationRequest, SamplingParams
 from serve_app.engine.engine import Engine
+from serve_app.engine.kv.storage import Holding, Storage
+from serve_app.engine.sequence import Sequence
 from tests.engine.conftest import DEMO
-from tests.engine.harness import Outcome, collect, complete, config, make_engine, request, sequences
+from tests.engine.harness import Outcome, collect, complete, config, drain, make_engine, request, sequences
 
 pytestmark = pytest.mark.slow
 
 PROMPT_TOKENS = 100
 MAX_BEGINNING = 2
 """40 tokens a step allow 160 to be copied: a second copy of 99 may still begin, a third may not."""
+MAX_COPIED = 160
 MAX_LOOKED_FOR = 2
 """40 tokens a step allow 640 to be looked for: a second prompt of 400 may still begin, a third may not."""
 
@@ -83,3 +90,150 @@ def test_completions_that_have_not_begun_when_the_first_ends_still_come(engine: 
     outcomes = complete(engine, [(request("many", n=12, max_tokens=1), prompt(3))])
     assert len(outcomes) == 12
     assert len({tuple(outcome.token_ids) for outcome in outcomes.values()}) == 1
+
+
+LONG = 900
+FOUND = LONG // 16 * 16
+
+
+class Counting:
+    """A storage that counts the positions which it brings and copies."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self.num_moved = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._storage, name)
+
+    def bring(self, holding: Holding, first: int, blocks: Items[int]) -> None:
+        self.num_moved += len(blocks) * 16
+        self._storage.bring(holding, first, blocks)
+
+    def copy(self, source: Holding, target: Holding, begin: int, end: int) -> None:
+        self.num_moved += end - begin
+        self._storage.copy(source, target, begin, end)
+
+
+def counting(engine: Engine) -> Counting:
+    counted = Counting(engine._store.storage)
+    engine._store.storage = counted  # type: ignore[assignment]
+    return counted
+
+
+def add(engine: Engine, asked: GenerationRequest, prompt_ids: list[int]) -> list[Sequence]:
+    made = sequences(engine, asked, prompt_ids)
+    engine.add(made)
+    return made
+
+
+def prepared(engine: Engine, whence: str) -> Sequence:
+    """One that is about to get a long prefix: from the cache, from another that goes on, or from its first sibling."""
+    asked = request("long", max_tokens=8, n=2 if whence == "sibling" else 1, sampling=SamplingParams(seed=5))
+    if whence == "sibling":
+        leader, sibling = add(engine, asked, prompt(4, LONG))
+        while not leader.num_generated:
+            engine.step()
+        return sibling
+    (owner,) = add(engine, request("owner", max_tokens=1 if whence == "cached" else 100), prompt(4, LONG))
+    while not owner.num_generated:
+        engine.step()
+    return add(engine, asked, prompt(4, LONG))[0]
+
+
+@pytest.mark.parametrize("whence", ["cached", "running", "sibling"])
+def test_while_a_long_prefix_is_copied_its_neighbours_get_a_token_in_every_step(whence: str) -> None:
+    engine = make_engine(config(DEMO), eos_token_ids=frozenset())
+    streams = [add(engine, request(f"s{n}", max_tokens=200), prompt(n, 5))[0] for n in range(3)]
+    engine.step()
+    long = prepared(engine, whence)
+    counted, moved, outcomes = counting(engine), [], dict[tuple[str, int], Outcome]()
+    while not long.num_generated:
+        before, num_moved = [each.num_generated for each in streams], counted.num_moved
+        collect(outcomes, engine.step())
+        engine.check_integrity()
+        assert [each.num_generated for each in streams] == [number + 1 for number in before]
+        moved.append(counted.num_moved - num_moved)
+    assert max(moved) <= MAX_COPIED
+    assert FOUND <= sum(moved) < LONG
+    assert sum(number > 0 for number in moved) >= FOUND / MAX_COPIED
+    collect(outcomes, [delta for outcome in drain(engine).values() for delta in outcome.deltas])
+    plain = make_engine(config(DEMO, prefix_cache=False), eos_token_ids=frozenset())
+    alone = complete(plain, [(long.request, prompt(4, LONG))])
+    assert outcomes["long", long.sample].token_ids == alone["long", long.sample].token_ids
+    assert outcomes["long", long.sample].text == alone["long", long.sample].text
+
+
+def test_where_nobody_would_wait_for_it_a_long_prefix_is_copied_in_one_step(engine: Engine) -> None:
+    long = prepared(engine, "cached")
+    counted = counting(engine)
+    engine.step()
+    assert (counted.num_moved, long.num_generated) == (FOUND, 1)
+
+
+def test_those_that_wait_for_copies_alone_get_them_one_after_the_other(engine: Engine) -> None:
+    expected = complete(engine, [(request("first"), prompt(4, LONG))])["first", 0]
+    for number in range(3):
+        add(engine, request(f"again-{number}"), prompt(4, LONG))
+    outcomes, _ = drain_counting(engine)
+    assert all(outcomes[f"again-{number}", 0].token_ids == expected.token_ids for number in range(3))
+    assert engine.load.num_prefix_hit_tokens == 3 * FOUND
+
+
+@cache
+def small_engine(num_blocks: int) -> Engine:
+    """Two blocks may be copied in a step."""
+    bytes_per_block = 6 * 2 * (32 + 32) * 4 * 16
+    sizes = {"max_batch_tokens": 8, "max_num_sequences": 5, "kv_cache_bytes": bytes_per_block * num_blocks}
+    return make_engine(config(DEMO, **sizes))
+
+
+@cache
+def plain_engine() -> Engine:
+    return make_engine(config(DEMO, prefix_cache=False))
+
+
+def random_request(generator: random.Random, name: str) -> tuple[GenerationRequest, list[int]]:
+    """Most of them begin with a long part of one text."""
+    own = prompt(generator.getrandbits(30), generator.randrange(1, 20))
+    sampling = SamplingParams(temperature=generator.choice([0.0, 1.0]), seed=generator.getrandbits(60))
+    asked = request(
+        name, max_tokens=generator.choice([1, 6, 20]), n=generator.choice([1, 1, 3]), sampling=sampling
+    )  # fmt: skip
+    return asked, [*prompt(7, 300)[: generator.randrange(100, 300)], *own]
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32), num_blocks=st.sampled_from([30, 48, 120]))
+def test_whoever_is_ended_or_sent_back_in_the_middle_of_it_the_others_texts_stay_the_same(
+    seed: int, num_blocks: int
+) -> None:
+    engine, generator = small_engine(num_blocks), random.Random(seed)
+    asked = dict[str, tuple[GenerationRequest, list[int]]]()
+    outcomes: dict[tuple[str, int], Outcome] = {}
+    aborted: set[str] = set()
+    to_come = [f"r{number}" for number in range(8)]
+    for _ in range(4000):
+        chance = generator.random()
+        if to_come and chance < 0.1:
+            name = to_come.pop()
+            asked[name] = random_request(generator, name)
+            engine.add(sequences(engine, *asked[name]))
+        elif asked and chance < 0.11:
+            aborted.add(generator.choice(list(asked)))
+            engine.abort(frozenset(aborted))
+        elif asked and chance < 0.14:
+            engine.pause(frozenset([generator.choice(list(asked))]))
+        elif chance < 0.2 or not engine.has_work:
+            engine.resume(frozenset(asked))
+        collect(outcomes, engine.step())
+        engine.check_integrity()
+        if not to_come and not engine.has_work and not engine.load.num_waiting:
+            break
+    assert not engine.has_work
+    assert engine.load.num_free_blocks == engine.load.num_blocks
+    for name in asked.keys() - aborted:
+        alone = complete(plain_engine(), [asked[name]])
+        for sample in range(asked[name][0].n):
+            assert outcomes[name, sample].token_ids == alone[name, sample].token_ids, f"{name}#{sample}"
+            assert outcomes[name, sample].text == alone[name, sample].text

@@ -49,6 +49,14 @@ def fill(store: KeyValueStore, shape: KeyValueShape, holding: Holding, begin: in
             store.storage.write(number, places, keys, -new.expand(-1, layer.heads, layer.value_dim) - number / 8)
 
 
+def find(store: KeyValueStore, holding: Holding, text: list[int]) -> int:
+    """Match and have it filled."""
+    known = store.match_prefix(holding, text, salt=b"")
+    while store.fill_first():
+        pass
+    return known
+
+
 def assert_filled(store: KeyValueStore, shape: KeyValueShape, holding: Holding, num_tokens: int) -> None:
     assert isinstance(store.storage, LaneStorage)
     for number in range(len(shape.layers)):
@@ -90,12 +98,13 @@ def test_the_budget_bounds_what_is_really_held_whatever_moves(shape: KeyValueSha
         for _ in range(2):  # as one that is preempted and comes back
             store.close(first)
             first = store.open()
-            assert store.match_prefix(first, [*whole, 0], salt=b"") == len(whole)
+            assert find(store, first, [*whole, 0]) == len(whole)
         assert_filled(store, shape, first, len(whole))
         store.close(first)
         parent, child = store.open(), store.open()
-        assert store.match_prefix(parent, [*half, 0], salt=b"") == len(half)
+        assert find(store, parent, [*half, 0]) == len(half)
         store.fork(parent, child, len(half))
+        store.fill(len(half))
         assert_filled(store, shape, child, len(half))
         store.close(parent)
         store.close(child)
@@ -114,7 +123,7 @@ def test_contents_are_the_same_in_however_many_pieces_they_move(shape: KeyValueS
     for _ in range(3):
         store.close(first)
         first = store.open()
-        assert store.match_prefix(first, [*text, 0], salt=b"") == len(text)
+        assert find(store, first, [*text, 0]) == len(text)
         assert_filled(store, shape, first, len(text))
     store.check_integrity({first.place: len(text)})
 
@@ -135,7 +144,7 @@ def test_blocks_that_others_have_named_are_kept_once_and_the_rest_of_a_lane_is_w
     assert isinstance(store.storage, LaneStorage)
     assert all(not part.any() for part in store.storage.read_place(7, fresh.place, 10 * BLOCK_SIZE))
     again = store.open()
-    assert store.match_prefix(again, [*common, *tokens(6, salt=9000), 0], salt=b"") == 9 * BLOCK_SIZE
+    assert find(store, again, [*common, *tokens(6, salt=9000), 0]) == 9 * BLOCK_SIZE
     assert_filled(store, UNIFORM, again, 9 * BLOCK_SIZE)
 
 
@@ -167,7 +176,7 @@ def test_what_could_not_be_kept_whole_is_found_by_nobody_and_its_place_is_clean(
     store.storage = whole
     store.check_integrity({})
     again = store.open()
-    assert store.match_prefix(again, [*text, 0], salt=b"") == 0
+    assert find(store, again, [*text, 0]) == 0
     assert store.reserve(again, len(text))
     assert isinstance(store.storage, LaneStorage)
     assert all(not part.any() for part in store.storage.read_place(0, again.place, len(text)))

@@ -73,10 +73,18 @@ def contents(store: KeyValueStore, holding: Holding, num_tokens: int, layer: int
     return found
 
 
+def find(store: KeyValueStore, holding: Holding, tokens: list[int], *, salt: bytes = b"") -> int:
+    """Match and have it filled."""
+    known = store.match_prefix(holding, tokens, salt=salt)
+    while store.fill_first():
+        pass
+    return known
+
+
 def hold(store: KeyValueStore, tokens: list[int], *, salt: bytes = b"") -> Holding:
     """What a sequence does: match, reserve, compute."""
     holding = store.open()
-    known = store.match_prefix(holding, tokens, salt=salt)
+    known = find(store, holding, tokens, salt=salt)
     assert store.reserve(holding, len(tokens))
     fill(store, holding, tokens, known)
     return holding
@@ -108,8 +116,8 @@ def test_a_published_prefix_is_found_under_its_salt_only(make_store: MakeStore) 
     holding = hold(store, tokens)
     store.publish(holding, tokens, salt=b"a")
     other = store.open()
-    assert store.match_prefix(other, tokens, salt=b"b") == 0
-    assert store.match_prefix(other, [5, 6, 7, 8, 1, 2, 3, 4, 5], salt=b"a") == 4
+    assert find(store, other, tokens, salt=b"b") == 0
+    assert find(store, other, [5, 6, 7, 8, 1, 2, 3, 4, 5], salt=b"a") == 4
     assert contents(store, other, 4) == marks(tokens[:4]).tolist()
     assert contents(store, other, 4, layer=1) == marks(tokens[:4]).tolist()
 
@@ -123,7 +131,7 @@ def test_a_hit_gives_what_was_computed_whether_its_owner_runs_or_not(make_store:
     if not is_running:
         store.close(owner)
     other = store.open()
-    assert store.match_prefix(other, tokens, salt=b"") == 8
+    assert find(store, other, tokens, salt=b"") == 8
     assert contents(store, other, 8) == marks(tokens[:8]).tolist()
     store.check_integrity({0: 8, 1: 8} if is_running else {0: 8})
 
@@ -133,8 +141,8 @@ def test_the_last_token_is_never_matched(make_store: MakeStore) -> None:
     holding = hold(store, [1, 2, 3, 4])
     store.publish(holding, [1, 2, 3, 4], salt=b"")
     other = store.open()
-    assert store.match_prefix(other, [1, 2, 3, 4], salt=b"") == 0
-    assert store.match_prefix(other, [1, 2, 3, 4, 5], salt=b"") == 4
+    assert find(store, other, [1, 2, 3, 4], salt=b"") == 0
+    assert find(store, other, [1, 2, 3, 4, 5], salt=b"") == 4
 
 
 def test_a_hit_on_what_nobody_holds_is_not_paid_twice(make_store: MakeStore) -> None:
@@ -157,7 +165,7 @@ def test_writing_after_a_hit_leaves_the_cached_beginning_as_it_was(make_store: M
     store.close(owner)
     hold(store, [*tokens[:8], 70, 71, 72])
     third = store.open()
-    assert store.match_prefix(third, tokens, salt=b"") == 8
+    assert find(store, third, tokens, salt=b"") == 8
     assert contents(store, third, 8) == marks(tokens[:8]).tolist()
 
 
@@ -167,6 +175,8 @@ def test_a_fork_has_its_parents_positions_and_goes_its_own_way(make_store: MakeS
     tokens = list(range(1, 13))
     parent, child = hold(store, tokens), store.open()
     store.fork(parent, child, num_tokens)
+    store.fill(num_tokens)
+    assert not child.pending
     assert contents(store, child, num_tokens) == marks(tokens[:num_tokens]).tolist()
     own = [*tokens[:num_tokens], 90]
     assert store.reserve(child, len(own))
@@ -204,7 +214,7 @@ def test_random_use_keeps_contents_and_conserves_blocks(make_store: MakeStore) -
         if action < 0.35 and store.has_free_place:
             tokens = [generator.randrange(1, 3) for _ in range(generator.randrange(1, 12))]
             holding = store.open()
-            known = store.match_prefix(holding, tokens, salt=b"")
+            known = find(store, holding, tokens, salt=b"")
             if store.reserve(holding, len(tokens)):
                 fill(store, holding, tokens, known)
                 running[holding.place] = (holding, tokens)

@@ -149,7 +149,8 @@ class WatchedRunner(Runner):
 def test_completions_on_a_long_prefix_share_it_and_are_those_of_generate() -> None:
     prefix = [700 + (7 * i) % 50 for i in range(800)]  # so long that five rows save enough; some texts end early
     prompts = [[*prefix, 701 + i, *range(720, 720 + i)] for i in range(14)]
-    engine = make_engine(config(DEMO, max_num_sequences=14), runner=WatchedRunner)
+    settings = config(DEMO, max_num_sequences=14, max_batch_tokens=200)  # of which a copy for each is made in a step
+    engine = make_engine(settings, runner=WatchedRunner)
     complete(engine, [(request("first", max_tokens=1), prefix)])
     kinds = engine._runner.watched.kinds  # type: ignore[attr-defined]
     assert not kinds[TrunkPlan]

@@ -4,7 +4,8 @@ Attention over contiguous keys and values measured about twice as fast on CPUs a
 are address space for the worst case, of which only what is used is committed: a block takes memory either in its
 holder's lane or in the pool, never in both. So a hit moves blocks from the pool into the lane, and what is kept of a
 sequence moves back when it ends, a few at a time, so that no more than these are in both; two running sequences cannot
-share a block and have a copy each.
+share a block and have a copy each. What is still to be moved to a holding's lane (`Holding.pending`) is in the pool, or
+on another lane.
 """
 
 from __future__ import annotations

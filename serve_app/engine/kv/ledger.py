@@ -61,9 +61,6 @@ class BlockLedger:
     def is_held(self, block: int) -> bool:
         return block in self._num_holders
 
-    def is_named(self, block: int) -> bool:
-        return block in self._name_of
-
     def take(self, count: int) -> tuple[list[int], list[int]]:
         """Hold so many blocks that nobody holds, for one holder. Only where they are available.
 

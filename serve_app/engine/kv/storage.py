@@ -16,14 +16,22 @@ from serve_app.engine.kv.plan import AttentionPlan
 class Holding:
     """What one running sequence has of the store.
 
-    place:  its number among those that run; the lowest free one when it came
-    blocks: its block table, a block per `block_size` positions
-    names:  hashes of its first full blocks, as far as they were taken
+    place:   its number among those that run; the lowest free one when it came
+    blocks:  its block table, a block per `block_size` positions
+    names:   hashes of its first full blocks, as far as they were taken
+    pending: by rising index, of which of its blocks the contents are not at its place yet, and where they are: with
+             another holding, or None where they are cached; nothing is computed for it until there are none
     """
 
     place: int
     blocks: list[int] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
+    pending: dict[int, Holding | None] = field(default_factory=dict)
+
+    @property
+    def num_filled(self) -> int:
+        """How many of its first blocks are not pending."""
+        return next(iter(self.pending), len(self.blocks))
 
 
 class Storage(Protocol):

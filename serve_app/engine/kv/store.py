@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from itertools import groupby, islice, tee
+from itertools import groupby, islice, takewhile, tee
+from operator import itemgetter
 
 from serve_app.engine.kv.ledger import BlockLedger
 from serve_app.engine.kv.prefix import block_hashes
@@ -16,6 +17,9 @@ class KeyValueStore:
 
     num_places: sequences that may run at once;  num_spare: of these, such that are for few
     num_copied_tokens: positions copied from one place of memory to another so that a sequence can begin, ever since
+
+    What a storage cannot share is a holding's in the ledger at once, and brought or copied by `fill`. What is pending
+    is copied from who opened earlier, so the first one that is not filled can always go on.
 
     Invariant: blocks held + blocks cached + blocks free == num_blocks, and what a storage keeps is no more.
     """
@@ -60,6 +64,11 @@ class KeyValueStore:
         """Blocks nobody holds; cached ones are not among them, but give way."""
         return self._ledger.num_free
 
+    @property
+    def num_pending_tokens(self) -> int:
+        """Positions that are still to be copied so that a sequence can begin."""
+        return sum(len(holding.pending) for holding in self._holdings.values()) * self.block_size
+
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
@@ -87,7 +96,7 @@ class KeyValueStore:
         """Give an empty holding the longest cached run of `token_ids`; return how many tokens that are.
 
         The last token is never matched: its logits are needed. A block that a running sequence holds is shared
-        where the storage can, else copied.
+        where the storage can, else copied. What is not shared is pending.
         """
         assert not holding.blocks, "a prefix is matched first"
         hashes, names = tee(block_hashes(token_ids[:-1], self.block_size, salt=salt))
@@ -100,50 +109,76 @@ class KeyValueStore:
         holding.blocks = [block if own else copies.pop() for block, own in zip(found[:count], is_own, strict=False)]
         holding.names = list(islice(names, count))
         if not self.storage.shares_held:
-            self._fill(holding, found[:count])
-            self.num_copied_tokens += count * self.block_size
+            holders = [None if own else self._holder_of(found[i], i) for i, own in enumerate(is_own[:count])]
+            holding.pending = dict(enumerate(holders))
         return count * self.block_size
 
     def fork(self, parent: Holding, child: Holding, num_tokens: int) -> None:
         """Give an empty child the parent's first `num_tokens` positions. Only where `can_reserve` says so.
 
-        Full blocks are shared where the storage can; the rest is copied, because both go on writing there.
+        Full blocks are shared where the storage can, else pending; of the last one, in which both go on writing, the
+        positions are copied now.
         """
-        shared = num_tokens // self.block_size if self.storage.shares_held else 0
+        assert not parent.pending, "who is not filled computes nothing that others want"
+        full = num_tokens // self.block_size
+        shared = full if self.storage.shares_held else 0
         self._share(parent.blocks[:shared], [True] * shared)
         child.blocks = parent.blocks[:shared]
         missing = self.blocks_for(num_tokens) - shared
         if missing:
             self._take(child, missing)
-        if num_tokens > shared * self.block_size:
-            self.storage.copy(parent, child, shared * self.block_size, num_tokens)
-            self.num_copied_tokens += num_tokens - shared * self.block_size
-        child.names = parent.names[: num_tokens // self.block_size]
+        child.pending = dict.fromkeys(range(shared, full), parent)
+        if rest := num_tokens - full * self.block_size:
+            self.storage.copy(parent, child, full * self.block_size, num_tokens)
+            self.num_copied_tokens += rest
+        child.names = parent.names[:full]
+
+    def fill(self, most: int) -> None:
+        """Copy up to `most` pending positions, but a block at least.
+
+        Half of them are the first one's that is not filled, then those come that miss least: so a short prefix does not
+        wait for a long one, and a long one gets on however many short ones come.
+        """
+        left = max(1, most // self.block_size)
+        unfilled = [holding for holding in self._holdings.values() if holding.pending]
+        if unfilled:
+            first, *others = unfilled
+            left -= self._fill(first, -(-left // 2))
+            for holding in (*sorted(others, key=lambda each: len(each.pending)), first):
+                left -= self._fill(holding, left)
+
+    def fill_first(self) -> bool:
+        """Copy all that is pending of the first holding that is not filled; False where all are."""
+        unfilled = next((each for each in self._holdings.values() if each.pending), None)
+        return unfilled is not None and self._fill(unfilled, len(unfilled.pending)) > 0
 
     def publish(self, holding: Holding, token_ids: Sequence[int], *, salt: bytes) -> None:
         """Let others find the holding's full blocks.
 
-        token_ids: its tokens whose keys and values are computed and sound
+        token_ids: its tokens whose keys and values are computed and sound; what is pending of them is not named
         """
         size = self.block_size
         holding.names += block_hashes(token_ids, size, salt=salt, known=holding.names)
         parent = None
-        for block, name in zip(holding.blocks, holding.names, strict=False):
+        for block, name in zip(holding.blocks[: holding.num_filled], holding.names, strict=False):
             self._ledger.name(block, name, parent=parent)
             parent = name
 
     def close(self, holding: Holding) -> None:
         """Give the place back. Blocks that were published stay cached, the others are free and wiped.
 
-        Where the storage cannot keep them, the place is given back and nothing that is cached is found any more.
+        So do those that others were to copy from here, who bring them instead. Where the storage cannot keep them, the
+        place is given back, nothing that is cached is found any more, and `fill` fails where it was to copy from here.
         """
-        named = [index for index, block in enumerate(holding.blocks) if self._ledger.is_named(block)]
-        cached, _ = self._ledger.drop(holding.blocks)
-        kept = set(cached)
+        heirs = self._hand_on(holding)
+        kept = {*self._drop(holding), *(holding.blocks[index] for index in heirs)}
+        filled = holding.blocks[: holding.num_filled]
         try:
-            self.storage.keep(holding, [index for index in named if holding.blocks[index] in kept])
+            self.storage.keep(holding, [index for index, block in enumerate(filled) if block in kept])
+            for index, heir in heirs.items():
+                heir.pending[index] = holding.pending.get(index)
         except Exception:
-            self.storage.discard(self._ledger.forget_cached())
+            self.storage.discard(sorted(kept.union(self._ledger.forget_cached())))
             raise
         finally:
             self.storage.vacate(holding)
@@ -152,7 +187,7 @@ class KeyValueStore:
     def clear(self) -> None:
         """Forget every holding and every cached block."""
         for holding in list(self._holdings.values()):
-            self._ledger.drop(holding.blocks)
+            self._drop(holding)
             self.storage.vacate(holding)
             self._forget(holding)
         self.storage.discard(self._ledger.forget_cached())
@@ -170,6 +205,8 @@ class KeyValueStore:
         for place, length in lengths.items():
             held = len(self._holdings[place].blocks)
             assert self.blocks_for(length) <= held, f"place {place} holds {held} blocks for {length} tokens"
+        sources = [each for holding in self._holdings.values() for each in holding.pending.values() if each is not None]
+        assert all(self._holdings.get(each.place) is each for each in sources), "what is to be copied is lost"
 
     def _take(self, holding: Holding, count: int) -> None:
         blocks = self._take_blocks(count)
@@ -197,17 +234,50 @@ class KeyValueStore:
                 num_left -= 1
         return len(is_own)
 
-    def _fill(self, holding: Holding, found: Sequence[int]) -> None:
-        """Bring what was cached, and copy the other blocks from whoever holds them, in as few pieces as can be."""
-        sources = [None if holding.blocks[i] == block else self._holder_of(block, i) for i, block in enumerate(found)]
-        first = 0
-        for source, run in groupby(sources):
-            last = first + len(list(run))
+    def _fill(self, holding: Holding, most: int) -> int:
+        """Bring what is cached and copy what others have, of so many blocks, in as few pieces as can be; how many."""
+        some = list(takewhile(self._is_there, islice(holding.pending.items(), most)))
+        for source, run in groupby(some, key=itemgetter(1)):
+            indices = [index for index, _ in run]
+            first, last = indices[0], indices[-1] + 1
             if source is None:
                 self.storage.bring(holding, first, holding.blocks[first:last])
             else:
                 self.storage.copy(source, holding, first * self.block_size, last * self.block_size)
-            first = last
+        holding.pending = dict(islice(holding.pending.items(), len(some), None))
+        self.num_copied_tokens += len(some) * self.block_size
+        return len(some)
+
+    def _is_there(self, pending: tuple[int, Holding | None]) -> bool:
+        """Whether a block can be moved: whom it is copied from has it at its place by now."""
+        index, source = pending
+        assert source is None or self._holdings.get(source.place) is source, "what was to be copied is lost"
+        return source is None or index < source.num_filled
+
+    def _hand_on(self, source: Holding) -> dict[int, Holding]:
+        """Give blocks that others were to copy from the source to the first of these, from whom the rest copy them.
+
+        Returns who has got which, by index. Their contents are where they were: at the source's place, or cached.
+        """
+        heirs: dict[int, Holding] = {}
+        for holding in self._holdings.values():
+            for index in [index for index, each in holding.pending.items() if each is source]:
+                if index in heirs:
+                    holding.pending[index] = heirs[index]
+                    continue
+                heirs[index] = holding
+                self._ledger.share(source.blocks[index])
+                self._ledger.drop([holding.blocks[index]])
+                holding.blocks[index] = source.blocks[index]
+        return heirs
+
+    def _drop(self, holding: Holding) -> list[int]:
+        """Give up a hold on each of its blocks; returns those that are cached now. Contents of free ones are void."""
+        cached, freed = self._ledger.drop(holding.blocks)
+        unfetched = {holding.blocks[index] for index, source in holding.pending.items() if source is None}
+        if void := unfetched.intersection(freed):
+            self.storage.discard(sorted(void))
+        return cached
 
     def _holder_of(self, block: int, index: int) -> Holding:
         """Who holds a block that is found by its name: it is the same one of every table that it stands in."""
@@ -216,4 +286,4 @@ class KeyValueStore:
     def _forget(self, holding: Holding) -> None:
         del self._holdings[holding.place]
         heappush(self._free_places, holding.place)
-        holding.blocks = []
+        holding.blocks, holding.pending = [], {}
