@@ -12,7 +12,7 @@ UNATTRIBUTED = "unattributed"
 """The key id and status of what replicas spent for a tenant and no row explains."""
 
 CLIENT_LEFT = 499
-"""The status of what nobody was there to be answered."""
+"""The status of what nobody was there to be answered; logged and counted, never sent to anybody."""
 
 OTHER_MIXES = "*"
 """The adapter of a day's sums over mixes of adapters that have no line of their own."""

@@ -16,8 +16,9 @@ from serve_app.api.dialects.tables import HEADER, dialect_named
 from serve_app.api.response_headers import response_headers
 from serve_app.api.responses import ResponseHead
 from serve_app.core.errors import DeadlineExceeded, ServeError
+from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.http.bodies import check_media_type
-from serve_app.http.exchange import CLIENT_CLOSED, ClientGone, Exchange, read_body, watch
+from serve_app.http.exchange import ClientGone, Exchange, read_body, watch
 from serve_app.http.metrics import Served
 from serve_app.http.rate_headers import rate_headers
 from serve_app.http.refusals import as_serve_error
@@ -49,7 +50,7 @@ class Completions:
         try:
             has_left = await self._serve(Headers(scope=scope), receive, exchange, story=story)
         finally:
-            status = CLIENT_CLOSED if has_left else exchange.status
+            status = CLIENT_LEFT if has_left else exchange.status
             story.end(status, self._router.books)
             logger.info(dump(story.facts(status) | self._traced(story, status, scope)))
             if story.excerpts is not None:

@@ -30,8 +30,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 
-CLIENT_CLOSED = 499
-"""The status of an exchange whose client left; logged and counted, never sent to anybody."""
 BODY_TIMEOUT_S = 60.0
 """How long a client may take to send a body."""
 

@@ -14,8 +14,9 @@ from starlette.types import Message as AsgiMessage
 
 from serve_app.api.dialects.tables import HEADER
 from serve_app.core.errors import DeadlineExceeded, ServeError, Unavailable
+from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.core.tenants import Identity
-from serve_app.http.exchange import CLIENT_CLOSED, read_body
+from serve_app.http.exchange import read_body
 from serve_app.http.metrics import Served
 from serve_app.http.refusals import as_serve_error
 from serve_app.http.streams import in_time
@@ -78,7 +79,7 @@ class Idempotent:
         recording = self._replays.find(claim.tenant, key, fingerprint)
         if recording is not None:
             if await self._has_left(recording, receive, send, is_first=False):
-                scope["state"]["served"] = Served(status=CLIENT_CLOSED, run=None)
+                scope["state"]["served"] = Served(status=CLIENT_LEFT, run=None)
             return
         recording = self._replays.begin(claim.tenant, key, fingerprint)
         task = self._begin(self._answer(scope, body, recording, claim))

@@ -13,7 +13,8 @@ from serve_app.api.chunks import dump
 from serve_app.api.live import Moment, Queue
 from serve_app.api.sse import event
 from serve_app.core.errors import DeadlineExceeded, Overloaded
-from serve_app.http.exchange import CLIENT_CLOSED, ClientGone, Exchange, watch
+from serve_app.core.ledger import CLIENT_LEFT
+from serve_app.http.exchange import ClientGone, Exchange, watch
 from serve_app.http.metrics import Served
 from serve_app.http.streams import in_time
 from serve_app.router.admission import Admission, Reason
@@ -59,7 +60,7 @@ class Live:
         if not _wants_events(scope):
             await exchange.respond(200, self.moment().body(), headers=NO_STORE)
         elif await self._listened(receive, exchange):
-            scope["state"]["served"] = Served(status=CLIENT_CLOSED, run=None)
+            scope["state"]["served"] = Served(status=CLIENT_LEFT, run=None)
 
     def moment(self) -> Moment:
         """As everything stands now."""

@@ -10,9 +10,10 @@ from serve_app.api.limits import WireLimits
 from serve_app.api.paths import Path
 from serve_app.api.props import adapters_body, props_body, tokenizer_body
 from serve_app.api.tokenize import detokenized, parse_apply_template, parse_detokenize, parse_tokenize
+from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.http.bodies import body_of
 from serve_app.http.counted import counted
-from serve_app.http.exchange import CLIENT_CLOSED, ClientGone
+from serve_app.http.exchange import ClientGone
 from serve_app.http.routes import route
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.router import Router
@@ -58,4 +59,4 @@ def model_routes(router: Router, inquiries: Inquiries, *, limits: WireLimits, ma
 async def answer_nobody(request: Request, error: Exception) -> Response:
     """The client left while its body was read; what is sent here reaches no one."""
     assert isinstance(error, ClientGone)
-    return Response(status_code=CLIENT_CLOSED)
+    return Response(status_code=CLIENT_LEFT)
