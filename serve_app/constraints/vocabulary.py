@@ -53,20 +53,21 @@ class Vocabulary:
         """
         num_ids = self.num_ids
         eos_token_ids = list(self.eos_token_ids) or [len(self.pieces)]
-        if self.definition:
-            own = self._as_defined(num_ids, eos_token_ids)
-            if own is not None and own.vocab_size == num_ids and self._is_read_alike(own):
-                return own
+        if self.definition and (own := self._as_defined(num_ids, eos_token_ids)) is not None:
+            return own
         source = _Source(self._words(num_ids), self._special(num_ids), eos_token_ids[0], encode)
         source.tokenizer = LLTokenizer(source, eos_token=eos_token_ids)  # type: ignore[arg-type]
+        source.tokens = []  # the library has its own now: 14 MB of 152k
         return source.tokenizer
 
     def _as_defined(self, num_ids: int, eos_token_ids: list[int]) -> LLTokenizer | None:
+        """None where that is not read as we read it; it is let go before another is built, as each takes 50 MB of 152k."""
         try:
-            return LLTokenizer(self.definition, n_vocab=num_ids, eos_token=eos_token_ids)
+            own = LLTokenizer(self.definition, n_vocab=num_ids, eos_token=eos_token_ids)
         except Exception:  # of a kind that the library does not read; it says so in many ways
             logger.info("the tokenizer is not one that llguidance reads by itself", exc_info=True)
             return None
+        return own if own.vocab_size == num_ids and self._is_read_alike(own) else None
 
     def _words(self, num_ids: int) -> list[bytes]:
         named = [piece or f"<id:{token_id}>".encode() for token_id, piece in enumerate(self.pieces)]
@@ -93,6 +94,7 @@ class _Source(SimpleNamespace):
     tokenizer: LLTokenizer
 
     def __init__(self, words: list[bytes], special: list[int], eos_token_id: int, encode: Encode | None) -> None:
+        self._num_ids = len(words)
         super().__init__(
             tokens=words,
             special_token_ids=special,
@@ -104,6 +106,6 @@ class _Source(SimpleNamespace):
 
     def __call__(self, text: str) -> Sequence[int]:
         found = self.encode(text) if self.encode is not None else None
-        if found is None or max(found, default=0) >= len(self.tokens):
+        if found is None or max(found, default=0) >= self._num_ids:
             return self.tokenizer.greedy_tokenize(text)
         return found

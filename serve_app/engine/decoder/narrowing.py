@@ -107,7 +107,7 @@ def _narrow(linear: PackedLinear) -> bool:
 def _half_of(linear: PackedLinear) -> HalfWeight | None:
     """Its weight in 16 bits; None where it is in these already, or that would lose something."""
     old = linear.kept
-    if not isinstance(old, OneDnnWeight):
+    if not isinstance(old, OneDnnWeight) or old.dtype != torch.float32:  # asked before it is copied to be looked at
         return None
     weight = old.dense
     factor = factor_for(weight)
