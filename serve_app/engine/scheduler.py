@@ -113,7 +113,7 @@ class Scheduler:
         self.running.remove(sequence)
         holding, sequence.holding, sequence.mix = sequence.holding, None, ()
         self._slots.release(sequence.request.model)
-        self._store.close(holding)
+        self._store.close(holding, at_once=not self.running)  # else somebody's next token would wait
 
     def publish(self, sequence: Sequence) -> None:
         """Let others find what is computed of the sequence, which is sound."""

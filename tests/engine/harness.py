@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from serve_app.core.recording import RecordParams
 from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.engine import Engine
+from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.loading import load_model
 from serve_app.engine.record_bounds import RecordBounds
 from serve_app.engine.runner import Runner
@@ -32,6 +34,11 @@ def config(path: Path | str, **changes: object) -> EngineConfig:
         name="toy", path=str(path), dtype="float32", max_num_sequences=8, max_batch_tokens=40, kv_cache_bytes=64 << 20
     )
     return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def exchange_storage(store: KeyValueStore, storage: Any) -> None:
+    """Have everything of the store use another storage, or one around its own."""
+    store.storage = store._filling._storage = store._closings._storage = storage
 
 
 def make_engine(

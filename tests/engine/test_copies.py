@@ -16,7 +16,17 @@ from serve_app.engine.engine import Engine
 from serve_app.engine.kv.storage import Holding, Storage
 from serve_app.engine.sequence import Sequence
 from tests.engine.conftest import DEMO
-from tests.engine.harness import Outcome, collect, complete, config, drain, make_engine, request, sequences
+from tests.engine.harness import (
+    Outcome,
+    collect,
+    complete,
+    config,
+    drain,
+    exchange_storage,
+    make_engine,
+    request,
+    sequences,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -117,7 +127,7 @@ class Counting:
 
 def counting(engine: Engine) -> Counting:
     counted = Counting(engine._store.storage)
-    engine._store.storage = counted  # type: ignore[assignment]
+    exchange_storage(engine._store, counted)
     return counted
 
 

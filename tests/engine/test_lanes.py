@@ -14,6 +14,7 @@ from serve_app.engine.kv.memory import PAGE
 from serve_app.engine.kv.shape import KeyValueShape, LayerShape
 from serve_app.engine.kv.storage import Holding, Storage
 from serve_app.engine.kv.store import KeyValueStore
+from tests.engine.harness import exchange_storage
 
 pytestmark = pytest.mark.slow
 
@@ -170,10 +171,10 @@ def test_what_could_not_be_kept_whole_is_found_by_nobody_and_its_place_is_clean(
     fill(store, UNIFORM, first, 0, len(text))
     store.publish(first, text, salt=b"")
     whole = store.storage
-    store.storage = HalfKeeping(whole)  # type: ignore[assignment]
+    exchange_storage(store, HalfKeeping(whole))
     with pytest.raises(MemoryError):
         store.close(first)
-    store.storage = whole
+    exchange_storage(store, whole)
     store.check_integrity({})
     again = store.open()
     assert find(store, again, [*text, 0]) == 0

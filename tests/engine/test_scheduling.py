@@ -15,7 +15,7 @@ from serve_app.engine.engine import Engine
 from serve_app.engine.kv.storage import Holding, Storage
 from serve_app.engine.pace import Pace
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
-from tests.engine.harness import collect, complete, config, drain, make_engine, request, sequences
+from tests.engine.harness import collect, complete, config, drain, exchange_storage, make_engine, request, sequences
 
 pytestmark = pytest.mark.slow
 
@@ -228,7 +228,8 @@ class FailingOnce:
 def test_a_sequence_that_cannot_be_let_go_ends_once_and_its_neighbours_as_ever(engine: Engine) -> None:
     alone = complete(engine, [(request("whole", max_tokens=2), prompt(20))])["whole", 0]
     engine._store.clear()
-    engine._store.storage = storage = FailingOnce(engine._store.storage)  # type: ignore[assignment]
+    storage = FailingOnce(engine._store.storage)
+    exchange_storage(engine._store, storage)
     for name in ("broken", "whole"):
         engine.add(sequences(engine, request(name, max_tokens=2), prompt(20)))
     outcomes = drain(engine)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from serve_app.engine.kv.groups import Reading
-from serve_app.engine.kv.lanes import LaneStorage
+from serve_app.engine.kv.lanes import MOVED_BYTES, LaneStorage
 from serve_app.engine.kv.memory import PAGE, Reservation
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.shape import KeyValueShape
@@ -24,14 +24,17 @@ BLOCK_SIZE = 4
 MakeStore = Callable[..., KeyValueStore]
 
 
-def lanes(num_blocks: int, num_places: int) -> Storage:
+def lanes(
+    num_blocks: int, num_places: int, *, shape: KeyValueShape = SHAPE, moved_bytes: int = MOVED_BYTES
+) -> LaneStorage:
     return LaneStorage(
-        SHAPE,
+        shape,
         num_lanes=num_places,
         max_model_len=32,
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         dtype=torch.float32,
+        moved_bytes=moved_bytes,
     )
 
 
@@ -55,12 +58,15 @@ def marks(tokens: list[int]) -> torch.Tensor:
     return torch.tensor([float(token * 100 + position) for position, token in enumerate(tokens)])
 
 
-def fill(store: KeyValueStore, holding: Holding, tokens: list[int], begin: int = 0) -> None:
+def fill(
+    store: KeyValueStore, holding: Holding, tokens: list[int], begin: int = 0, *, shape: KeyValueShape = SHAPE
+) -> None:
     """Write the marks of tokens from `begin` on."""
     places = torch.tensor(list(store.storage.places(holding, begin, len(tokens))))
     new = marks(tokens)[begin:, None, None]
-    for layer in range(len(SHAPE.layers)):
-        store.storage.write(layer, places, new.expand(-1, 1, 2) + layer, -new.expand(-1, 1, 3) - layer)
+    for layer, each in enumerate(shape.layers):
+        keys, values = new.expand(-1, each.heads, each.key_dim), new.expand(-1, each.heads, each.value_dim)
+        store.storage.write(layer, places, keys + layer, -values - layer)
 
 
 def contents(store: KeyValueStore, holding: Holding, num_tokens: int, layer: int = 0) -> list[float]:

@@ -56,8 +56,9 @@ class LaneStorage:
         unit = _whole_pages(shape, block_size, dtype)
         self._lane_length = -(-max_model_len // unit) * unit
         self._block_bytes = shape.bytes_per_token(dtype) * block_size
-        unit_blocks = unit // block_size
-        self._moved_blocks = max(1, moved_bytes // (self._block_bytes * unit_blocks)) * unit_blocks
+        self._unit_blocks = unit // block_size
+        num_units = max(1, moved_bytes // (self._block_bytes * self._unit_blocks))
+        self.piece_blocks = num_units * self._unit_blocks
         self._pool_memory = Reservation(self._block_bytes * num_blocks)
         pool = self._pool_memory.tensor((self._block_bytes * num_blocks // dtype.itemsize,), dtype)
         sizes = [(each.heads, dim) for each in shape.layers for dim in (each.key_dim, each.value_dim)]
@@ -74,8 +75,8 @@ class LaneStorage:
         self._keys, self._values = lanes[::2], lanes[1::2]
 
     def bring(self, holding: Holding, first: int, blocks: Sequence[int]) -> None:
-        for at in range(0, len(blocks), self._moved_blocks):
-            self._move_in(holding, first + at, blocks[at : at + self._moved_blocks])
+        for at in range(0, len(blocks), self.piece_blocks):
+            self._move_in(holding, first + at, blocks[at : at + self.piece_blocks])
 
     def copy(self, source: Holding, target: Holding, begin: int, end: int) -> None:
         for alike in self._alike.values():
@@ -86,12 +87,14 @@ class LaneStorage:
 
     def keep(self, holding: Holding, indices: Sequence[int]) -> None:
         """In the place of what is on the lane, which is void behind it."""
-        for _, some in groupby(indices, lambda index: index // self._moved_blocks):
+        for _, some in groupby(indices, lambda index: index // self.piece_blocks):
             self._move_out(holding, list(some))
 
-    def vacate(self, holding: Holding) -> None:
-        for alike in self._alike.values():
-            alike.give_back(holding.place, 0, len(holding.blocks) * self.block_size)
+    def vacate(self, holding: Holding, first: int = 0) -> None:
+        begin = -(-first // self._unit_blocks) * self._unit_blocks
+        if begin < len(holding.blocks):
+            for alike in self._alike.values():
+                alike.give_back(holding.place, begin * self.block_size, len(holding.blocks) * self.block_size)
 
     def discard(self, blocks: Sequence[int]) -> None:
         for begin, end in _neighbours(blocks):
@@ -152,7 +155,7 @@ class LaneStorage:
         for stretch in stretches_of(indices, [holding.blocks[index] for index in indices]):
             for alike in self._alike.values():
                 alike.move_out(holding.place, stretch)
-        begin = indices[0] // self._moved_blocks * self._moved_blocks
+        begin = indices[0] // self.piece_blocks * self.piece_blocks
         for alike in self._alike.values():
             alike.give_back(holding.place, begin * self.block_size, (indices[-1] + 1) * self.block_size)
 

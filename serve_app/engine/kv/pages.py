@@ -33,6 +33,7 @@ class PageStorage:
     """
 
     shares_held = True
+    piece_blocks = 1
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class PageStorage:
     def keep(self, holding: Holding, indices: Sequence[int]) -> None:
         """Nothing: pages stay as they are until they are claimed."""
 
-    def vacate(self, holding: Holding) -> None:
+    def vacate(self, holding: Holding, first: int = 0) -> None:
         """Nothing."""
 
     def discard(self, blocks: Sequence[int]) -> None:

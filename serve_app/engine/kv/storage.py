@@ -40,10 +40,12 @@ class Storage(Protocol):
     The ledger decides which block is whose; a storage only carries that out. It zeroes what changes its owner:
     what a mask hides is still multiplied, by zero, and must be finite.
 
-    shares_held: whether two running sequences can read one block
+    shares_held:  whether two running sequences can read one block, and what is kept stays where it is
+    piece_blocks: how many blocks, from a multiple of so many on, `keep` gives back by themselves
     """
 
     shares_held: bool
+    piece_blocks: int
 
     def bring(self, holding: Holding, first: int, blocks: Sequence[int]) -> None:
         """Let the holding read these cached blocks, of which it holds the only hold, as its blocks from `first` on."""
@@ -58,11 +60,16 @@ class Storage(Protocol):
         ...
 
     def keep(self, holding: Holding, indices: Sequence[int]) -> None:
-        """Keep the contents of the holding's blocks of these (rising) indices beyond its end, which is now."""
+        """Keep the contents of the holding's blocks of these (rising) indices beyond its end, which has come.
+
+        Those that lie in a piece with them are kept in the same call, or not at all.
+        """
         ...
 
-    def vacate(self, holding: Holding) -> None:
-        """Give back what the holding's place has taken; what was not kept is void."""
+    def vacate(self, holding: Holding, first: int = 0) -> None:
+        """Give back what the holding's place has taken from its block `first` on, or where the next whole page of
+        memory begins; what was not kept is void.
+        """
         ...
 
     def discard(self, blocks: Sequence[int]) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from heapq import heappop, heappush
-from itertools import groupby, islice, takewhile, tee
-from operator import itemgetter
+from itertools import islice, tee
 
+from serve_app.engine.kv.closings import Closings
+from serve_app.engine.kv.filling import Filling
 from serve_app.engine.kv.ledger import BlockLedger
 from serve_app.engine.kv.prefix import block_hashes
 from serve_app.engine.kv.storage import Holding, Storage
+
+logger = logging.getLogger(__name__)
 
 
 class KeyValueStore:
@@ -19,7 +24,8 @@ class KeyValueStore:
     num_copied_tokens: positions copied from one place of memory to another so that a sequence can begin, ever since
 
     What a storage cannot share is a holding's in the ledger at once, and brought or copied by `fill`. What is pending
-    is copied from who opened earlier, so the first one that is not filled can always go on.
+    is copied from who opened earlier, so the first one that is not filled can always go on. What is kept of a long
+    holding that was closed is moved by `fill`, too, or when somebody wants its place or its blocks.
 
     Invariant: blocks held + blocks cached + blocks free == num_blocks, and what a storage keeps is no more.
     """
@@ -42,18 +48,20 @@ class KeyValueStore:
         self._num_places = num_places
         self._num_spare = num_spare
         self._free_places = list(range(num_places))
+        self._closings = Closings(storage, partial(heappush, self._free_places))
         self.num_copied_tokens = 0
         self._holdings: dict[int, Holding] = {}
+        self._filling = Filling(storage, self._holdings, block_size)
 
     @property
     def has_free_place(self) -> bool:
         """For anybody."""
-        return len(self._free_places) > self._num_spare
+        return len(self._free_places) + len(self._closings) > self._num_spare
 
     @property
     def has_spare_place(self) -> bool:
         """For those at least who have less than their share."""
-        return bool(self._free_places)
+        return bool(self._free_places) or bool(self._closings)
 
     @property
     def num_cached_blocks(self) -> int:
@@ -67,13 +75,15 @@ class KeyValueStore:
     @property
     def num_pending_tokens(self) -> int:
         """Positions that are still to be copied so that a sequence can begin."""
-        return sum(len(holding.pending) for holding in self._holdings.values()) * self.block_size
+        return self._filling.num_blocks * self.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def open(self) -> Holding:
         """Take the lowest free place, with nothing on it. Only where `has_spare_place`."""
+        if not self._free_places:
+            self._settle(self._closings.finish_first)
         holding = Holding(heappop(self._free_places))
         self._holdings[holding.place] = holding
         return holding
@@ -101,6 +111,8 @@ class KeyValueStore:
         assert not holding.blocks, "a prefix is matched first"
         hashes, names = tee(block_hashes(token_ids[:-1], self.block_size, salt=salt))
         found = self._ledger.match(hashes)
+        if not self._settle(partial(self._closings.finish, found)):
+            found = []
         is_own = [self.storage.shares_held or not self._ledger.is_held(block) for block in found]
         self._share(found, is_own)  # before any is taken, which could evict them
         count = self._affordable(is_own)
@@ -134,23 +146,18 @@ class KeyValueStore:
         child.names = parent.names[:full]
 
     def fill(self, most: int) -> None:
-        """Copy up to `most` pending positions, but a block at least.
-
-        Half of them are the first one's that is not filled, then those come that miss least: so a short prefix does not
-        wait for a long one, and a long one gets on however many short ones come.
-        """
+        """Copy up to `most` positions that are pending or kept, but a block at least, and no less than a piece."""
         left = max(1, most // self.block_size)
-        unfilled = [holding for holding in self._holdings.values() if holding.pending]
-        if unfilled:
-            first, *others = unfilled
-            left -= self._fill(first, -(-left // 2))
-            for holding in (*sorted(others, key=lambda each: len(each.pending)), first):
-                left -= self._fill(holding, left)
+        if num_kept := self._closings.num_blocks:
+            self._settle(partial(self._closings.advance, left // 2))
+            left = max(1, left - num_kept + self._closings.num_blocks)
+        self.num_copied_tokens += self._filling.fill(left) * self.block_size
 
     def fill_first(self) -> bool:
         """Copy all that is pending of the first holding that is not filled; False where all are."""
-        unfilled = next((each for each in self._holdings.values() if each.pending), None)
-        return unfilled is not None and self._fill(unfilled, len(unfilled.pending)) > 0
+        count = self._filling.fill_first()
+        self.num_copied_tokens += count * self.block_size
+        return count > 0
 
     def publish(self, holding: Holding, token_ids: Sequence[int], *, salt: bytes) -> None:
         """Let others find the holding's full blocks.
@@ -164,8 +171,10 @@ class KeyValueStore:
             self._ledger.name(block, name, parent=parent)
             parent = name
 
-    def close(self, holding: Holding) -> None:
+    def close(self, holding: Holding, *, at_once: bool = True) -> None:
         """Give the place back. Blocks that were published stay cached, the others are free and wiped.
+
+        at_once: else what stays cached is moved with the next `fill`s, where it is much
 
         So do those that others were to copy from here, who bring them instead. Where the storage cannot keep them, the
         place is given back, nothing that is cached is found any more, and `fill` fails where it was to copy from here.
@@ -173,12 +182,17 @@ class KeyValueStore:
         heirs = self._hand_on(holding)
         kept = {*self._drop(holding), *(holding.blocks[index] for index in heirs)}
         filled = holding.blocks[: holding.num_filled]
+        indices = [index for index, block in enumerate(filled) if block in kept]
+        if not at_once and not heirs and self._closings.takes(indices):
+            del self._holdings[holding.place]
+            self._closings.add(holding, len(indices))
+            return
         try:
-            self.storage.keep(holding, [index for index, block in enumerate(filled) if block in kept])
+            self.storage.keep(holding, indices)
             for index, heir in heirs.items():
                 heir.pending[index] = holding.pending.get(index)
         except Exception:
-            self.storage.discard(sorted(kept.union(self._ledger.forget_cached())))
+            self._forget_cached(kept)
             raise
         finally:
             self.storage.vacate(holding)
@@ -190,7 +204,7 @@ class KeyValueStore:
             self._drop(holding)
             self.storage.vacate(holding)
             self._forget(holding)
-        self.storage.discard(self._ledger.forget_cached())
+        self._forget_cached()
 
     def check_integrity(self, lengths: dict[int, int]) -> None:
         """Assert that blocks and places are conserved.
@@ -200,13 +214,27 @@ class KeyValueStore:
         assert lengths.keys() == self._holdings.keys(), (
             f"places {sorted(self._holdings)} held, {sorted(lengths)} in use"
         )
-        assert len(self._free_places) + len(self._holdings) == self._num_places, "a place is lost"
+        assert len(self._free_places) + len(self._closings) + len(self._holdings) == self._num_places, "a place is lost"
         self._ledger.check_integrity(holding.blocks for holding in self._holdings.values())
         for place, length in lengths.items():
             held = len(self._holdings[place].blocks)
             assert self.blocks_for(length) <= held, f"place {place} holds {held} blocks for {length} tokens"
         sources = [each for holding in self._holdings.values() for each in holding.pending.values() if each is not None]
         assert all(self._holdings.get(each.place) is each for each in sources), "what is to be copied is lost"
+
+    def _settle(self, move: Callable[[], object]) -> bool:
+        """Have places emptied; False where that fails, and nothing that was cached is found any more."""
+        try:
+            move()
+        except Exception:
+            logger.exception("what is cached is lost, as it could not be moved")
+            self._forget_cached()
+            return False
+        return True
+
+    def _forget_cached(self, also: Iterable[int] = ()) -> None:
+        self._closings.clear()
+        self.storage.discard(sorted({*also, *self._ledger.forget_cached()}))
 
     def _take(self, holding: Holding, count: int) -> None:
         blocks = self._take_blocks(count)
@@ -216,6 +244,7 @@ class KeyValueStore:
     def _take_blocks(self, count: int) -> list[int]:
         blocks, evicted = self._ledger.take(count)
         if evicted:
+            self._closings.forget(evicted)
             self.storage.discard(evicted)
         return blocks
 
@@ -233,26 +262,6 @@ class KeyValueStore:
                     return index
                 num_left -= 1
         return len(is_own)
-
-    def _fill(self, holding: Holding, most: int) -> int:
-        """Bring what is cached and copy what others have, of so many blocks, in as few pieces as can be; how many."""
-        some = list(takewhile(self._is_there, islice(holding.pending.items(), most)))
-        for source, run in groupby(some, key=itemgetter(1)):
-            indices = [index for index, _ in run]
-            first, last = indices[0], indices[-1] + 1
-            if source is None:
-                self.storage.bring(holding, first, holding.blocks[first:last])
-            else:
-                self.storage.copy(source, holding, first * self.block_size, last * self.block_size)
-        holding.pending = dict(islice(holding.pending.items(), len(some), None))
-        self.num_copied_tokens += len(some) * self.block_size
-        return len(some)
-
-    def _is_there(self, pending: tuple[int, Holding | None]) -> bool:
-        """Whether a block can be moved: whom it is copied from has it at its place by now."""
-        index, source = pending
-        assert source is None or self._holdings.get(source.place) is source, "what was to be copied is lost"
-        return source is None or index < source.num_filled
 
     def _hand_on(self, source: Holding) -> dict[int, Holding]:
         """Give blocks that others were to copy from the source to the first of these, from whom the rest copy them.

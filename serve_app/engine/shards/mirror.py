@@ -22,6 +22,7 @@ class MirroredStorage:
         self._own = own
         self._note = note
         self.shares_held = own.shares_held
+        self.piece_blocks = own.piece_blocks
 
     def bring(self, holding: Holding, first: int, blocks: Sequence[int]) -> None:
         self._own.bring(holding, first, blocks)
@@ -39,9 +40,9 @@ class MirroredStorage:
         self._own.keep(holding, indices)
         self._note(Deed(call="keep", arguments=(_copy(holding), [*indices])))
 
-    def vacate(self, holding: Holding) -> None:
-        self._own.vacate(holding)
-        self._note(Deed(call="vacate", arguments=(_copy(holding),)))
+    def vacate(self, holding: Holding, first: int = 0) -> None:
+        self._own.vacate(holding, first)
+        self._note(Deed(call="vacate", arguments=(_copy(holding), first)))
 
     def discard(self, blocks: Sequence[int]) -> None:
         self._own.discard(blocks)
