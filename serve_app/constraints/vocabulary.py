@@ -61,7 +61,7 @@ class Vocabulary:
         return source.tokenizer
 
     def _as_defined(self, num_ids: int, eos_token_ids: list[int]) -> LLTokenizer | None:
-        """None where that is not read as we read it; it is let go before another is built, as each takes 50 MB of 152k."""
+        """None where it is not read as we read it; let go before another is built, as each takes 50 MB of 152k."""
         try:
             own = LLTokenizer(self.definition, n_vocab=num_ids, eos_token=eos_token_ids)
         except Exception:  # of a kind that the library does not read; it says so in many ways

@@ -36,8 +36,8 @@ async def texts_of(stack: Stack, body: dict[str, Any]) -> list[tuple[str, str]]:
 async def test_constrained_texts_are_the_same_in_company_in_chunks_and_after_preemption() -> None:
     async with running_stack(num_replicas=1) as stack:
         alone = [await texts_of(stack, body) for body in REQUESTS]
-    # a budget that a few of them fill, prompts cut into pieces of a few tokens, room for one and a half of the longest: with
-    # room for one only, the second waits at the door and nobody is asked to leave
+    # a budget that a few of them fill, prompts cut into pieces of a few tokens, room for one and a half of the longest:
+    # with room for one only, the second waits at the door and nobody is asked to leave
     async with running_stack(
         num_replicas=1, max_batch_tokens=16, kv_cache_bytes=550_000, max_num_sequences=12, prefix_cache=False
     ) as stack:
