@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path as FilePath
 
-from serve_app.catalog.adapters import read_adapters
+from serve_app.catalog.adapters import read_adapters, read_records
 from serve_app.catalog.chat_template import chat_template_of
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.check.findings import Finding, Path, Severity
 from serve_app.deployments.arguments import ModelArgs
+from serve_app.deployments.loading import engine_config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """Bytes of memory that a replica takes beside its keys and values.
+
+    own_bytes:     of its processes: libraries, steps, logits
+    adapter_bytes: of those that may be resident at once
+    """
+
+    weight_bytes: int
+    own_bytes: int
+    adapter_bytes: int
 
 
 def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
@@ -18,7 +33,7 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
     from serve_app.engine.errors import ModelNotSupported  # imported here: it brings torch, which takes time
 
     try:
-        weights_of(args)
+        needs_of(args)
     except (CatalogError, ModelNotSupported, OSError) as error:
         yield Finding(path=(*path, "path"), message=str(error))
     if args.chat_template is not None:
@@ -30,20 +45,35 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
         yield from _check_adapters(FilePath(args.adapters), (*path, "adapters"))
 
 
-def weights_of(args: ModelArgs) -> int:
-    """The bytes that its weights take once loaded, in all of its shards. To make it without them shows what it lacks.
+def needs_of(args: ModelArgs) -> Needs:
+    """What a replica takes, all of its shards together. To make it without its weights shows what it lacks.
 
     Raises CatalogError, ModelNotSupported, OSError.
     """
-    from serve_app.engine.judgement import judge  # imported here: it brings torch, which takes time
+    from serve_app.engine.budget import (
+        PROCESS_BYTES,
+        bytes_of_steps,
+    )  # imported here: it brings torch, which takes time
+    from serve_app.engine.judgement import judge
     from serve_app.engine.shards.division import divide
     from serve_app.engine.weights import weight_bytes_on_cpu
 
     folder = read_model_folder(locate_model(args.path))
     judged, count = judge(folder.path, with_images=args.images), args.tensor_parallel
+    own = PROCESS_BYTES + bytes_of_steps(engine_config(args, folder.path), int(judged.text.vocab_size))
     if count > 1:
         judged = divide(judged, count, weights=args.weights).narrowed(judged)
-    return count * weight_bytes_on_cpu(judged, args.dtype, args.weights)
+    weight_bytes = weight_bytes_on_cpu(judged, args.dtype, args.weights)
+    return Needs(weight_bytes=count * weight_bytes, own_bytes=count * own, adapter_bytes=_resident_bytes(args))
+
+
+def _resident_bytes(args: ModelArgs) -> int:
+    """The files of as many adapters as may be resident, the largest."""
+    folder = None if args.adapters is None else FilePath(args.adapters)
+    if folder is None or not folder.is_dir():
+        return 0
+    files = [each.weights for each in read_records(folder) if each.is_usable and each.weights is not None]
+    return sum(sorted((each.stat().st_size for each in files), reverse=True)[: args.max_adapters])
 
 
 def _check_adapters(folder: FilePath, path: Path) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from serve_app.catalog.errors import CatalogError
 from serve_app.check.findings import Finding, Path, Severity
-from serve_app.check.folders import weights_of
+from serve_app.check.folders import Needs, needs_of
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.engine.free_memory import ROOT, free_host_bytes
 
@@ -19,16 +19,18 @@ GPU_DEVICES = "dev/nvidia[0-9]*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """What the replicas of one model hold in host memory from their start on, if all run on this machine."""
+    """What the replicas of one model hold in host memory, if all run on this machine. needs: of each"""
 
     path: Path
     num_replicas: int
     kv_cache_bytes: int
-    weight_bytes: int
+    needs: Needs
 
     @property
     def num_bytes(self) -> int:
-        return self.num_replicas * (self.kv_cache_bytes + self.weight_bytes)
+        needs = self.needs
+        each = self.kv_cache_bytes + needs.weight_bytes + needs.own_bytes + needs.adapter_bytes
+        return self.num_replicas * each
 
 
 def check_memory(reservations: Sequence[Reservation], *, root: FilePath = ROOT) -> Iterator[Finding]:
@@ -38,10 +40,12 @@ def check_memory(reservations: Sequence[Reservation], *, root: FilePath = ROOT) 
     if available is None or needed <= available:
         return
     for each in reservations:
+        needs = each.needs
+        adapters = f", {_gib(needs.adapter_bytes)} of adapters" if needs.adapter_bytes else ""
         message = (
-            f"{each.num_replicas} × ({_gib(each.kv_cache_bytes)} of kv_cache_bytes + {_gib(each.weight_bytes)} of"
-            f" weights) is {_gib(each.num_bytes)}; all models together want {_gib(needed)}, and this machine has"
-            f" {_gib(available)} left"
+            f"{each.num_replicas} × ({_gib(each.kv_cache_bytes)} of kv_cache_bytes, {_gib(needs.weight_bytes)} of"
+            f" weights{adapters}, {_gib(needs.own_bytes)} for steps and libraries) is {_gib(each.num_bytes)}; all"
+            f" models together want {_gib(needed)}, and this machine has {_gib(available)} left"
         )
         yield Finding(path=(*each.path, "kv_cache_bytes"), message=message, severity=Severity.WARNING)
 
@@ -57,7 +61,7 @@ def reservation(
         path=path,
         num_replicas=_num_replicas(application.get("deployments")),
         kv_cache_bytes=args.kv_cache_bytes,
-        weight_bytes=_weight_bytes(args),
+        needs=_needs(args),
     )
 
 
@@ -72,14 +76,14 @@ def _num_replicas(deployments: Any) -> int:
     return max(found)
 
 
-def _weight_bytes(args: ModelArgs) -> int:
-    """What loading takes for them; 0 where the model is refused, as `check_model` says so."""
+def _needs(args: ModelArgs) -> Needs:
+    """Nothing where the model is refused, as `check_model` says so."""
     from serve_app.engine.errors import ModelNotSupported  # imported here: it brings torch, which takes time
 
     try:
-        return weights_of(args)
+        return needs_of(args)
     except (CatalogError, ModelNotSupported, OSError):
-        return 0
+        return Needs(weight_bytes=0, own_bytes=0, adapter_bytes=0)
 
 
 def _gib(number: int) -> str:

@@ -10,6 +10,7 @@ from serve_app.core.flow_usage import UsageReport
 from serve_app.core.images import ImageCard
 from serve_app.core.ledger import News
 from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef, Part
+from serve_app.core.prompt_length import PromptLength
 from serve_app.core.tools import ToolParserName
 
 
@@ -81,6 +82,7 @@ class ModelCard:
     images: what a model with eyes says of images; None is a model of text
     max_mixed_adapters: in one mix; all of them have to be resident at once
     fills_gaps: whether it has the tokens with which a text behind a gap is told
+    prompt_length: what it refuses by length alone; None is not known
     """
 
     name: str
@@ -100,6 +102,7 @@ class ModelCard:
     images: ImageCard | None = None
     max_mixed_adapters: int = MAX_MIXED_ADAPTERS
     fills_gaps: bool = False
+    prompt_length: PromptLength | None = None
 
     @property
     def usable_adapters(self) -> tuple[AdapterCard, ...]:

@@ -14,6 +14,7 @@ from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.logs import log_as_configured
 
 if TYPE_CHECKING:
+    from serve_app.engine.config import EngineConfig
     from serve_app.engine.service import ModelService
 
 
@@ -36,16 +37,13 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
     """
     for name, value in (ENVIRONMENT | (AWAKE if (os.cpu_count() or 1) <= MOST_CPUS else {})).items():
         os.environ.setdefault(name, value)
-    from serve_app.engine.config import EngineConfig
     from serve_app.engine.service import ModelService  # imported here, so that a router needs no torch
 
     log_as_configured()
     folder = read_model_folder(locate_model(args.path))
-    settings = args.model_dump(include={field.name for field in fields(EngineConfig)})
     adapters = read_records(Path(args.adapters)) if args.adapters is not None else ()
-    config = EngineConfig(**settings | {"path": str(folder.path)})
     return ModelService.load(
-        config,
+        engine_config(args, folder.path),
         adapters,
         replica_id=replica_id,
         root=args.path,
@@ -54,3 +52,11 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
         chat_template=chat_template_of(folder.path, args.chat_template),
         tool_parser=args.tool_parser,
     )
+
+
+def engine_config(args: ModelArgs, folder: Path) -> EngineConfig:
+    """What of the arguments is the engine's. folder: where the model lies"""
+    from serve_app.engine.config import EngineConfig
+
+    settings = args.model_dump(include={field.name for field in fields(EngineConfig)})
+    return EngineConfig(**settings | {"path": str(folder)})

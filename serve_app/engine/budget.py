@@ -21,6 +21,8 @@ UNKNOWN_BYTES = 8 << 30
 STEP_BYTES = 256 << 20
 """What steps take beside weights, keys, values and logits: activations, kernels, what lies in the heap. On CPUs it is
 a third of the 650 MB that a replica takes so; the rest are libraries, which are there when this is asked."""
+PROCESS_BYTES = 400_000_000
+"""What those libraries take, with what of a vocabulary constraints need."""
 MIB = 1 << 20
 
 

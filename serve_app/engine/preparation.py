@@ -9,9 +9,10 @@ from serve_app.constraints.compiler import Compiled
 from serve_app.core.context import leaves_no_room
 from serve_app.core.errors import ContextOverflow, InvalidRequest
 from serve_app.core.infill import Infill
+from serve_app.core.prompt_length import PromptLength
 from serve_app.core.request import GenerationRequest, Prompt, SamplingParams
 from serve_app.engine.illustration import Illustration
-from serve_app.engine.prompt_bounds import PromptBounds, context_overflow
+from serve_app.engine.prompt_bounds import check_heads
 from serve_app.engine.prompt_images import illustrated, spelled, without_files
 from serve_app.engine.record import Record
 from serve_app.engine.record_bounds import RecordBounds
@@ -44,6 +45,7 @@ class Preparation:
 
     max_chars: of texts whose length the vocabulary does not bound; None is a bound by the context
     eyes:      of a model that sees
+    length:    what bounds a prompt before it is cut into tokens
     records:   what may be kept of a computation; None keeps nothing
     """
 
@@ -59,7 +61,12 @@ class Preparation:
     ) -> None:
         self._tokenizer = tokenizer
         self._records = records
-        self._bounds = PromptBounds(tokenizer, model_name=model_name, max_model_len=max_model_len, max_chars=max_chars)
+        self.length = PromptLength.of(
+            model_name,
+            max_model_len=max_model_len,
+            chars_per_token=tokenizer.chars_per_token,
+            max_chars=max_chars,
+        )
         self._model_name = model_name
         self._max_model_len = max_model_len
         self._eyes = eyes
@@ -67,14 +74,14 @@ class Preparation:
     @property
     def max_chars(self) -> int:
         """Of a text that is cut into tokens although nothing says that it fits."""
-        return self._bounds.max_chars
+        return self.length.max_chars
 
     def check_length(self, request: GenerationRequest) -> None:
         """Refuse by its length what cannot fit; to be called before `sequences`, on any thread.
 
         Raises ContextOverflow.
         """
-        self._bounds.check_length(request)
+        self.length.check(request)
 
     def sequences(
         self, request: GenerationRequest, compiled: Compiled | None = None, seen: Items[Seen] = ()
@@ -87,7 +94,7 @@ class Preparation:
         """
         check_regexes(request.stop.patterns)
         try:
-            self._bounds.check_heads(request)
+            check_heads(request, self._tokenizer, self.length)
             read = self._read(request, seen)
         except ContextOverflow:
             raise
@@ -186,7 +193,7 @@ class Preparation:
         facts = {"n_prompt_tokens": num_prompt_tokens, "n_ctx": context}
         if leaves_no_room(num_prompt_tokens, wanted, max_model_len=context):
             found = f"has {num_prompt_tokens} tokens"
-            raise context_overflow(request, found, model_name=self._model_name, max_model_len=context, facts=facts)
+            raise self.length.overflow(request, found, {"n_prompt_tokens": num_prompt_tokens})
         room = context - num_prompt_tokens
         if wanted is not None and wanted > room and not request.context.shortens_completion:
             beside = f"prompt {request.prompt_index}, which has {num_prompt_tokens} of the {context} tokens"

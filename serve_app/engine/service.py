@@ -81,7 +81,7 @@ class ModelService:
             records=RecordBounds.of(engine.model.module, max_bytes=config.max_recorded_bytes),
         )
         self.looking = make_looking(engine.model, config)
-        self._card = card
+        self._card = replace(card, prompt_length=self._preparation.length)
         self._replica_id = replica_id
         self._lanes = lanes or TokenizerLanes(config.max_waiting_chars)
         self._compiler = Compiler(

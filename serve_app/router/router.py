@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -89,10 +90,12 @@ class Router:
         limit_s: seconds that the client gives it, where that is less than it has anyway
         ticket: of the request, where it had to pass admission; grows to what the request needs, and can end the run
 
-        Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
+        Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, a prompt is longer
+        than its context by its length alone, or there is no room.
         """
         response_id = new_response_id(request.id_prefix)
         requests = self.lowered(request, response_id, client_request_id=request_id)
+        self._check_lengths(requests)
         settings = self._config.run
         run = Run(
             requests,
@@ -228,6 +231,13 @@ class Router:
             param=wanted.param,
             lora_param=wanted.adapter_param,
         )
+
+    def _check_lengths(self, requests: Sequence[GenerationRequest]) -> None:
+        """Refuse what its replica would refuse by its length, before it is carried there. Raises ContextOverflow."""
+        for each in requests:
+            length = self._card_of(each.model).prompt_length
+            if length is not None:  # of a conversation, which has no text yet, the replica says it
+                length.check(each)
 
     def _card_of(self, ref: ModelRef) -> ModelCard:
         return self.view.cards[ref.base]

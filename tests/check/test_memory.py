@@ -12,10 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from serve_app.check.cluster_file import check_file
+from serve_app.check.folders import Needs
 from serve_app.check.memory import Reservation, check_memory, reservation
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.loading import load_model
+from tests.bench.checkpoints import save_random_adapter
+from tests.engine.conftest import DEMO
 from tests.families import storing
 from tests.families.making import save_model
 
@@ -33,13 +36,15 @@ def root(tmp_path: Path) -> Path:
 
 
 def of(num_replicas: int, kv_cache_bytes: int) -> Reservation:
-    return Reservation(path=("args",), num_replicas=num_replicas, kv_cache_bytes=kv_cache_bytes, weight_bytes=GIB)
+    needs = Needs(weight_bytes=GIB // 2, own_bytes=GIB // 4, adapter_bytes=GIB // 4)
+    return Reservation(path=("args",), num_replicas=num_replicas, kv_cache_bytes=kv_cache_bytes, needs=needs)
 
 
 def test_replicas_of_all_models_are_added_up(root: Path) -> None:
     assert list(check_memory([of(2, 3 * GIB)], root=root)) == []
     first, second = check_memory([of(2, 3 * GIB), of(1, GIB // 2)], root=root)
-    assert "2 × (3.0 GiB of kv_cache_bytes + 1.0 GiB of weights) is 8.0 GiB" in first.message
+    told = "3.0 GiB of kv_cache_bytes, 0.5 GiB of weights, 0.2 GiB of adapters, 0.2 GiB for steps and libraries"
+    assert f"2 × ({told}) is 8.0 GiB" in first.message
     assert first.message.endswith("all models together want 9.5 GiB, and this machine has 8.0 GiB left")
     assert second.path == ("args", "kv_cache_bytes")
 
@@ -121,7 +126,36 @@ def test_weights_are_counted_as_loading_takes_them(kind: str, dtype: str, root: 
     found = reservation({}, args, (), root=root)
     loaded = load_model(EngineConfig(name="a", path=str(folder), dtype=dtype, kv_cache_bytes=1 << 20))
     assert found is not None
-    assert found.weight_bytes == taken_bytes(loaded.module)
+    assert found.needs.weight_bytes == taken_bytes(loaded.module)
+
+
+def test_what_a_start_would_refuse_for_want_of_room_for_steps_is_warned_of(root: Path) -> None:
+    """8 GiB hold the demo's weights and 7.9 GiB of keys and values, and nothing beside."""
+    fitting, tight = (
+        ModelArgs(name="demo", path="builtin:demo", kv_cache_bytes=num_bytes) for num_bytes in (7 * GIB, 79 * GIB // 10)
+    )
+    assert list(check_memory([reservation_of(fitting, root)], root=root)) == []
+    (warning,) = check_memory([reservation_of(tight, root)], root=root)
+    assert "for steps and libraries" in warning.message
+
+
+def test_as_many_adapters_as_may_be_resident_are_counted_the_largest(root: Path, tmp_path: Path) -> None:
+    module = load_model(EngineConfig(name="demo", path=str(DEMO), kv_cache_bytes=1 << 20)).module
+    for name, rank in (("small", 1), ("large", 8), ("larger", 16)):
+        save_random_adapter(tmp_path / "adapters" / name, module, rank=rank, seed=0)
+    sizes = [
+        (tmp_path / "adapters" / name / "adapter_model.safetensors").stat().st_size for name in ("large", "larger")
+    ]
+    args = ModelArgs(
+        name="demo", path="builtin:demo", adapters=str(tmp_path / "adapters"), max_adapters=2, kv_cache_bytes=GIB
+    )
+    assert reservation_of(args, root).needs.adapter_bytes == sum(sizes)
+
+
+def reservation_of(args: ModelArgs, root: Path) -> Reservation:
+    found = reservation({}, args, (), root=root)
+    assert found is not None
+    return found
 
 
 def test_what_a_gpu_holds_is_not_the_hosts(root: Path) -> None:
