@@ -90,12 +90,10 @@ class Router:
         limit_s: seconds that the client gives it, where that is less than it has anyway
         ticket: of the request, where it had to pass admission; grows to what the request needs, and can end the run
 
-        Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, a prompt is longer
-        than its context by its length alone, or there is no room.
+        Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
         """
         response_id = new_response_id(request.id_prefix)
         requests = self.lowered(request, response_id, client_request_id=request_id)
-        self._check_lengths(requests)
         settings = self._config.run
         run = Run(
             requests,
@@ -138,7 +136,11 @@ class Router:
         )
 
     async def reserve(self, run: Run) -> Permit | None:
-        """What a run that was opened may come to, of its tenant's limits. Raises as `Quotas.reserve`."""
+        """What a run that was opened may come to, of its tenant's limits.
+
+        Raises as `Quotas.reserve`, and ContextOverflow where a prompt is too long by its length alone.
+        """
+        self._check_lengths(run.requests)
         return None if self.books is None else await self.books.reserve(self._tenant, run, self._card_of)
 
     async def reserve_one(self) -> Permit | None:

@@ -129,3 +129,22 @@ async def test_a_models_dialect_beats_the_services_and_the_header_beats_both() -
         assert (broken.status_code, set(broken.json())) == (422, {"message"})
         listing = (await stack.get("/v1/dialects")).json()
         assert (listing["default"], listing["models"]) == ("openai", {"demo": "sglang"})
+
+
+async def test_what_is_too_long_by_its_length_alone_is_carried_to_no_replica(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = stack.services[0].card.model
+    assert card.prompt_length is not None
+    most = CONTEXT * (card.prompt_length.chars_per_token or 0)
+
+    async def submit(router_id: str, requests: object) -> None:
+        raise AssertionError("it was carried there")
+
+    monkeypatch.setattr(stack.services[0], "submit", submit)
+    status, body = await post(stack, prompt="word" * most)
+    assert (status, body["error"]["type"]) == (400, "exceed_context_size_error")
+    assert body["error"]["max_prompt_chars"] == most
+    assert f"of which at most {most} can fit the context of demo" in body["error"]["message"]
+    status, body = await post(stack, prompt="word", max_tokens=1)
+    assert status == 500, "what may fit is"
