@@ -58,10 +58,10 @@ libc.free.argtypes = [ctypes.c_void_p]
 def resident():
     return int(open("/proc/self/statm").read().split()[1])
 read, kept = [], []
-for _ in range(40):  # what is read, and between it what stays
+for _ in range(40):  # what is read, and between it what stays: too large for holes elsewhere, or nothing lay between
     read.append(libc.malloc(1 << 20))
     ctypes.memset(read[-1], 1, 1 << 20)
-    kept.append(libc.malloc(1 << 12))
+    kept.append(libc.malloc(1 << 18))
 for block in read:
     libc.free(block)
 before = resident()
