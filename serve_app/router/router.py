@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +14,7 @@ from serve_app.api.dialects.tables import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.model_list import ModelEntry, list_models, mix_entry
 from serve_app.core.cards import ModelCard
-from serve_app.core.errors import ServeError
+from serve_app.core.errors import ContextOverflow, ServeError
 from serve_app.core.names import ModelRef
 from serve_app.core.prices import Prices
 from serve_app.core.request import GenerationRequest
@@ -140,7 +139,7 @@ class Router:
 
         Raises as `Quotas.reserve`, and ContextOverflow where a prompt is too long by its length alone.
         """
-        self._check_lengths(run.requests)
+        self._check_lengths(run)
         return None if self.books is None else await self.books.reserve(self._tenant, run, self._card_of)
 
     async def reserve_one(self) -> Permit | None:
@@ -234,12 +233,16 @@ class Router:
             lora_param=wanted.adapter_param,
         )
 
-    def _check_lengths(self, requests: Sequence[GenerationRequest]) -> None:
-        """Refuse what its replica would refuse by its length, before it is carried there. Raises ContextOverflow."""
-        for each in requests:
-            length = self._card_of(each.model).prompt_length
-            if length is not None:  # of a conversation, which has no text yet, the replica says it
-                length.check(each)
+    def _check_lengths(self, run: Run) -> None:
+        """Refuse what a replica would refuse by its length, before it is carried there. Raises ContextOverflow."""
+        for each in run.requests:
+            card = self.view.cards.get(each.model.base)
+            if card is None or card.prompt_length is None:
+                continue
+            try:
+                card.prompt_length.check(each)  # a conversation has no text yet: of that the replica says it
+            except ContextOverflow as error:
+                raise run.told([each.model], error) from None
 
     def _card_of(self, ref: ModelRef) -> ModelCard:
         return self.view.cards[ref.base]

@@ -168,7 +168,7 @@ class Run:
             return
         refusal = submission.result()
         if refusal is not None:
-            refusal = self._told(attempts, refusal)
+            refusal = self.told((each.request.model for each in attempts), refusal)
             for attempt in attempts:
                 self._lose(attempt, refusal)
         is_accepted = not self._num_submissions and not self._homeless
@@ -181,7 +181,7 @@ class Run:
         if attempt is None:
             return
         if delta.error is not None:
-            self._lose(attempt, self._told([attempt], delta.error))
+            self._lose(attempt, self.told([attempt.request.model], delta.error))
             return
         index = attempt.part * attempt.request.n + delta.sample
         num_tokens = self.tally.note(delta, part=attempt.part, index=index)
@@ -200,9 +200,9 @@ class Run:
             for held in attempt.held:
                 self._inbox.put(held)
 
-    def _told(self, attempts: Sequence[Attempt], error: ServeError) -> ServeError:
+    def told(self, about: Iterable[ModelRef], error: ServeError) -> ServeError:
         """The error with the model that it is about, where the run has several."""
-        models = {attempt.request.model for attempt in attempts}
+        models = set(about)
         if len({request.model for request in self.requests}) == 1 or not models:
             return error
         found = models.pop()

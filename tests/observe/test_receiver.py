@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import httpx
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from serve_app.http.app import build_app
@@ -86,9 +88,13 @@ async def test_a_trace_reaches_a_receiver_whole() -> None:
         assert {"admit", "queue", "prefill", "decode", "stream"} < {span.name for span in spans}
 
 
-async def test_a_receiver_that_is_not_there_harms_no_completion() -> None:
+async def test_a_receiver_that_is_not_there_harms_no_completion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     with receiver() as received:
         gone = received.url
     switch = Switch({})
     await completed(switch, TraceSettings(endpoint=gone, sample=0.0))
     switch.turned(None)
+    for sending in [each for each in threading.enumerate() if each.name == "traces"]:
+        sending.join(30)  # it waits for random times, and while it does no strategy of hypothesis may draw
+        assert not sending.is_alive()
