@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
-from serve_app.catalog.adapters import read_adapters, read_records
+from serve_app.catalog.adapters import WEIGHTS, read_adapters
 from serve_app.catalog.chat_template import chat_template_of
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.models import locate_model, read_model_folder
@@ -46,14 +46,11 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
 
 
 def needs_of(args: ModelArgs) -> Needs:
-    """What a replica takes, all of its shards together. To make it without its weights shows what it lacks.
+    """What a replica takes, all of its shards together. To make the model without weights shows what it lacks.
 
     Raises CatalogError, ModelNotSupported, OSError.
     """
-    from serve_app.engine.budget import (
-        PROCESS_BYTES,
-        bytes_of_steps,
-    )  # imported here: it brings torch, which takes time
+    from serve_app.engine.budget import PROCESS_BYTES, bytes_of_steps  # imported here: torch takes time
     from serve_app.engine.judgement import judge
     from serve_app.engine.shards.division import divide
     from serve_app.engine.weights import weight_bytes_on_cpu
@@ -68,12 +65,10 @@ def needs_of(args: ModelArgs) -> Needs:
 
 
 def _resident_bytes(args: ModelArgs) -> int:
-    """The files of as many adapters as may be resident, the largest."""
-    folder = None if args.adapters is None else FilePath(args.adapters)
-    if folder is None or not folder.is_dir():
-        return 0
-    files = [each.weights for each in read_records(folder) if each.is_usable and each.weights is not None]
-    return sum(sorted((each.stat().st_size for each in files), reverse=True)[: args.max_adapters])
+    """The files of as many adapters as may be resident, the largest; only their sizes are looked at."""
+    files = [] if args.adapters is None else FilePath(args.adapters).glob(f"*/{WEIGHTS}")
+    sizes = (each.stat().st_size for each in files if each.is_file())
+    return sum(sorted(sizes, reverse=True)[: args.max_adapters])
 
 
 def _check_adapters(folder: FilePath, path: Path) -> Iterator[Finding]:

@@ -33,7 +33,8 @@ class Scheduler:
     paused:  taken out until they are resumed; they hold nothing
 
     Law: where something is computed, no more is copied in a step than so many positions for each token that it may
-    compute, or a block; who has not got its prefix yet is in no batch.
+    compute, or a block, and a piece where something is kept of who has ended; but for what somebody wants who begins.
+    Who has not got its prefix yet is in no batch.
     """
 
     def __init__(

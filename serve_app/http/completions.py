@@ -114,6 +114,7 @@ class Completions:
             limit_s = time_limit_of(headers)
             opened = self._router.open(request, story.ticket, request_id=story.request_id, limit_s=limit_s)
             story.models = tuple(dict.fromkeys(each.model.name for each in opened.requests))
+            self._router.check_lengths(opened)
             story.permit = await self._router.reserve(opened)
             story.excerpt(opened)
             async with opened as run:

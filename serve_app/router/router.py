@@ -134,12 +134,19 @@ class Router:
             books=self.books,
         )
 
-    async def reserve(self, run: Run) -> Permit | None:
-        """What a run that was opened may come to, of its tenant's limits.
+    def check_lengths(self, run: Run) -> None:
+        """Refuse what a replica would refuse by its length, before it is carried there. Raises ContextOverflow."""
+        for each in run.requests:
+            card = self.view.cards.get(each.model.base)
+            if card is None or card.prompt_length is None:
+                continue
+            try:
+                card.prompt_length.check(each)  # a conversation has no text yet: of that the replica says it
+            except ContextOverflow as error:
+                raise run.told([each.model], error) from None
 
-        Raises as `Quotas.reserve`, and ContextOverflow where a prompt is too long by its length alone.
-        """
-        self._check_lengths(run)
+    async def reserve(self, run: Run) -> Permit | None:
+        """What a run that was opened may come to, of its tenant's limits. Raises as `Quotas.reserve`."""
         return None if self.books is None else await self.books.reserve(self._tenant, run, self._card_of)
 
     async def reserve_one(self) -> Permit | None:
@@ -232,17 +239,6 @@ class Router:
             param=wanted.param,
             lora_param=wanted.adapter_param,
         )
-
-    def _check_lengths(self, run: Run) -> None:
-        """Refuse what a replica would refuse by its length, before it is carried there. Raises ContextOverflow."""
-        for each in run.requests:
-            card = self.view.cards.get(each.model.base)
-            if card is None or card.prompt_length is None:
-                continue
-            try:
-                card.prompt_length.check(each)  # a conversation has no text yet: of that the replica says it
-            except ContextOverflow as error:
-                raise run.told([each.model], error) from None
 
     def _card_of(self, ref: ModelRef) -> ModelCard:
         return self.view.cards[ref.base]

@@ -174,10 +174,10 @@ class KeyValueStore:
     def close(self, holding: Holding, *, at_once: bool = True) -> None:
         """Give the place back. Blocks that were published stay cached, the others are free and wiped.
 
-        at_once: else what stays cached is moved with the next `fill`s, where it is much
-
         So do those that others were to copy from here, who bring them instead. Where the storage cannot keep them, the
         place is given back, nothing that is cached is found any more, and `fill` fails where it was to copy from here.
+
+        at_once: else what stays cached is moved with the next `fill`s, where it is much
         """
         heirs = self._hand_on(holding)
         kept = {*self._drop(holding), *(holding.blocks[index] for index in heirs)}
