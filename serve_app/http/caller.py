@@ -32,9 +32,12 @@ class Caller:
 
     def is_one_too_many(self, flow: str, now: float) -> bool:
         """Whether there is no place for a request that it makes now."""
-        may_be_due = self._appointment_at <= now and self._is_awaited
-        self.is_due = may_be_due and self._turnstile.keep(flow)
+        self.is_due = self.may_be_due(now) and self._turnstile.keep(flow)
         return self._turnstile.is_full(flow, is_due=self.is_due)
+
+    def may_be_due(self, now: float) -> bool:
+        """Whether it was told to come, and not later than now."""
+        return self._appointment_at <= now and self._is_awaited
 
     def enter(self, flow: str, now: float) -> None:
         """It has a place."""

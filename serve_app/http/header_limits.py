@@ -11,6 +11,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from serve_app.http.arrival import Arrival
 from serve_app.http.declined_upgrades import DecliningUpgrades
 
 HEADERS_TIMEOUT_S = 20.0
@@ -31,13 +32,16 @@ class BoundedHeaders(DecliningUpgrades):
 
     The time counts from the connection, or from the first byte of a later request on it. A client that has sent
     something is told why, in the shape of every other error.
+
+    arrival: of a connection that others have listened to before
     """
 
     headers_timeout_s = HEADERS_TIMEOUT_S
     max_header_bytes = MAX_HEADER_BYTES
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, arrival: Arrival | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._arrival = arrival
         self._deadline: asyncio.TimerHandle | None = None  # while headers are awaited
         self._num_received = 0  # bytes since then, that of the chunk left out in which a later request begins
         self._num_parsed = 0  # bytes of the URL and of headers that have ended
@@ -46,7 +50,18 @@ class BoundedHeaders(DecliningUpgrades):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_headers()
+        if self._arrival is None:
+            self._await_headers(self.headers_timeout_s)
+            return
+        self._await_headers(self._arrival.headers_s)
+        self._arrival.end()
+        self.data_received(self._arrival.data)
+        if self.flow.read_paused:  # a transport begins to read behind this, whatever it was told here
+            self.loop.call_soon(self._pause_again)
+
+    def _pause_again(self) -> None:
+        if self.flow.read_paused and not self.transport.is_closing():
+            self.transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._await_nothing()
@@ -67,7 +82,7 @@ class BoundedHeaders(DecliningUpgrades):
         super().on_message_begin()
         self._has_begun = True
         if self._deadline is None:
-            self._await_headers()
+            self._await_headers(self.headers_timeout_s)
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -93,9 +108,9 @@ class BoundedHeaders(DecliningUpgrades):
         if self._num_parsed > self.max_header_bytes:
             raise HeadersTooLarge
 
-    def _await_headers(self) -> None:
+    def _await_headers(self, seconds: float) -> None:
         self._num_received = self._num_parsed = 0
-        self._deadline = self.loop.call_later(self.headers_timeout_s, self._refuse_slow_headers)
+        self._deadline = self.loop.call_later(seconds, self._refuse_slow_headers)
 
     def _await_nothing(self) -> None:
         if self._deadline is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 from uvicorn.config import HTTP_PROTOCOLS
 
-from serve_app.http.accepting import accepting_many
+from serve_app.http.lobby import through_lobby
 from serve_app.http.shedding import Shedding
 from serve_app.http.shortcut_end import Landing, opening
 from serve_app.http.turnstile import Turnstile, settings_of_environment
@@ -33,10 +33,11 @@ def protect() -> list[Any]:
     Returns the middleware that Serve is to add: none.
     """
     landing = Landing()
-    startup = accepting_many(UVICORNS_STARTUP)
+    turnstile = Turnstile(settings_of_environment())
+    startup = through_lobby(UVICORNS_STARTUP, turnstile, WrittenRefusals(turnstile.refusal))
     if os.environ.get(SHORTCUT, "1") != "0":
         startup = opening(landing, startup)
-    protocol = protocol_of(Turnstile(settings_of_environment()), landing)
+    protocol = protocol_of(turnstile, landing)
     HTTP_PROTOCOLS["auto"] = protocol  # type: ignore[assignment]  # uvicorn imports names and takes all else as it is
     uvicorn.Server.startup = startup  # type: ignore[assignment, method-assign]
     return []

@@ -8,7 +8,6 @@ a task and its messages. One here is a look at a counter and bytes that are writ
 from __future__ import annotations
 
 import asyncio
-import select
 import urllib.parse
 from functools import partial
 from typing import Any, cast
@@ -20,18 +19,21 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serve_app.api.dialects.tables import HEADER, UNION
 from serve_app.api.paths import POSTED
+from serve_app.http.arrival import has_ended
 from serve_app.http.caller import Caller
 from serve_app.http.enclosed import MAX_BYTES, enclose, without_body
 from serve_app.http.failures import request_id_of
 from serve_app.http.flows import Headers as HeaderLines
+from serve_app.http.glance import COUNTED_URLS
 from serve_app.http.header_limits import LINGER_S, BoundedHeaders
 from serve_app.http.own_words import InOurWords
 from serve_app.http.refusals import dialect_heard, error_response
 from serve_app.http.shortcut import without_offer
 from serve_app.http.shortcut_end import Landing
 from serve_app.http.slots import SLOTS, TENANT
-from serve_app.http.turnstile import Turnstile, Visit
+from serve_app.http.turnstile import Turnstile
 from serve_app.http.untold import tell
+from serve_app.http.visits import Visit
 from serve_app.http.written_refusals import WrittenRefusals
 
 MAX_DROPPED_BYTES = 1024 * 1024
@@ -39,7 +41,6 @@ MAX_DROPPED_BYTES = 1024 * 1024
 DROP_TIMEOUT_S = 10.0
 """For the rest of a refused request."""
 DIALECT = HEADER.lower().encode()
-COUNTED_URLS = frozenset(path.encode() for path in POSTED)
 
 
 class OverAndOut(Exception):
@@ -73,7 +74,7 @@ class Shedding(BoundedHeaders):
         self._num_dropped = 0
         self._drop_timer: asyncio.TimerHandle | None = None
         self._pause: asyncio.TimerHandle | None = None
-        self._caller = Caller(turnstile)
+        self._caller = self._arrival.caller if self._arrival else Caller(turnstile)
         self._is_sent_away = False  # by the application
         self._visit: Visit | None = None
 
@@ -197,7 +198,7 @@ class Shedding(BoundedHeaders):
         self._pause = None
         if not self._is_idle() or self.transport.is_closing():
             return
-        if _has_ended(self.transport):  # what it sent before would be computed for nobody
+        if has_ended(self.transport.get_extra_info("socket")):  # what it sent before would be computed for nobody
             self.transport.close()
         else:
             self.flow.resume_reading()
@@ -275,16 +276,6 @@ class Shedding(BoundedHeaders):
         response = error_response(error, dialect_heard(scope, UNION))
         response.headers["x-request-id"] = request_id_of(Headers(scope=scope).get("x-request-id", ""))
         await response(scope, receive, send)
-
-
-def _has_ended(transport: asyncio.Transport) -> bool:
-    """Whether the client has closed its side, behind whatever of it is not read yet. Told by Linux alone."""
-    connection = transport.get_extra_info("socket")
-    if connection is None or not hasattr(select, "POLLRDHUP"):
-        return False
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLRDHUP)
-    return bool(poll.poll(0))
 
 
 def _computes(scope: Scope) -> bool:

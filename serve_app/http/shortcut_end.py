@@ -15,8 +15,8 @@ from typing import cast
 import uvicorn
 from starlette.types import Message, Scope, Send
 
-from serve_app.http.accepting import Startup
 from serve_app.http.enclosed import Enclosing
+from serve_app.http.lobby import Startup
 from serve_app.http.shortcut import (
     LINE,
     NUM_PIECES,

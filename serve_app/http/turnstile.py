@@ -14,6 +14,7 @@ from serve_app.core.errors import Overloaded
 from serve_app.http.bookings import Bookings
 from serve_app.http.flows import Flows
 from serve_app.http.presence import Presence, take_one
+from serve_app.http.visits import Announced, Visit
 from serve_app.router.pace import Pace
 
 MAX_REQUESTS = "SERVE_APP_PROXY_MAX_REQUESTS"
@@ -78,24 +79,6 @@ def settings_of_environment() -> TurnstileSettings:
     return settings
 
 
-class Visit:
-    """A request, from when it is let in until it leaves, whatever becomes of it."""
-
-    def __init__(self, turnstile: Turnstile, begin: Callable[[], None], flow: str, *, is_extra: bool) -> None:
-        self.has_begun = False
-        self.is_extra = is_extra
-        self.flow = flow
-        self._turnstile = turnstile
-        self._begin = begin
-
-    def begin(self) -> None:
-        self.has_begun = True
-        self._begin()
-
-    def leave(self) -> None:
-        self._turnstile.leave(self)
-
-
 class Turnstile:
     """One for all connections of a proxy: lets so many requests in, and hands fewer of them on at once.
 
@@ -123,6 +106,7 @@ class Turnstile:
         self._num_told = 0  # of them to a router
         self._num_handed_on = self._num_waiting = self._num_extra = 0
         self._handed_on: Counter[str] = Counter()  # by flow, as is the next; none is there with nothing
+        self._announced: Counter[str] = Counter()
         self._waiting: dict[str, dict[Visit, None]] = {}  # the flow whose turn was last is last
         self._clock = clock
         self._pace = Pace(self.settings.max_requests / BELIEVED_S, now=clock(), belief_s=BELIEF_S)
@@ -149,13 +133,13 @@ class Turnstile:
     def _has_no_place(self, flow: str, *, is_due: bool) -> bool:
         """For others than those who are due these count as if they were here."""
         num_due, more = (0, MORE_IF_DUE) if is_due else (self._num_due(flow), 1)
-        num_free = self.settings.max_requests - self.num_inside
-        is_much = self._presence.inside[flow] + num_due >= more * PLACES_PER_FREE_ONE * num_free
+        num_free = self.settings.max_requests - self.num_inside - self._announced.total()
+        is_much = self._presence.inside[flow] + self._announced[flow] + num_due >= more * PLACES_PER_FREE_ONE * num_free
         return num_free <= num_due or (self.flows.has_tenants and is_much)
 
     def _waits_long(self, flow: str, *, is_due: bool) -> bool:
         num_due, max_wait_s = (0, MAX_WAIT_IF_DUE_S) if is_due else (self._num_due(flow), MAX_WAIT_S)
-        num_waiting = len(self._waiting.get(flow, ()))
+        num_waiting = len(self._waiting.get(flow, ())) + self._announced[flow]
         return num_waiting > 0 and num_waiting + num_due >= max_wait_s * self._pace_of(flow)
 
     @property
@@ -163,10 +147,15 @@ class Turnstile:
         wanted = max(MIN_HANDED_ON, math.ceil(HANDED_ON_PER_SLOT * self.num_slots))
         return min(wanted, self.settings.max_requests)
 
+    def announce(self, flow: str) -> Announced:
+        """Somebody of this flow who has found a place is on the way: until that has ended it is taken."""
+        self._announced[flow] += 1
+        return Announced(self._announced, flow)
+
     def enter(self, begin: Callable[[], None], flow: str = "", *, is_due: bool = False) -> Visit:
         """Let a request in. begin: called when it is its turn, which may be now;  is_due: as `is_full` was told"""
         self._pace.note(self._clock(), is_busy=self._is_busy)
-        visit = Visit(self, begin, flow, is_extra=is_due and self._has_no_place(flow, is_due=True))
+        visit = Visit(self.leave, begin, flow, is_extra=is_due and self._has_no_place(flow, is_due=True))
         self._num_extra += visit.is_extra
         self._presence.enter(flow)
         self._waiting.setdefault(flow, {})[visit] = None

@@ -13,8 +13,9 @@ from uvicorn.server import ServerState
 
 from serve_app.http.proxy import protocol_of
 from serve_app.http.shedding import Shedding
-from serve_app.http.turnstile import Turnstile, TurnstileSettings, Visit
+from serve_app.http.turnstile import Turnstile, TurnstileSettings
 from serve_app.http.untold import told
+from serve_app.http.visits import Visit
 
 HOST = b"Host: x\r\nX-Request-Id: mine\r\n"
 BODY = b'{"model": "demo", "prompt": "Once"}'

@@ -10,7 +10,8 @@ from collections import Counter
 import pytest
 
 from serve_app.http.bookings import GRACE_S, Bookings
-from serve_app.http.turnstile import Turnstile, TurnstileSettings, Visit
+from serve_app.http.turnstile import Turnstile, TurnstileSettings
+from serve_app.http.visits import Visit
 
 PACE = 20.0
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from serve_app.http.caller import MAX_EARLY, Caller
-from serve_app.http.turnstile import Turnstile, TurnstileSettings, Visit
+from serve_app.http.turnstile import Turnstile, TurnstileSettings
+from serve_app.http.visits import Visit
 
 PACE = 20.0
 AT_ONCE_S = 0.003

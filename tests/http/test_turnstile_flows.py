@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 
-from serve_app.http.turnstile import KEPT, MAX_BOOKS, Turnstile, TurnstileSettings, Visit
+from serve_app.http.turnstile import KEPT, MAX_BOOKS, Turnstile, TurnstileSettings
+from serve_app.http.visits import Visit
 
 NUM_SLOTS = 64
 
