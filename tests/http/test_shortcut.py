@@ -7,6 +7,7 @@ import os
 import socket
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,27 @@ async def test_where_the_connection_is_lost_the_router_is_told_and_the_response_
     assert client.messages[-1]["more_body"]
     await Serve(landing, TakesShortcuts(Streams(b"a", b"b"))).ask(other)
     assert other.body == b"ab"
+
+
+async def test_whoever_writes_without_a_pause_hears_of_a_lost_connection_by_the_next_piece(landing: Landing) -> None:
+    client, num_taken = Client(), 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal num_taken
+        await send(START)
+        await send(piece(b"one "))
+        await asyncio.sleep(0.01)
+        (line,) = landing.lines.values()
+        assert line._transport is not None
+        line._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        with suppress(BrokenPipeError):
+            while num_taken < 100:  # no turn of the loop between them
+                await send(piece(b"x" * (MAX_PIECE + 1)))
+                num_taken += 1
+
+    await Serve(landing, TakesShortcuts(app)).ask(client)
+    assert num_taken <= 1
+    assert client.body == b"one "
 
 
 async def test_a_long_piece_that_is_given_up_was_sent_whole_or_not_at_all(landing: Landing) -> None:
