@@ -12,13 +12,19 @@ from serve_app.engine.sequence import Sequence
 
 
 def reasons_to_hurry(prompts: Items[Sequence], decoding: Items[Sequence]) -> list[int]:
-    """The tokens that each prompt behind the first misses; none where a flow would stutter that has no prompt here.
+    """The tokens that each prompt behind the first misses; where a flow would stutter that has no prompt here, of each
+    flow behind the first only those of its oldest prompt.
 
-    So who sends many short prompts at once stretches the steps of its own sequences, and nobody else's.
+    So who sends many short prompts at once stretches the steps of its own sequences, and nobody else's; and of many who
+    send one each, none waits for all others before it.
+
+    prompts: oldest first
     """
-    flows = {each.request.share.flow for each in prompts}
-    if any(each.request.share.flow not in flows for each in decoding):
-        return []
+    oldest: dict[str, int] = {}
+    for each in prompts:
+        oldest.setdefault(each.request.share.flow, each.num_missing)
+    if any(each.request.share.flow not in oldest for each in decoding):
+        return list(oldest.values())[1:]
     return [each.num_missing for each in prompts[1:]]
 
 

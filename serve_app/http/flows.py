@@ -6,8 +6,12 @@ import ipaddress
 from collections import OrderedDict
 from collections.abc import Iterable
 from functools import lru_cache
+from http import HTTPStatus
+
+from starlette.types import Message
 
 from serve_app.http.guard import presented_key
+from serve_app.http.slots import TENANT
 
 MAX_KEYS = 4096
 """Of those that came last. The tenant of another is learned with its next request."""
@@ -40,6 +44,16 @@ class Flows:
     def weight_of(self, flow: str) -> float:
         """Of its share beside the others'."""
         return self._weights.get(flow, 1.0)
+
+    def note(self, headers: Headers, start: Message) -> None:
+        """How the response to a request with these begins: a router says whose key it is, or that it is nobody's.
+
+        What Serve says by itself tells nothing of it, as of a request whose client has gone.
+        """
+        if TENANT in start:
+            self.learn(headers, *start[TENANT])
+        elif start["status"] == HTTPStatus.UNAUTHORIZED:
+            self.learn(headers, None)
 
     def learn(self, headers: Headers, tenant: str | None, weight: float = 1.0) -> None:
         """Whose key the request came with, and that one's weight. None: it was not let in"""

@@ -30,7 +30,7 @@ from serve_app.http.own_words import InOurWords
 from serve_app.http.refusals import dialect_heard, error_response
 from serve_app.http.shortcut import without_offer
 from serve_app.http.shortcut_end import Landing
-from serve_app.http.slots import SLOTS, TENANT
+from serve_app.http.slots import SLOTS
 from serve_app.http.turnstile import Turnstile
 from serve_app.http.untold import tell
 from serve_app.http.visits import Visit
@@ -235,7 +235,7 @@ class Shedding(BoundedHeaders):
             async def listening(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     self._turnstile.num_slots = message.get(SLOTS, self._turnstile.num_slots)
-                    self._turnstile.flows.learn(headers, *message.get(TENANT, (None,)))
+                    self._turnstile.flows.note(headers, message)
                     self._landing.enclosing.note(message)
                     self._note(message)
                 await send(message)

@@ -49,7 +49,9 @@ MOST_BOOKED = 4
 """One of so many places is left at most for those who were told to come now: they may not. As many there are beyond all
 places, for those of them who come and find none: whoever is told twice does not obey a third time."""
 KEPT = 8
-"""One of so many that are handed on at once is kept for tenants below their share."""
+"""One of so many that are handed on at once is kept for tenants below their share,"""
+FILLED_PER_SLOT = 1.25
+"""and all beyond so many: no slot stands empty, and whoever waits in a replica is in nobody's way here."""
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +90,8 @@ class Turnstile:
     wait in their order, and cost nothing where they leave.
 
     Each tenant's wait in an order of their own: the next turn is of who has the fewest handed on for its weight. As
-    long as there is more than one tenant, some places are left whoever wants them all.
+    long as there is more than one tenant, some places are left whoever wants them all: those above their share fill the
+    slots and no more, as replicas know better whose turn it is than who comes first here.
 
     Retry-After is an appointment, at the pace at which requests left while others waited or could have, a tenant's own
     part of it where there are several, and 30 s at most. Whoever is told the end of a long queue would be away when it
@@ -250,7 +253,10 @@ class Turnstile:
     @property
     def _num_kept(self) -> int:
         """Of those that are handed on at once, for tenants below their share."""
-        return self.max_handed_on // KEPT if self.flows.has_tenants else 0
+        if not self.flows.has_tenants:
+            return 0
+        beyond = self.max_handed_on - math.ceil(FILLED_PER_SLOT * self.num_slots) if self.num_slots else 0
+        return max(self.max_handed_on // KEPT, beyond)
 
     @property
     def _is_busy(self) -> bool:

@@ -1,13 +1,14 @@
 """What a greedy tenant does to nineteen others on one service: how long they wait for a first token, who is refused.
 
     python -m tests.bench.bench_tenants --seconds 60
+    python -m tests.bench.bench_tenants --model build/bench/bench-0.5b --dtype bfloat16 --threads 2
 
-Starts the demo with keys (two replicas, one router), finds out how many requests a second it completes of the greedy
-tenant alone, and then lets every tenant but the last send a part of its share at random times, alone (`alone`), beside
-the last one within its share (`shared`), and beside the last one with ten times of all there is (`greedy`: closed
-loops, some of which come again at once when they are refused). `full` is a machine without a greedy tenant, of which
-everybody takes the share that is its own; `full, greedy` the same beside the greedy one. Prints JSON. Linux only:
-memory and processes are read in /proc.
+Starts one replica (of the demo, if no model is named) and one router with keys, finds out how many requests a second it
+completes of the greedy tenant alone, and then lets every tenant but the last send a part of its share at random times,
+alone (`alone`), beside the last one within its share (`shared`), and beside the last one with ten times of all there is
+(`greedy`: closed loops, some of which come again at once when they are refused). `full` is a machine without a greedy
+tenant, of which everybody takes the share that is its own; `full, greedy` the same beside the greedy one. Prints JSON.
+Linux only: memory and processes are read in /proc.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from tests.cluster.house import House, with_keys
 
 NUM_TENANTS = 20
 MAX_TOKENS = 16
+SETTING = {"temperature": 0, "ignore_eos": True, "stream": True}
+"""Greedy: of what is drawn at random some tokens are parts of characters, and show nothing by themselves."""
 EARLY_S = 8.0
 """Of a phase: hundreds of connections come in one instant."""
 MEASURED_S = 16.0
@@ -127,7 +130,7 @@ class Line:
 
 
 def _request(key: str, prompt: str) -> bytes:
-    asked = {"model": "demo", "prompt": prompt, "max_tokens": MAX_TOKENS, "ignore_eos": True, "stream": True}
+    asked = {"model": "demo", "prompt": prompt, "max_tokens": MAX_TOKENS, **SETTING}
     body = json.dumps(asked).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\ncontent-length: {len(body)}"
     return head.encode() + END_OF_HEAD + body
@@ -248,10 +251,18 @@ def rss_mb(house: House) -> dict[str, float]:
 
 
 @contextmanager
-def service(max_in_flight: int | None) -> Iterator[tuple[House, tuple[str, ...]]]:
-    """The service, and the tenants' keys."""
+def service(
+    max_in_flight: int | None = None, model: dict[str, Any] | None = None
+) -> Iterator[tuple[House, tuple[str, ...]]]:
+    """The service, and the tenants' keys. model: what its `args` have instead of the demo's"""
+
+    def change(content: dict[str, Any]) -> None:
+        with_keys(content)
+        (application,) = (each for each in content["applications"] if each["name"] == "demo")
+        application["args"] |= model or {}
+
     with tempfile.TemporaryDirectory() as folder:
-        house = House(Path(folder), with_keys, {"SERVE_APP_PROXY_MAX_REQUESTS": "256"})
+        house = House(Path(folder), change, {"SERVE_APP_PROXY_MAX_REQUESTS": "256"})
         try:
             house.command("keys", "create", "--admin")
             limits = [] if max_in_flight is None else ["--max-in-flight", str(max_in_flight)]
@@ -273,10 +284,17 @@ def main() -> None:
     parser.add_argument("--full", type=float, default=0.95, help="of its share, where all of them take it")
     parser.add_argument("--max-in-flight", type=int, help="of each tenant; usually no limit")
     parser.add_argument("--loops", type=int, default=400, help="of the greedy tenant")
+    parser.add_argument("--model", type=Path, help="a folder; else the demo")
+    parser.add_argument("--dtype", default="bfloat16", help="of that model")
+    parser.add_argument("--threads", type=int, default=2, help="of its replica")
     parser.add_argument("--rude", type=float, default=0.5, help="part of them that comes again at once when refused")
     options = parser.parse_args()
+    model = options.model and {
+        "path": str(options.model.resolve()), "dtype": options.dtype, "threads": options.threads,
+        "kv_cache_bytes": "auto",
+    }  # fmt: skip
     with (
-        service(options.max_in_flight) as (house, keys),
+        service(options.max_in_flight, model) as (house, keys),
         ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool,
     ):
 

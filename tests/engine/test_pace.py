@@ -90,7 +90,7 @@ def test_several_short_prompts_hurry_and_one_or_long_ones_do_not() -> None:
     assert allowed(*[9] * 6, rows=1) == allowed(*[9] * 500, rows=1) == pytest.approx(MOST_HURRY * alone, abs=8)
 
 
-def test_who_waits_for_nothing_is_not_stretched_for_the_prompts_of_others() -> None:
+def test_who_waits_for_nothing_is_stretched_for_one_prompt_of_each_other_behind_the_first() -> None:
     def of(flow: str, prompt: int) -> Sequence:
         sequence = row(SamplingParams(), prompt=range(prompt))
         sequence.request = replace(sequence.request, share=replace(sequence.request.share, flow=flow))
@@ -98,7 +98,9 @@ def test_who_waits_for_nothing_is_not_stretched_for_the_prompts_of_others() -> N
 
     prompts = [of("a", 9), of("b", 20), of("a", 30)]
     assert reasons_to_hurry(prompts, [of("a", 2), of("b", 2)]) == [20, 30]
-    assert reasons_to_hurry(prompts, [of("a", 2), of("c", 2)]) == []
+    assert reasons_to_hurry(prompts, [of("a", 2), of("c", 2)]) == [20]
+    assert reasons_to_hurry([of("a", 9)] * 50, [of("c", 2)]) == [], "nobody hurries others with all that it sends"
+    assert reasons_to_hurry([of(each, 9) for each in "abde"], [of("c", 2)]) == [9, 9, 9]
     assert reasons_to_hurry(prompts, []) == [20, 30]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from serve_app.http.flows import MAX_KEYS, Flows
+from serve_app.http.slots import TENANT
 
 
 def bearer(key: str) -> list[tuple[bytes, bytes]]:
@@ -38,6 +39,18 @@ def test_a_key_that_is_let_in_no_more_is_forgotten() -> None:
     flows.learn(bearer("a"), "acme")
     flows.learn(bearer("a"), None)
     assert not flows.has_tenants
+    assert flows.of(bearer("a"), "10.0.0.1") == flows.of([], "10.0.0.1")
+
+
+def test_what_becomes_of_a_request_does_not_make_its_key_a_strangers_unless_a_router_says_so() -> None:
+    flows = Flows()
+    flows.note(bearer("a"), {"type": "http.response.start", "status": 200, TENANT: ("acme", 2.0)})
+    flow = flows.of(bearer("a"), "10.0.0.1")
+    for status in (408, 499, 500, 503):  # as Serve says by itself of clients that have gone and of routers
+        flows.note(bearer("a"), {"type": "http.response.start", "status": status})
+    assert flows.of(bearer("a"), "10.0.0.1") == flow == "of acme"
+    assert flows.weight_of(flow) == 2.0
+    flows.note(bearer("a"), {"type": "http.response.start", "status": 401})
     assert flows.of(bearer("a"), "10.0.0.1") == flows.of([], "10.0.0.1")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 
+import pytest
+
 from serve_app.http.turnstile import KEPT, MAX_BOOKS, Turnstile, TurnstileSettings
 from serve_app.http.visits import Visit
 
@@ -14,10 +16,10 @@ NUM_SLOTS = 64
 class Proxy:
     """A turnstile that knows tenants, and what was handed on, in its order."""
 
-    def __init__(self, max_requests: int = 256) -> None:
+    def __init__(self, max_requests: int = 256, num_slots: int = NUM_SLOTS) -> None:
         self.now = 0.0
         self.turnstile = Turnstile(TurnstileSettings(max_requests=max_requests), clock=lambda: self.now)
-        self.turnstile.num_slots = NUM_SLOTS
+        self.turnstile.num_slots = num_slots
         self.turnstile.flows.learn([(b"x-api-key", b"any")], "some tenant")
         self.handed_on: deque[Visit] = deque()
 
@@ -77,13 +79,17 @@ def test_a_crowd_where_others_have_just_left_waits_for_no_more_than_is_left_of_t
     assert proxy.fill("another one") > 1.5 * num_there, "they are forgotten"
 
 
-def test_a_place_is_kept_for_who_comes_next_and_no_slot_of_a_replica_stands_empty_for_it() -> None:
-    proxy = Proxy()
+@pytest.mark.parametrize(("num_slots", "filled"), [(0, 56), (4, 32), (32, 40), (64, 80)])
+def test_places_are_kept_for_who_comes_next_and_no_slot_of_a_replica_stands_empty_for_it(
+    num_slots: int, filled: int
+) -> None:
+    proxy = Proxy(num_slots=num_slots)
     proxy.fill("greedy")
-    assert len(proxy.handed_on) == 96 - 96 // KEPT >= NUM_SLOTS
-    visit = proxy.ask("other")
-    assert visit is not None
-    assert visit.has_begun
+    assert len(proxy.handed_on) == filled >= num_slots
+    for number in range(max(proxy.turnstile.max_handed_on // KEPT, 4)):
+        visit = proxy.ask(f"other {number}")
+        assert visit is not None
+        assert visit.has_begun
 
 
 def test_the_next_turn_is_of_whoever_has_the_fewest_inside() -> None:
