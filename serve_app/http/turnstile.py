@@ -41,8 +41,8 @@ MAX_BOOKS = 1024
 """Of appointments: one for each of so many flows that were refused last."""
 MORE_IF_DUE = 3
 """Who was told to come now may find so many times as many before it: the pace that was measured was not quite right."""
-MAX_WAIT_IF_DUE_S = MAX_RETRY_S
-"""And wait for as long as it might be told to."""
+MAX_WAIT_IF_DUE_S = 1.5 * MAX_RETRY_S
+"""And wait for longer than it might be told to: others may take more meanwhile than when it was told."""
 BOOKED = 0.75
 """Of the pace: were it all promised, chance would make a queue of those who come when told that never gets shorter."""
 MOST_BOOKED = 4
@@ -51,7 +51,9 @@ places, for those of them who come and find none: whoever is told twice does not
 KEPT = 8
 """One of so many that are handed on at once is kept for tenants below their share,"""
 FILLED_PER_SLOT = 1.25
-"""and all beyond so many: no slot stands empty, and whoever waits in a replica is in nobody's way here."""
+"""and all beyond so many: no slot stands empty between one request and the next."""
+LEAST_EACH = 6
+"""Of each tenant may be handed on, or its share, whatever the others have; of all together twice as many at most."""
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +91,9 @@ class Turnstile:
     replicas busy: one and a half times what they compute at once, as the router tells with its responses. The others
     wait in their order, and cost nothing where they leave.
 
-    Each tenant's wait in an order of their own: the next turn is of who has the fewest handed on for its weight. As
-    long as there is more than one tenant, some places are left whoever wants them all: those above their share fill the
-    slots and no more, as replicas know better whose turn it is than who comes first here.
+    Each tenant's wait in an order of their own: the next turn is of who has the fewest handed on for its weight. Where
+    there is more than one, all together fill the replicas' slots and some more, and each may have its share handed
+    on, or a few, whatever the others have: a replica knows better whose turn it is than who comes first here.
 
     Retry-After is an appointment, at the pace at which requests left while others waited or could have, a tenant's own
     part of it where there are several, and 30 s at most. Whoever is told the end of a long queue would be away when it
@@ -251,31 +253,30 @@ class Turnstile:
         return self._pace.per_s * part
 
     @property
-    def _num_kept(self) -> int:
-        """Of those that are handed on at once, for tenants below their share."""
-        if not self.flows.has_tenants:
-            return 0
-        beyond = self.max_handed_on - math.ceil(FILLED_PER_SLOT * self.num_slots) if self.num_slots else 0
-        return max(self.max_handed_on // KEPT, beyond)
-
-    @property
     def _is_busy(self) -> bool:
-        return self._num_handed_on >= self.max_handed_on - self._num_kept
+        """From then on only tenants below their share have requests handed on, or nobody where there are none."""
+        if not self.flows.has_tenants:
+            return self._num_handed_on >= self.max_handed_on
+        most = self.max_handed_on - self.max_handed_on // KEPT
+        filled = math.ceil(FILLED_PER_SLOT * self.num_slots) or most
+        return self._num_handed_on >= min(most, filled)
 
     def _hand_on(self) -> None:
-        while self._waiting and self._num_handed_on < self.max_handed_on:
+        while self._waiting:
             flow = min(self._waiting, key=lambda each: self._handed_on[each] / self.flows.weight_of(each))
-            if (
-                self._is_busy
-                and self._num_kept
-                and self._handed_on[flow] >= self.max_handed_on * self._presence.share_of(flow)
-            ):
+            if self._is_busy and not self._is_below_share(flow):
                 return
             visit = next(iter(self._waiting[flow]))
             self._stop_waiting(visit)
             self._num_handed_on += 1
             self._handed_on[flow] += 1
             visit.begin()
+
+    def _is_below_share(self, flow: str) -> bool:
+        """Or has few: one more of it is handed on however many others are, who may be behind it in a replica."""
+        most = max(LEAST_EACH, self.max_handed_on * self._presence.share_of(flow))
+        is_bounded = self.flows.has_tenants and self._num_handed_on < 2 * self.max_handed_on
+        return is_bounded and self._handed_on[flow] < most
 
     def _stop_waiting(self, visit: Visit) -> None:
         """The others of its flow have their next turn behind those of other flows."""

@@ -7,7 +7,7 @@ from collections import Counter, deque
 
 import pytest
 
-from serve_app.http.turnstile import KEPT, MAX_BOOKS, Turnstile, TurnstileSettings
+from serve_app.http.turnstile import KEPT, LEAST_EACH, MAX_BOOKS, Turnstile, TurnstileSettings
 from serve_app.http.visits import Visit
 
 NUM_SLOTS = 64
@@ -90,6 +90,18 @@ def test_places_are_kept_for_who_comes_next_and_no_slot_of_a_replica_stands_empt
         visit = proxy.ask(f"other {number}")
         assert visit is not None
         assert visit.has_begun
+
+
+def test_who_has_few_is_handed_on_whatever_others_have_as_long_as_all_together_are_not_very_many() -> None:
+    proxy = Proxy(max_requests=2000)
+    proxy.fill("greedy")
+    for _ in range(8):
+        for number in range(40):
+            assert proxy.ask(f"other {number}") is not None
+    inside = Counter(visit.flow for visit in proxy.handed_on)
+    others = [inside[f"other {number}"] for number in range(40)]
+    assert 2 <= min(others) <= max(others) <= LEAST_EACH
+    assert len(proxy.handed_on) == 2 * proxy.turnstile.max_handed_on
 
 
 def test_the_next_turn_is_of_whoever_has_the_fewest_inside() -> None:
