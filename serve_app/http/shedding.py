@@ -245,7 +245,7 @@ class Shedding(BoundedHeaders):
                 if self._may_enclose(cycle):
                     receive = await enclose(scope, receive)
                 with self._landing.relay(scope, listening, on_failure=self.transport.close) as relaying:
-                    await InOurWords(self._landing.uploads.in_turn(app))(scope, receive, relaying)
+                    await InOurWords(self._turnstile.uploads.in_turn(app))(scope, receive, relaying)
             finally:
                 visit.leave()
 

@@ -30,7 +30,6 @@ from serve_app.http.shortcut import (
     own_folder,
     path_of,
 )
-from serve_app.http.uploads import Uploads
 
 HIGH_BYTES = 65536
 """Of a response may wait for its client before its router is told to send no more of it."""
@@ -148,7 +147,6 @@ class Landing:
     def __init__(self) -> None:
         self.name: str | None = None
         self.enclosing = Enclosing()
-        self.uploads = Uploads()
         self.relays: dict[bytes, Relay] = {}
         self.lines: dict[bytes, RoutersLine] = {}
         self._server: asyncio.Server | None = None

@@ -138,7 +138,6 @@ class ProxysLine(asyncio.Protocol):
         self.hello = new_number()
         self.welcomed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
-        self._has_ended = False
         self._received = b""
         self._frames: list[bytes] = []
         self._num_bytes = 0  # in them
@@ -150,7 +149,7 @@ class ProxysLine(asyncio.Protocol):
     @property
     def is_lost(self) -> bool:
         """Known from the write that fails on, not only from the turn of the loop in which the transport says so."""
-        return self._has_ended or (self._transport is not None and self._transport.is_closing())
+        return self._transport is not None and self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one without being of the class
@@ -169,7 +168,6 @@ class ProxysLine(asyncio.Protocol):
         self._let_go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._has_ended = True
         if not self.welcomed.done():
             self.welcomed.set_result(False)
         self._let_go_on()
@@ -223,7 +221,6 @@ class ProxysLine(asyncio.Protocol):
     def close(self) -> None:
         """It is lost to whoever meant to use it."""
         self._write_out()
-        self._has_ended = True
         if self._transport is not None:
             self._transport.close()
 

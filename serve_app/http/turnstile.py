@@ -14,6 +14,7 @@ from serve_app.core.errors import Overloaded
 from serve_app.http.bookings import Bookings
 from serve_app.http.flows import Flows
 from serve_app.http.presence import Presence, take_one
+from serve_app.http.uploads import Uploads
 from serve_app.http.visits import Announced, Visit
 from serve_app.router.pace import Pace
 
@@ -49,9 +50,9 @@ MOST_BOOKED = 4
 """One of so many places is left at most for those who were told to come now: they may not. As many there are beyond all
 places, for those of them who come and find none: whoever is told twice does not obey a third time."""
 KEPT = 8
-"""One of so many that are handed on at once is kept for tenants below their share,"""
+"""One of so many that are handed on at once is kept for tenants below their share."""
 FILLED_PER_SLOT = 1.25
-"""and all beyond so many: no slot stands empty between one request and the next."""
+"""That tenants above it have handed on at most, so that no slot stands empty between one request and the next."""
 LEAST_EACH = 6
 """Of each tenant may be handed on, or its share, whatever the others have; of all together twice as many at most."""
 
@@ -106,6 +107,7 @@ class Turnstile:
     ) -> None:
         self.settings = settings or TurnstileSettings()
         self.flows = Flows()
+        self.uploads = Uploads()
         self.num_slots = 0
         self.num_refused = 0
         self._num_told = 0  # of them to a router

@@ -8,7 +8,7 @@ they leave the others a core. All of them together take as long as before.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,8 +30,7 @@ class Uploads:
     """
 
     def __init__(self) -> None:
-        self._is_taken = False
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._turns = asyncio.Lock()
 
     def in_turn(self, app: ASGIApp) -> ASGIApp:
         """The same application, which hears of a request with a long body when it is its turn."""
@@ -40,8 +39,8 @@ class Uploads:
             if not _has_long_body(scope):
                 await app(scope, receive, send)
                 return
-            await self._wait()
-            turn = Turn(self, receive, send)
+            await self._turns.acquire()
+            turn = Turn(self._turns.release, receive, send)
             try:
                 await app(scope, turn.receive, turn.send)
             finally:
@@ -49,45 +48,29 @@ class Uploads:
 
         return called_in_turn
 
-    def pass_on(self) -> None:
-        """Whoever had its turn has it no more."""
-        while self._waiting:
-            waiting = self._waiting.popleft()
-            if not waiting.done():  # else it was cancelled meanwhile
-                waiting.set_result(None)
-                return
-        self._is_taken = False
-
-    async def _wait(self) -> None:
-        if not self._is_taken:
-            self._is_taken = True
-            return
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiting)
-        try:
-            await waiting
-        except asyncio.CancelledError:
-            if waiting.done() and not waiting.cancelled():
-                self.pass_on()
-            raise
-
 
 class Turn:
-    """Of one request: until its body is there and something was said of it, or nothing more comes."""
+    """Of one request: until its body is there and something was said of it, or nothing more comes.
 
-    def __init__(self, uploads: Uploads, receive: Receive, send: Send) -> None:
-        self._uploads: Uploads | None = uploads
+    pass_on: called once, when it ends
+    """
+
+    def __init__(self, pass_on: Callable[[], None], receive: Receive, send: Send) -> None:
+        self._pass_on = pass_on
         self._receive = receive
         self._send = send
-        self._timer: asyncio.TimerHandle | None = None
+        self._has_ended = self._is_whole = False
+        self._timer = asyncio.get_running_loop().call_later(ANSWER_S, self.end)
 
     async def receive(self) -> Message:
-        self._end_after(STALL_S)
+        if not self._is_whole:
+            self._end_after(STALL_S)
         message = await self._receive()
-        if message["type"] == "http.request":
-            self._end_after(STALL_S if message.get("more_body") else ANSWER_S)
-        else:
+        if message["type"] != "http.request":
             self.end()  # the client has left
+        elif not message.get("more_body"):
+            self._is_whole = True
+            self._end_after(ANSWER_S)
         return message
 
     async def send(self, message: Message) -> None:
@@ -96,16 +79,14 @@ class Turn:
 
     def end(self) -> None:
         """The next one's turn begins, if this has not ended before."""
-        uploads, self._uploads = self._uploads, None
-        if self._timer is not None:
-            self._timer.cancel()
-        if uploads is not None:
-            uploads.pass_on()
+        self._timer.cancel()
+        if not self._has_ended:
+            self._has_ended = True
+            self._pass_on()
 
     def _end_after(self, seconds: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._uploads is not None:
+        self._timer.cancel()
+        if not self._has_ended:
             self._timer = asyncio.get_running_loop().call_later(seconds, self.end)
 
 

@@ -220,7 +220,8 @@ async def test_whoever_writes_without_a_pause_hears_of_a_lost_connection_by_the_
         await asyncio.sleep(0.01)
         (line,) = landing.lines.values()
         assert line._transport is not None
-        line._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        with socket.socket(fileno=os.dup(line._transport.get_extra_info("socket").fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
         with suppress(BrokenPipeError):
             while num_taken < 100:  # no turn of the loop between them
                 await send(piece(b"x" * (MAX_PIECE + 1)))

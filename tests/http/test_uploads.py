@@ -33,12 +33,19 @@ class Request:
         self.task = asyncio.create_task(uploads.in_turn(self._app)(scope, self.messages.get, self._sent))
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As Serve's, which asks at once for what comes behind the body."""
         self.is_asked = True
-        while not self.received or self.received[-1].get("more_body"):
+        receiving = asyncio.create_task(self._receive_all(receive))
+        try:
+            await self._goes_on.wait()
+            await send(START)
+            await asyncio.Event().wait()  # until it is cancelled: a long answer
+        finally:
+            receiving.cancel()
+
+    async def _receive_all(self, receive: Receive) -> None:
+        while not self.received or self.received[-1]["type"] != "http.disconnect":
             self.received.append(await receive())
-        await self._goes_on.wait()
-        await send(START)
-        await asyncio.Event().wait()  # until it is cancelled: a long answer
 
     async def _sent(self, message: Message) -> None:
         pass
@@ -111,8 +118,39 @@ async def test_whoever_has_gone_is_waited_for_no_more() -> None:
     requests[3].answer()
     requests[4].task.cancel()  # in the moment in which its turn begins
     await until_asked(requests[5])
+    assert not requests[1].is_asked
     for request in requests:
         await request.give_up()
+    assert not uploads._turns.locked()
+
+
+async def test_a_body_that_is_whole_has_longer_for_an_answer_than_a_piece_has_to_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(uploads_module, "ANSWER_S", 1000.0)
+    uploads = Uploads()
+    first, other = Request(uploads), Request(uploads)
+    first.piece(is_last=True)
+    await asyncio.sleep(3 * uploads_module.STALL_S)
+    assert not other.is_asked
+    first.answer()
+    await until_asked(other)
+    for request in (first, other):
+        await request.give_up()
+
+
+async def test_nobody_waits_for_an_application_that_does_not_ask_for_the_body() -> None:
+    async def asks_for_nothing(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.Event().wait()
+
+    uploads, empty = Uploads(), asyncio.Queue[Message]()
+    scope: Scope = {"type": "http", "headers": LONG}
+    asking = asyncio.create_task(uploads.in_turn(asks_for_nothing)(scope, empty.get, empty.put))
+    await settle()
+    other = Request(uploads)
+    await until_asked(other)
+    asking.cancel()
+    await other.give_up()
 
 
 @pytest.mark.parametrize("pieces", [0, 1])
@@ -154,7 +192,6 @@ async def test_of_two_connections_both_are_answered() -> None:
     app.may_answer.clear()
     uploading = Line(turnstile, app), Line(turnstile, app)
     for line in uploading:
-        line.protocol._landing = uploading[0].protocol._landing  # of one proxy
         line.send(b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(body))
     for start in range(0, len(body), 60000):
         for line in uploading:
