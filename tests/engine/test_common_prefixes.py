@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from serve_app.engine.cpu.attention_kernel import STRETCH
+from serve_app.engine.cpu.attention_form import STRETCH
 from serve_app.engine.cpu.rows_plan import RowsPlan, rows_of, takes_prompts
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.lanes import LaneStorage

@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from serve_app.engine.cpu import rows as kernels
-from serve_app.engine.cpu.attention_blocks import Form
-from serve_app.engine.cpu.attention_kernel import STRETCH
+from serve_app.engine.cpu.attention_form import STRETCH, Form
 from serve_app.engine.cpu.compiling import Machine
 from serve_app.engine.cpu.rows import KEYS_IN_PAIRS, KEYS_PER_HEAD, Row, RowsKernel, Table, rows_kernel, tables_of
-from serve_app.engine.cpu.rows_plan import SHORT, RowsPlan, takes_prompts
+from serve_app.engine.cpu.rows_plan import SHORT, RowsPlan, rows_of, takes_prompts
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.lanes import LaneStorage
 from serve_app.engine.kv.plan import Scoring
@@ -181,18 +180,26 @@ def readings(*lengths: tuple[int, int]) -> list[Reading]:
     ],
 )
 @pytest.mark.parametrize(("window", "chunk"), [(None, None), (48, None), (None, 64), (600, 128)])
-@pytest.mark.parametrize("is_reader", [False, True])
+@pytest.mark.parametrize(("is_reader", "heads", "dtype"), [
+    (False, 4, torch.float32), (True, 4, torch.float32), (False, 10, torch.bfloat16), (False, 26, torch.bfloat16),
+])  # fmt: skip
 def test_a_step_is_attended_to_and_written_as_torch_would(
-    asked: Sequence[tuple[int, int]], window: int | None, chunk: int | None, is_reader: bool
+    asked: Sequence[tuple[int, int]],
+    window: int | None,
+    chunk: int | None,
+    is_reader: bool,
+    heads: int,
+    dtype: torch.dtype,
 ) -> None:
     steps = readings(*asked)
-    tokens = sum(each.length for each in steps)
-    joined = drawn(tokens, 8 * DIM, seed=9).view(tokens, 8, DIM)  # views of one product, as a layer gives them
-    query, key, value = joined.split((4, KV_HEADS, KV_HEADS), dim=1)
+    tokens, together = sum(each.length for each in steps), heads + 2 * KV_HEADS
+    # views of one product, as a layer gives them
+    joined = drawn(tokens, together * DIM, dtype=dtype, seed=9).view(tokens, together, DIM)
+    query, key, value = joined.split((heads, KV_HEADS, KV_HEADS), dim=1)
     scoring = Scoring(scale=DIM**-0.5, window=window, chunk=chunk)
     results, written = [], []
     for has_kernel in (True, False):
-        lanes = storage()
+        lanes = storage(dtype)
         places = torch.tensor(
             [lanes.first_position(each.place) + each.start + at for each in steps for at in range(each.length)]
         )
@@ -200,14 +207,59 @@ def test_a_step_is_attended_to_and_written_as_torch_would(
         new = (None, None) if is_reader else (key, value)
         results.append(plan.run(0, query, *new, scoring=scoring))
         written.append(torch.cat(lanes.all_positions(0)))
-    torch.testing.assert_close(results[0], results[1], atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(*results, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
     assert torch.equal(*written)
 
 
+@pytest.mark.parametrize(("window", "chunk", "whole"), [(None, None, 100), (40, None, 40), (None, 48, 48), (4, 90, 4)])
+def test_queries_are_taken_together_by_their_positions_where_all_see_the_first_key(
+    window: int | None, chunk: int | None, whole: int
+) -> None:
+    (reading,) = readings((13, 87))
+    rows = rows_of(storage(), [reading], window=window, chunk=chunk, tile=8)
+    tiles = [(row.num_keys - 1, row.num_queries) for row in rows if row.num_queries > 1]
+    assert tiles == [(at, min(8 - at % 8, whole - at)) for at in (13, *range(16, 100, 8)) if at < whole]
+    assert [row.token + at for row in rows for at in range(row.num_queries)] == list(range(87))
+    assert all(row.num_queries == 1 for row in rows_of(storage(), [reading], window=window, chunk=chunk))
+
+
+@pytest.mark.skipif(not Machine.here().has_pairs, reason="tiles are of pairs")
+@pytest.mark.parametrize(("group", "dim"), [(4, 32), (7, 64), (13, 64), (24, 96), (6, 128)])
+@pytest.mark.parametrize(("start", "count"), [(0, 200), (STRETCH - 7, 7), (STRETCH - 9, 40), (2 * STRETCH + 64, 3)])
+def test_a_tile_gives_each_query_the_bits_that_it_has_alone(group: int, dim: int, start: int, count: int) -> None:
+    attend, num_keys = kernel(group, dim, torch.bfloat16), start + count
+    assert attend.tile > 1
+    query = drawn(count, KV_HEADS * group, dim, dtype=torch.bfloat16, seed=1) * 2
+    keys, values = drawn(2, num_keys, KV_HEADS, dim, dtype=torch.bfloat16, seed=2)
+    lanes, (reading,) = storage(), readings((start, count))
+    found = []
+    for tile in (1, attend.tile):
+        found.append(torch.full_like(query, torch.nan))
+        table = Table(rows_of(lanes, [reading], window=None, chunk=None, tile=tile))
+        attend.run(query, keys, values, table, found[-1], scale=dim**-0.5)
+    assert torch.equal(*found)
+    for at in (0, count - 1):
+        expected = exact(query[at], keys[: start + at + 1], values[: start + at + 1], scale=dim**-0.5)
+        torch.testing.assert_close(found[1][at].float(), expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.skipif(not Machine.here().has_pairs, reason="tiles are of pairs")
+def test_what_is_no_number_reaches_no_query_before_it() -> None:
+    attend, (reading,) = kernel(4, DIM, torch.bfloat16), readings((0, 300))
+    query = drawn(300, 4 * KV_HEADS, DIM, dtype=torch.bfloat16)
+    keys, values = drawn(2, 300, KV_HEADS, DIM, dtype=torch.bfloat16, seed=1)
+    keys[150], values[203] = torch.nan, torch.inf
+    output = torch.zeros_like(query)
+    table = Table(rows_of(storage(), [reading], window=None, chunk=None, tile=attend.tile))
+    attend.run(query, keys, values, table, output, scale=1.0)
+    assert output[:150].isfinite().all()
+    assert output[150:].isnan().all()
+
+
 @pytest.mark.skipif(not takes_prompts(), reason="prompts are torch's where there is AMX")
+@pytest.mark.parametrize("shared", [2, 5])
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_a_prompt_gets_the_same_bits_whole_and_in_chunks_and_in_company(dtype: torch.dtype) -> None:
-    shared = 2
+def test_a_prompt_gets_the_same_bits_whole_and_in_chunks_and_in_company(dtype: torch.dtype, shared: int) -> None:
     count = int(min(1500, kernel(shared, DIM, dtype).most_keys))
     query = drawn(count, shared * KV_HEADS, DIM, dtype=dtype, seed=3)
     key, value = drawn(2, count, KV_HEADS, DIM, dtype=dtype, seed=4)

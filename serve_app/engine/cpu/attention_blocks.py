@@ -8,68 +8,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from serve_app.engine.cpu.attention_form import BLOCK, LEAST, LINE, Form
 from serve_app.engine.cpu.emitter import FLOAT, INT16, INT32, INT64, Emitter, Kind, Value
 from serve_app.engine.cpu.pairs import Pairs
 
-BLOCK = 64
-LINE = 64
-"""Bytes that come from memory together."""
-LEAST = -1e30
-"""A score that no key has."""
-MAX_UNROLLED = 64
-"""Vectors of the query heads of one item."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
-    """group: query heads that share a key head;  dim: of a head, whole vectors;  width: numbers of a vector
-    registers: vectors that the CPU holds
-    in_pairs: whether keys and queries are multiplied as pairs of bfloat16
-    """
-
-    group: int
-    dim: int
-    kind: Kind
-    width: int
-    registers: int
-    in_pairs: bool
-
-    @property
-    def vectors(self) -> int:
-        """Of a head."""
-        return self.dim // self.width
-
-    @property
-    def parts(self) -> int:
-        """Into how many items a group is divided, so that what is written out for each stays small."""
-        fits = (part for part in range(1, self.group + 1) if self.group % part == 0)
-        return next((part for part in fits if self.group // part * self.vectors <= MAX_UNROLLED), self.group)
-
-    @property
-    def heads(self) -> int:
-        """Query heads of an item."""
-        return self.group // self.parts
-
-    @property
-    def widens_keys(self) -> bool:
-        """Whether keys are made float32 once for all heads of an item, and not for each."""
-        return self.kind != "float32" and not self.in_pairs and self.heads > 2
-
-    @property
-    def padded_heads(self) -> int:
-        """The same in whole vectors."""
-        return -(-self.heads // self.width) * self.width
-
-    @property
-    def partial(self) -> int:
-        """Numbers that an item leaves: its sums of values, then largest scores and sums of weights of each head."""
-        return self.heads * (self.dim + 2)
-
 
 class Blocks:
-    """Writes what an item's heads do with its keys and values. Those are set as the item is reached."""
+    """Writes what an item's heads do with its keys and values. Those are set as the item is reached.
+
+    What was seen is kept for each query of a tile; the first one's is set where nothing else is said.
+    """
 
     def __init__(self, form: Form, emitter: Emitter, *, scale: Value, stride: Value) -> None:
         """scale: a vector, log2(e) in it;  stride: numbers from one key, or value, to the next"""
@@ -81,23 +30,50 @@ class Blocks:
         self._scale = scale
         self._stride = stride
         self._query: Value = emitter.local(form.heads * form.dim)
-        self._sums = emitter.local(form.heads * form.dim)
+        self._sums_of_all = self._sums = emitter.local(form.tile * form.heads * form.dim)
         self._widened = emitter.local(form.width * form.dim) if form.widens_keys else None
         self._scores = emitter.local(form.heads * BLOCK)
-        self._tops, self._found, self._shrunk = (emitter.local(form.padded_heads) for _ in range(3))
-        self._totals = emitter.local(form.heads * form.width)
+        self._found, self._shrunk = (emitter.local(form.padded_heads) for _ in range(2))
+        self._tops_of_all = self._tops = emitter.local(form.tile * form.padded_heads)
+        self._totals_of_all = self._totals = emitter.local(form.tile * form.heads * form.width)
         self._keys: Value = None
         self._values: Value = None
         self._num_keys: Value = None
 
+    @property
+    def scores(self) -> Value:
+        """Where a query's scores are, [heads, BLOCK]; behind `weigh` their weights, pairs of which lie in its half."""
+        return self._scores
+
+    @property
+    def all_sums(self) -> Value:
+        """Where the chosen query's sums are, [heads, dim]."""
+        return self._sums
+
+    def _part(self, base: Value, number: Value, size: int) -> Value:
+        return self._emit.at(base, self._build.mul(number, INT64(size)), FLOAT)
+
+    def choose(self, number: Value) -> None:
+        """What was seen is a tile's number-th query's from now on."""
+        form = self._form
+        self._sums = self._part(self._sums_of_all, number, form.heads * form.dim)
+        self._tops = self._part(self._tops_of_all, number, form.padded_heads)
+        self._totals = self._part(self._totals_of_all, number, form.heads * form.width)
+
     def begin(self, query: Value) -> None:
         """Nothing was seen yet. query: the address of the first head's"""
         emitter, form = self._emit, self._form
-        for at in range(0, form.heads * form.dim, form.width):
-            if not form.in_pairs:
+        if not form.in_pairs:
+            for at in range(0, form.heads * form.dim, form.width):
                 emitter.put(emitter.read(form.kind, query, at), self._query, at)
-            emitter.put(emitter.all_of(0.0), self._sums, at)
         self._query = query if form.in_pairs else self._query
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing was seen yet."""
+        emitter, form = self._emit, self._form
+        for at in range(0, form.heads * form.dim, form.width):
+            emitter.put(emitter.all_of(0.0), self._sums, at)
         for at in range(0, form.padded_heads, form.width):
             emitter.put(emitter.all_of(LEAST), self._tops, at)
             emitter.put(emitter.all_of(LEAST), self._found, at)
@@ -106,10 +82,15 @@ class Blocks:
 
     def see(self, keys: Value, values: Value, num_keys: Value) -> None:
         """Attend to keys and values, of which these are the first ones' addresses."""
-        self._keys, self._values, self._num_keys = keys, values, num_keys
         first = self._emit.least(num_keys, INT64(BLOCK))
-        self._emit.repeat(INT64(0), first, 1, functools.partial(self._fetch, keys))
-        self._emit.repeat(INT64(0), num_keys, BLOCK, self._block)
+        self._emit.repeat(INT64(0), first, 1, functools.partial(self.fetch, keys))
+        self.see_rest(keys, values, INT64(0), num_keys)
+
+    def see_rest(self, keys: Value, values: Value, begin: Value, num_keys: Value, query: Value = None) -> None:
+        """Attend to those from a block's first on. query: whose, where that is not who began"""
+        self._query = self._query if query is None else query
+        self._keys, self._values, self._num_keys = keys, values, num_keys
+        self._emit.repeat(begin, num_keys, BLOCK, self._block)
 
     def sums(self, head: int) -> list[Value]:
         """Of values by their weights."""
@@ -132,9 +113,9 @@ class Blocks:
             for at in range(0, form.heads * BLOCK, form.width):
                 emitter.put(emitter.all_of(LEAST), self._scores, at)
         emitter.repeat(INT64(0), count, form.width, functools.partial(self._score, begin, count))
-        self._find_tops()
+        self.find_tops()
         for head in range(form.heads):
-            self._weigh(head)
+            self.weigh(head)
         together = max(1, form.registers // 2 // form.vectors)
         if form.in_pairs:
             emitter.repeat(INT64(0), count, 2 * together, functools.partial(self._add_pairs, begin, count, together))
@@ -144,13 +125,13 @@ class Blocks:
         emitter.repeat(whole, count, 1, functools.partial(self._add, begin, 1))
         return ()
 
-    def _place(self, base: Value, position: Value) -> Value:
+    def place(self, base: Value, position: Value) -> Value:
         """Where a key or value begins."""
         return self._emit.at(base, self._build.mul(position, self._stride), self._number)
 
-    def _fetch(self, base: Value, position: Value) -> Sequence[Value]:
+    def fetch(self, base: Value, position: Value) -> Sequence[Value]:
         """Bring a key or value near, while others are computed."""
-        begin = self._place(base, position)
+        begin = self.place(base, position)
         size = 4 if self._form.kind == "float32" else 2
         for at in range(0, self._form.dim, LINE // size):
             self._emit.fetch(self._emit.at(begin, at, self._number), cache=2)
@@ -158,7 +139,7 @@ class Blocks:
 
     def _read(self, base: Value, position: Value) -> list[Value]:
         """The vectors of a key or value."""
-        begin = self._place(base, position)
+        begin = self.place(base, position)
         return [self._emit.read(self._form.kind, begin, at) for at in range(0, self._form.dim, self._form.width)]
 
     def _vectors(self, base: Value, head: int) -> list[Value]:
@@ -175,18 +156,33 @@ class Blocks:
             exists = build.icmp_signed("<", own, last)
             position = build.add(begin, build.select(exists, own, last))
             keys.append(self._key(position, number))
-            self._fetch(self._values, position)
+            self.fetch(self._values, position)
         left = emitter.spread(build.trunc(build.sub(count, at), INT32))
         exist = build.icmp_signed("<", emitter.whole_numbers, left)
-        for head in range(form.heads):
-            scores = build.fmul(emitter.totals(self._products(keys, head)), self._scale)
-            scores = build.select(exist, scores, emitter.all_of(LEAST))
+        for head, products in enumerate(self._by_columns(keys) if form.by_columns else self._across(keys)):
+            scores = build.select(exist, build.fmul(products, self._scale), emitter.all_of(LEAST))
             emitter.put(scores, self._scores, build.add(at, INT64(head * BLOCK)))
         return ()
 
+    def _by_columns(self, keys: Sequence[Value]) -> list[Value]:
+        """Of each head its query's products with a vector of keys, added up pair by pair."""
+        form = self._form
+        found = [self._emit.all_of(0.0)] * form.heads
+        for at in range(0, form.dim, 2 * form.width):
+            columns = self._pairs.transposed([self._pairs.read(key, at) for key in keys])
+            for head in range(form.heads):
+                for number, column in enumerate(columns):
+                    word = INT64((head * form.dim + at) // 2 + number)
+                    found[head] = self._pairs.dot(found[head], self._pairs.spread(self._query, word), column)
+        return found
+
+    def _across(self, keys: Sequence[Value]) -> list[Value]:
+        """The same, each key's by itself and summed across."""
+        return [self._emit.totals(self._products(keys, head)) for head in range(self._form.heads)]
+
     def _key(self, position: Value, number: int) -> Value:
         """Where a key is read from, the number-th of those that are scored together."""
-        place, form = self._place(self._keys, position), self._form
+        place, form = self.place(self._keys, position), self._form
         if self._widened is None:
             return place
         for at in range(0, form.dim, form.width):
@@ -210,7 +206,7 @@ class Blocks:
                 products = [emitter.fused(key, query, each) for each, key in zip(products, vectors, strict=True)]
         return products
 
-    def _find_tops(self) -> None:
+    def find_tops(self) -> None:
         """Each head's largest score so far, and what that makes of its sums, of a vector of heads at once."""
         build, emitter, form = self._build, self._emit, self._form
         for head in range(form.heads):
@@ -226,7 +222,7 @@ class Blocks:
         """Of a head's vectors of scores."""
         return range(head * BLOCK, (head + 1) * BLOCK, self._form.width)
 
-    def _weigh(self, head: int) -> None:
+    def weigh(self, head: int) -> None:
         """Scores to weights, which are added up; what was summed before shrinks."""
         build, emitter, form = self._build, self._emit, self._form
         top, shrunk = (emitter.spread(emitter.number(base, head)) for base in (self._tops, self._shrunk))
@@ -254,7 +250,7 @@ class Blocks:
         pairs = []
         for number in range(together):
             positions = [build.add(build.add(begin, at), INT64(2 * number + each)) for each in range(2)]
-            bases = [self._place(self._values, self._emit.least(position, last)) for position in positions]
+            bases = [self.place(self._values, self._emit.least(position, last)) for position in positions]
             pairs.append(
                 [
                     pair
@@ -263,7 +259,7 @@ class Blocks:
                 ]
             )
             for position in positions:
-                self._fetch(self._keys, self._emit.least(build.add(position, INT64(BLOCK)), last))
+                self.fetch(self._keys, self._emit.least(build.add(position, INT64(BLOCK)), last))
         for head in range(form.heads):
             first = build.add(INT64(head * BLOCK), build.sdiv(at, INT64(2)))
             weights = [self._pairs.spread(self._scores, build.add(first, INT64(each))) for each in range(together)]
@@ -280,7 +276,7 @@ class Blocks:
         values = [self._read(self._values, build.add(begin, place)) for place in places]
         for place in places:
             following = build.add(build.add(begin, place), INT64(BLOCK))
-            self._fetch(self._keys, self._emit.least(following, build.sub(self._num_keys, INT64(1))))
+            self.fetch(self._keys, self._emit.least(following, build.sub(self._num_keys, INT64(1))))
         for head in range(form.heads):
             weights = [
                 emitter.spread(emitter.number(self._scores, build.add(place, INT64(head * BLOCK)))) for place in places
@@ -290,3 +286,13 @@ class Blocks:
                     vector = emitter.fused(weight, value[number], vector)
                 emitter.put(vector, self._sums, head * form.dim + number * form.width)
         return ()
+
+
+def merged(emitter: Emitter, before: Sequence[Value], found: Sequence[Value]) -> list[Value]:
+    """Of two parts of a head's keys what both make: the largest score, the sum of weights, those of values by them."""
+    build = emitter.builder
+    top = emitter.larger(before[0], found[0])
+    kept, share = (emitter.power_of_two(emitter.spread(build.fsub(part[0], top))) for part in (before, found))
+    total = build.fadd(build.fmul(before[1], emitter.first(kept)), build.fmul(found[1], emitter.first(share)))
+    parts = zip(found[2:], before[2:], strict=True)
+    return [top, total, *(emitter.fused(share, new, build.fmul(kept, old)) for new, old in parts)]

@@ -43,6 +43,7 @@ class Emitter:
         """For a new function of an address, that of its parameters, and nothing to return; and that address."""
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), name)
         function.attributes.add("nounwind")
+        set.add(function.attributes, '"no-builtins"')  # which llvmlite does not know: no loop becomes a call of memset
         return cls(ir.IRBuilder(function.append_basic_block("entry")), width), function.args[0]
 
     def take_items(self, counter: Value, count: Value, body: Callable[[Value], None]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llvmlite import ir
 
 from serve_app.engine.cpu.emitter import INT16, INT32, Emitter, Value
@@ -41,9 +43,62 @@ class Pairs:
         """From memory of bfloat16, of which index is a number."""
         return self._build.load(self._emit.at(base, index, INT16), typ=self.vector, align=2)
 
+    def read_words(self, base: Value, index: int) -> Value:
+        """From memory of pairs, of which index is one."""
+        return self._build.load(self._emit.at(base, index, INT32), typ=self.vector, align=4)
+
     def spread(self, base: Value, index: Value) -> Value:
         """A vector of one pair, the index-th in memory."""
         return self._build.bitcast(self._emit.spread(self._emit.number(base, index, INT32)), self.vector)
+
+    def transposed(self, rows: Sequence[Value]) -> list[Value]:
+        """As many vectors as one has pairs, each of one pair of every row."""
+        kind, size = ir.VectorType(INT32, self._width), self._width
+        words = [self._build.bitcast(row, kind) for row in rows]
+
+        def picked(one: Value, other: Value, order: Sequence[int]) -> Value:
+            return self._build.shuffle_vector(one, other, ir.Constant(kind, list(order)))
+
+        def unpacked(one: Value, other: Value, step: int) -> list[Value]:
+            """The lower halves of each four words by turns, so many at once, and the upper ones."""
+            turns = [
+                [
+                    four + half * 2 + at + more
+                    for four in range(0, size, 4)
+                    for at in range(0, 2, step)
+                    for side in (0, size)
+                    for more in range(side, side + step)
+                ]
+                for half in range(2)
+            ]
+            return [picked(one, other, order) for order in turns]
+
+        fours = []  # of four rows: vectors whose L-th four words are the rows' words 4 L + k, for k = 0, 1, 2, 3
+        for at in range(0, size, 4):
+            low, high = unpacked(words[at], words[at + 1], 1), unpacked(words[at + 2], words[at + 3], 1)
+            fours.append([*unpacked(low[0], high[0], 2), *unpacked(low[1], high[1], 2)])
+        columns: list[Value] = [None] * size
+        for number, (first, second, third, fourth) in enumerate(zip(*fours, strict=True)):
+            for half in range(2):
+                lanes = [8 * half + at for at in range(8)]
+                both = [at + side for side in (0, size) for at in lanes]
+                upper, lower = picked(first, second, both), picked(third, fourth, both)
+                for lane in range(2):
+                    order = [4 * lane + at + more for at in range(0, 2 * size, 8) for more in range(4)]
+                    columns[4 * (2 * half + lane) + number] = picked(upper, lower, order)
+        return [self._build.bitcast(column, self.vector) for column in columns]
+
+    def add_rows(self, words: Sequence[Value], vectors: Sequence[Value], totals: Sequence[Value]) -> list[Value]:
+        """Sums of each row, one of each vector, and what its pair adds to them, which lies at its address.
+
+        As instructions of our own, as LLVM would load the words of many rows first, and sums would leave registers.
+        """
+        count = len(vectors)
+        found: list[Value] = []
+        for row, word in enumerate(words):
+            own = totals[row * count : (row + 1) * count]
+            found += multiplied_by_word(self._emit, "vdpbf16ps", word, own, vectors)
+        return found
 
     def rounded(self, first: Value, second: Value) -> Value:
         """Two vectors of float32 as bfloat16, one behind the other."""
@@ -63,3 +118,19 @@ class Pairs:
     def dot(self, total: Value, x: Value, y: Value) -> Value:
         """Sums in float32, and what pairs multiplied add to each."""
         return self._emit.call("llvm.x86.avx512bf16.dpbf16ps.512", total.type, total, x, y)
+
+
+def multiplied_by_word(
+    emitter: Emitter, name: str, word: Value, totals: Sequence[Value], vectors: Sequence[Value]
+) -> list[Value]:
+    """Vectors of sums, and what an instruction of that name adds to each, of a vector and the word at an address."""
+    build, count = emitter.builder, len(totals)
+    # operands: the sums, a vector for the word, the sums before, the vectors, the word's address
+    lines = [f"vbroadcastss (${3 * count + 1}), ${count}"]
+    lines += [f"{name} ${2 * count + 1 + at}, ${count}, ${at}" for at in range(count)]
+    places = ["=&v"] * (count + 1) + [str(at) for at in range(count)] + ["v"] * count + ["r"]
+    given = [*totals, *vectors, word]
+    results = ir.LiteralStructType([*(total.type for total in totals), emitter.vector])
+    form = ir.FunctionType(results, [value.type for value in given])
+    found = build.call(ir.InlineAsm(form, "\n".join(lines), ",".join(places)), given)
+    return [build.extract_value(found, at) for at in range(count)]

@@ -15,7 +15,7 @@ from typing import Any
 from llvmlite import ir
 
 from serve_app.engine.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
-from serve_app.engine.cpu.pairs import Pairs
+from serve_app.engine.cpu.pairs import Pairs, multiplied_by_word
 
 NAME = "multiply_rows"
 PARAMETERS = (
@@ -252,17 +252,8 @@ class _Writer:
 
         As instructions of our own, as LLVM would load the words of many rows first, and sums would leave registers.
         """
-        count = len(totals)
         name = "vpdpbusd" if self._numbers.is_whole else "vdpbf16ps"
-        # operands: the sums, a vector for the word, the sums before, the weights, the word's address
-        lines = [f"vbroadcastss (${3 * count + 1}), ${count}"]
-        lines += [f"{name} ${2 * count + 1 + at}, ${count}, ${at}" for at in range(count)]
-        places = ["=&v"] * (count + 1) + [str(at) for at in range(count)] + ["v"] * count + ["r"]
-        given = [*totals, *vectors, word]
-        results = ir.LiteralStructType([*(total.type for total in totals), self._emit.vector])
-        form = ir.FunctionType(results, [value.type for value in given])
-        found = self._build.call(ir.InlineAsm(form, "\n".join(lines), ",".join(places)), given)
-        return [self._build.extract_value(found, at) for at in range(count)]
+        return multiplied_by_word(self._emit, name, word, totals, vectors)
 
     def _give(self, at_row: Value) -> Sequence[Value]:
         """Write a row's outputs of the block, those that there are."""

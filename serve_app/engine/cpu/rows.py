@@ -8,6 +8,7 @@ import math
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,9 @@ from torch import Tensor
 from serve_app.engine.cpu.calling import KINDS, Kernel, float_bits
 from serve_app.engine.cpu.sequence import Call
 from serve_app.engine.openmp import libgomp
+
+if TYPE_CHECKING:
+    from serve_app.engine.cpu.attention_form import Form
 
 logger = logging.getLogger(__name__)
 
@@ -41,41 +45,53 @@ TOLERANCES = {torch.bfloat16: 0.03, torch.float16: 5e-3, torch.float32: 1e-4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One query: which packed token it is, and its keys, from a position of the storage on.
+    """One query: which packed token it is, and its keys, from a position of the storage on; or a tile of them.
 
-    elsewhere: positions from which its first stretches are read instead, where the same keys and values lie
+    num_queries: of the tile, one behind the other, each of which sees a key more, in as many stretches as the first
+    elsewhere:   positions from which its first stretches are read instead, where the same keys and values lie
     """
 
     token: int
     position: int
     num_keys: int
     elsewhere: Sequence[int] = ()
+    num_queries: int = 1
 
     @property
-    def num_stretches(self) -> int:
-        """Into which it is divided."""
-        from serve_app.engine.cpu.attention_kernel import STRETCH
+    def begins(self) -> list[int]:
+        """Positions from which its stretches are read, whole ones but for the last."""
+        from serve_app.engine.cpu.attention_form import STRETCH
 
-        return -(-self.num_keys // STRETCH)
+        own = range(self.position, self.position + self.num_keys, STRETCH)
+        return [*self.elsewhere, *own[len(self.elsewhere) :]]
+
+    @property
+    def num_items(self) -> int:
+        """Into which it is divided; a tile is not."""
+        return len(self.begins) if self.num_queries == 1 else 1
 
 
 class Table:
     """The rows of a step, as the kernel reads them; one layer after the other."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        from serve_app.engine.cpu.attention_kernel import STRETCH
+        from serve_app.engine.cpu.attention_form import STRETCH
 
+        self._begins = torch.tensor([at for row in rows for at in row.begins], dtype=torch.int64)
         items: list[tuple[int, ...]] = []
+        begins = self._begins.data_ptr()
         for number, row in enumerate(rows):
-            count = row.num_stretches
-            for at in range(count):
-                begin = at * STRETCH
-                length = min(STRETCH, row.num_keys - begin)
-                position = row.elsewhere[at] if at < len(row.elsewhere) else row.position + begin
-                items.append((row.token, position, length, at, count, number))
+            count = len(row.begins)
+            if row.num_queries > 1:
+                items.append((row.token, begins, row.num_keys, 0, 1, number, row.num_queries))
+            else:
+                for at, position in enumerate(row.begins):
+                    length = min(STRETCH, row.num_keys - at * STRETCH)
+                    items.append((row.token, position, length, at, count, number, 1))
+            begins += count * self._begins.itemsize
         self.items = torch.tensor(items, dtype=torch.int64)
         self.num_rows = len(rows)
-        self.num_keys = sum(row.num_keys for row in rows)
+        self.num_keys = sum(row.num_keys * row.num_queries for row in rows)
         self.is_divided = len(items) > len(rows)
         self._left: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -97,11 +113,11 @@ def tables_of(rows: Sequence[Row]) -> list[Table]:
     groups: list[list[Row]] = [[]]
     num_items = 0
     for row in rows:
-        if groups[-1] and num_items + row.num_stretches > ITEMS:
+        if groups[-1] and num_items + row.num_items > ITEMS:
             groups.append([])
             num_items = 0
         groups[-1].append(row)
-        num_items += row.num_stretches
+        num_items += row.num_items
     return [Table(group) for group in groups]
 
 
@@ -109,13 +125,15 @@ class RowsKernel:
     """Attends for rows of one form: so many heads of such a size.
 
     most_keys: that a query of a prompt may see if it is to be sooner than torch
+    tile:      queries of a prompt that attend together, at most; 1 where each does by itself
     """
 
-    def __init__(self, kernel: Kernel, *, parts: int, partial: int, most_keys: float) -> None:
+    def __init__(self, kernel: Kernel, form: Form, *, most_keys: float) -> None:
         self.most_keys = most_keys
+        self.tile = form.tile
         self._kernel = kernel
-        self._parts = parts
-        self._partial = partial
+        self._parts = form.parts
+        self._partial = form.partial
 
     def run(
         self,
@@ -210,12 +228,12 @@ def rows_kernel(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
 
 
 def _make(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
-    from serve_app.engine.cpu import attention_blocks, attention_kernel, compiling
+    from serve_app.engine.cpu import attention_form, attention_kernel, compiling
 
     machine = compiling.Machine.here()
     if dim % machine.width:
         return None
-    form = attention_blocks.Form(
+    form = attention_form.Form(
         group=group,
         dim=dim,
         kind=KINDS[dtype],
@@ -225,7 +243,7 @@ def _make(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
     )
     made = Kernel(compiling.compiled(attention_kernel.emit(form)), attention_kernel.NAME)
     most_keys = (math.inf if group > 1 else KEYS_IN_PAIRS) if form.in_pairs else KEYS_PER_HEAD * group
-    return RowsKernel(made, parts=form.parts, partial=form.partial, most_keys=most_keys)
+    return RowsKernel(made, form, most_keys=most_keys)
 
 
 @torch.inference_mode()

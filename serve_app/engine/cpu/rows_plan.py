@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -61,7 +62,7 @@ class RowsPlan:
         self._by_torch = by_torch
         self._readings = readings
         self._splits: dict[float, tuple[list[Reading], Sequence[Group]]] = {}
-        self._tables: dict[tuple[float, int | None, int | None], list[Table]] = {}
+        self._tables: dict[tuple[float, int, int | None, int | None], list[Table]] = {}
         self._is_decoding = all(each.length == 1 for each in readings)
         self._other: AttentionPlan | None = None
 
@@ -75,7 +76,7 @@ class RowsPlan:
             self._storage.write(layer, self._places, *new)
             new = None
         output = query.new_empty(query.shape)
-        for table in self._tables_for(kernel.most_keys, scoring):
+        for table in self._tables_for(kernel, scoring):
             kernel.run(query, keys, values, table, output, scale=scoring.scale, new=new)
         for group in self._split(kernel.most_keys)[1]:
             keys, values = self._storage.read(layer, group)
@@ -92,7 +93,7 @@ class RowsPlan:
         kernel = kernel_of(query, keys, values, scoring)
         if kernel is None or self._split(kernel.most_keys)[1]:
             return None
-        tables = self._tables_for(kernel.most_keys, scoring)
+        tables = self._tables_for(kernel, scoring)
         if len(tables) != 1:
             return None
         return Attending(
@@ -107,11 +108,11 @@ class RowsPlan:
             self._splits[most_keys] = ours, others
         return self._splits[most_keys]
 
-    def _tables_for(self, most_keys: float, scoring: Scoring) -> list[Table]:
-        name = most_keys, scoring.window, scoring.chunk
+    def _tables_for(self, kernel: RowsKernel, scoring: Scoring) -> list[Table]:
+        name = kernel.most_keys, kernel.tile, scoring.window, scoring.chunk
         if name not in self._tables:
-            readings, _ = self._split(most_keys)
-            rows = rows_of(self._storage, readings, window=scoring.window, chunk=scoring.chunk)
+            readings, _ = self._split(kernel.most_keys)
+            rows = rows_of(self._storage, readings, window=scoring.window, chunk=scoring.chunk, tile=kernel.tile)
             self._tables[name] = tables_of(rows)
         return self._tables[name]
 
@@ -141,17 +142,26 @@ def kernel_of(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> 
     return rows_kernel(heads // kv_heads, query.shape[2], query.dtype) if heads % kv_heads == 0 else None
 
 
-def rows_of(storage: Lanes, readings: Sequence[Reading], *, window: int | None, chunk: int | None) -> list[Row]:
-    """Each query by itself, with the keys that it sees."""
+def rows_of(
+    storage: Lanes, readings: Sequence[Reading], *, window: int | None, chunk: int | None, tile: int = 1
+) -> list[Row]:
+    """Each query, with the keys that it sees; as many of a prompt together as a tile has, where these see its first.
+
+    tile: begins where a position is a multiple of it, so that how queries are taken together is theirs alone
+    """
     rows = []
+    seen_whole = min(math.inf if each is None else each for each in (window, chunk))
     for reading, common in zip(readings, _in_common(storage, readings), strict=True):
         lane = storage.first_position(reading.place)
-        for number in range(reading.length):
-            position = reading.start + number
+        number = 0
+        while number < reading.length:
+            position, token = reading.start + number, reading.first_token + number
             in_window = 0 if window is None else position + 1 - window
             begin = max(0, in_window, 0 if chunk is None else position - position % chunk)
-            token, num_keys = reading.first_token + number, position + 1 - begin
-            rows.append(Row(token=token, position=lane + begin, num_keys=num_keys, elsewhere=() if begin else common))
+            count = 1 if begin else int(min(reading.length - number, tile - position % tile, seen_whole - position))
+            row = Row(token=token, position=lane + begin, num_keys=position + 1 - begin, num_queries=count)
+            rows.append(row if begin else replace(row, elsewhere=common))
+            number += count
     return rows
 
 
@@ -160,7 +170,7 @@ def _in_common(storage: Lanes, readings: Sequence[Reading]) -> list[Sequence[int
 
     Names say what is the same: a block's covers all that is before it.
     """
-    from serve_app.engine.cpu.attention_kernel import STRETCH
+    from serve_app.engine.cpu.attention_form import STRETCH
 
     num_blocks = STRETCH // storage.block_size
     if len(readings) < 2 or STRETCH % storage.block_size:
