@@ -17,7 +17,11 @@ from serve_app.engine.queue import Lacks, Line, WaitingQueue, lacks_nothing
 from serve_app.engine.sequence import Sequence
 
 Debts = defaultdict[str, float]
-"""By flow: service, divided by its weight, that those of it which have begun will be charged for their prompts."""
+"""By flow: service, divided by its weight, that those of it which have begun will be charged for, as is foreseen."""
+
+FORESEEN = 16
+"""Tokens of each that has begun which count as drawn already, where it may draw so many: what runs is charged for step
+by step, and a flow that comes with a crowd would have every place before it was charged for any."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,7 +86,7 @@ class Admission:
         if not self._store.has_spare_place or not len(self._waiting):
             return
         found = Findings(running=running, now=self._clock())
-        owed = self._debts(running)
+        owed = self._debts(running if self._waiting.has_several_lines else ())
         self._in_work.begin(running)
         for sequence in self._in_turn(owed, lacks=partial(self._lacks_what_is_known, found=found)):
             if found.keeps_blocks or not self._has_place_for(sequence, running):
@@ -114,11 +118,11 @@ class Admission:
             return None
         if self._has_place_for(claimant, running):
             return None
-        share = claimant.request.share
+        shares = [each.request.share for each in running]
         place = self.places.giver(
-            [each.request.share for each in running],
-            share,
-            debt=self._debt_of(share.flow, running),
+            shares,
+            [self._owed_for(each) for each in running],
+            claimant.request.share,
             resumes=lambda place: self._resumes(running[place]),
         )
         return None if place is None or not self._lacks_only_a_place(claimant, running) else running[place]
@@ -134,9 +138,8 @@ class Admission:
         """One that is free for anybody; or one of the spare ones, where others have taken all."""
         if self._store.has_free_place or not self._store.has_spare_place:
             return self._store.has_free_place
-        share = sequence.request.share
         shares = [each.request.share for each in running]
-        return self.places.is_behind(shares, share, debt=self._debt_of(share.flow, running))
+        return self.places.is_behind(shares, [self._owed_for(each) for each in running], sequence.request.share)
 
     def _lacks_what_is_known(self, sequence: Sequence, found: Findings) -> bool:
         """Whether it is passed over for what can be told at once, so that it hides nobody behind it."""
@@ -174,13 +177,6 @@ class Admission:
         if sequence.passed_over_at is None:
             sequence.passed_over_at = now if sequence.started_at is None else sequence.started_at
         return now - sequence.passed_over_at > self._max_bypass_s
-
-    def _debt_of(self, flow: str, running: Items[Sequence]) -> float:
-        owed = Debts(float)
-        for sequence in running:
-            if sequence.request.share.flow == flow:
-                self._owe(sequence, owed)
-        return owed[flow]
 
     def _lacks_only_a_place(self, sequence: Sequence, running: Items[Sequence]) -> bool:
         """An adapter that is not there is sent for, and the place is asked for again when it has come."""
@@ -223,17 +219,21 @@ class Admission:
         return turn_key(standing, self._counters.rules, now=now)
 
     def _debts(self, running: Items[Sequence]) -> Debts:
-        """What those that run owe; nothing where there is one line, whose turn it always is."""
+        """What those that run owe."""
         owed: Debts = defaultdict(float)
-        if self._waiting.has_several_lines:
-            for sequence in running:
-                self._owe(sequence, owed)
+        for sequence in running:
+            self._owe(sequence, owed)
         return owed
 
     def _owe(self, sequence: Sequence, owed: Debts) -> None:
-        if sequence.num_missing > 1:
-            share = sequence.request.share
-            owed[share.flow] += self._counters.rules.prefill_weight * sequence.num_missing / share.weight
+        owed[sequence.request.share.flow] += self._owed_for(sequence)
+
+    def _owed_for(self, sequence: Sequence) -> float:
+        """For its prompt, where more than the next token is missing, and for some tokens that it will draw."""
+        rules, missing = self._counters.rules, sequence.num_missing
+        num_drawn = min(FORESEEN, max(sequence.max_tokens - sequence.num_generated, 0))
+        service = rules.decode_weight * num_drawn + rules.prefill_weight * (missing if missing > 1 else 0)
+        return service / sequence.request.share.weight
 
     def _will_be_found(self, sequence: Sequence) -> bool:
         """Whether what it computes of its prompt is soon there for others; scored prompts go slowly."""

@@ -11,7 +11,7 @@ from itertools import islice, takewhile
 from serve_app.core.shares import Share
 from serve_app.engine.fairness.counters import Counters
 from serve_app.engine.fairness.order import Order
-from serve_app.engine.fairness.turns import RANKS, Key, next_rise, with_debt
+from serve_app.engine.fairness.turns import RANKS, DebtOf, Key, next_rise, with_debt
 from serve_app.engine.sequence import Sequence
 
 MAX_LOOKAHEAD = 128
@@ -43,7 +43,6 @@ class Line:
 
 
 KeyOf = Callable[[Line, Sequence], Key]
-DebtOf = Callable[[str], float]
 Lacks = Callable[[Sequence], bool]
 
 

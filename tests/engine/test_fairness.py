@@ -11,8 +11,8 @@ import pytest
 from serve_app.core.shares import Share
 from serve_app.engine.batch import Batch
 from serve_app.engine.fairness.counters import Counters
-from serve_app.engine.fairness.turns import Rules
-from serve_app.engine.queue import DebtOf, KeyOf, Lacks, WaitingQueue, lacks_nothing, no_debt
+from serve_app.engine.fairness.turns import DebtOf, Rules
+from serve_app.engine.queue import KeyOf, Lacks, WaitingQueue, lacks_nothing, no_debt
 from serve_app.engine.sequence import Sequence
 from tests.engine.simulated import Simulation
 

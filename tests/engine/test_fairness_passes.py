@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from serve_app.core.shares import Share
 from serve_app.engine.fairness.order import Order
-from serve_app.engine.fairness.turns import Key, Rules, with_debt
-from serve_app.engine.queue import MOST_LOOKED_AT, DebtOf, KeyOf, Lacks, Line, WaitingQueue, lacks_nothing, no_debt
+from serve_app.engine.fairness.turns import DebtOf, Key, Rules, with_debt
+from serve_app.engine.queue import MOST_LOOKED_AT, KeyOf, Lacks, Line, WaitingQueue, lacks_nothing, no_debt
 from serve_app.engine.sequence import Sequence
 from tests.engine.simulated import Simulation
 from tests.engine.test_fairness import told

@@ -11,7 +11,7 @@ from serve_app.core.shares import Priority, Share
 from serve_app.engine.config import SPARE_PART
 from serve_app.engine.fairness import places as places_module
 from serve_app.engine.fairness.counters import Counters
-from serve_app.engine.fairness.places import Places
+from serve_app.engine.fairness.places import AT_ONCE, PAID, Places
 from serve_app.engine.fairness.turns import Rules
 from serve_app.engine.sequence import Sequence
 from tests.engine.simulated import Simulation
@@ -107,7 +107,7 @@ def test_who_gave_its_place_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_flow_gives_a_place_for_each_quantum_of_its_own_at_most_and_little_is_computed_twice(seed: int) -> None:
+def test_a_flow_gives_a_few_places_and_one_for_each_quantum_of_its_own_and_little_is_computed_twice(seed: int) -> None:
     """Flows of all classes and weights, short and long, who come and go: no more is given than was had."""
     drawn = random.Random(seed)
     simulation = Simulation(num_places=8, num_blocks=4000, prefix_cache=True, rules=Rules(age_s=1.0, max_wait_s=5.0))
@@ -131,7 +131,8 @@ def test_a_flow_gives_a_place_for_each_quantum_of_its_own_at_most_and_little_is_
             needed += length + max_tokens - 1
         simulation.step()
         for flow, number in given.items():
-            assert number * simulation.rules.quantum <= simulation.counters.accounts.service_of(flow)
+            of_its_own = (number - AT_ONCE) * simulation.rules.quantum
+            assert of_its_own <= simulation.counters.accounts.service_of(flow)
     simulation.drain()
     assert all(each.is_finished for each in asked)
     assert sum(given.values()) >= 10
@@ -199,8 +200,10 @@ def places() -> Places:
     return Places(counters)
 
 
-def giver(places: Places, running: list[Share], claimant: Share, *, debt: float = 0.0) -> int | None:
-    return places.giver(running, claimant, debt=debt, resumes=lambda place: place != 3)
+def giver(places: Places, running: list[Share], claimant: Share, **debts: float) -> int | None:
+    """debts: of each of a flow's places"""
+    owed = [debts.get(share.flow, 0.0) for share in running]
+    return places.giver(running, owed, claimant, resumes=lambda place: place != 3)
 
 
 def test_the_youngest_that_can_go_on_gives_its_place(places: Places) -> None:
@@ -209,7 +212,9 @@ def test_the_youngest_that_can_go_on_gives_its_place(places: Places) -> None:
 
 @pytest.mark.parametrize("debt", [51.0, 500.0])
 def test_who_is_not_a_quantum_above_gives_nothing_debts_counted(places: Places, debt: float) -> None:
-    assert giver(places, [LONG] * 4, SHORT, debt=debt) is None
+    assert giver(places, [SHORT, *[LONG] * 4], SHORT, short=debt) is None
+    assert giver(places, [SHORT, LONG, LONG], SHORT, short=debt, long=debt - 50) is None, "without its own"
+    assert giver(places, [SHORT, LONG, LONG], SHORT, short=debt, long=debt - 49) == 2
 
 
 def test_nobody_gives_who_would_have_fewer_places_for_its_weight(places: Places) -> None:
@@ -218,11 +223,17 @@ def test_nobody_gives_who_would_have_fewer_places_for_its_weight(places: Places)
     assert giver(places, [LONG, SHORT, SHORT], Share(flow="short", weight=3.0)) == 0
 
 
-def test_a_flow_gives_nothing_to_itself_and_next_to_nothing_twice(places: Places) -> None:
+def test_a_flow_gives_nothing_to_itself_and_after_a_few_pays_for_each(places: Places) -> None:
     assert giver(places, [LONG, LONG], LONG) is None
-    places.note_given("long")
+    for _ in range(AT_ONCE):
+        assert giver(places, [LONG, LONG], SHORT) == 1
+        places.note_given("long")
     assert giver(places, [LONG, LONG], SHORT) is None
     places._counters.charge(LONG, 100.0)
+    assert giver(places, [LONG, LONG], SHORT) == 1
+    places.note_lost("long", 10)
+    assert giver(places, [LONG, LONG], SHORT) is None
+    places._counters.charge(LONG, 10 * PAID)
     assert giver(places, [LONG, LONG], SHORT) == 1
 
 
@@ -240,4 +251,19 @@ def test_what_is_known_of_flows_that_gave_is_bounded(places: Places) -> None:
         places._counters.charge(share, 500.0)
         places.note_given(share.flow)
         places._counters.charge(share, 500.0)
-    assert len(places._service_at) <= places_module.MAX_KNOWN
+    assert len(places._paid_at) <= places_module.MAX_KNOWN
+    for number in range(3 * places_module.MAX_KNOWN):
+        places.note_given(f"gone{number}")
+    assert len(places._paid_at) <= places_module.MAX_KNOWN
+
+
+def test_a_crowd_that_came_first_leaves_places_at_once_to_many_who_come_behind_it() -> None:
+    """Before it is charged for what it has begun: it owes that."""
+    simulation = Simulation(num_places=32, prefix_cache=True)
+    for _ in range(300):
+        simulation.ask(LONG, 8, 64)
+    simulation.run(3)
+    assert len(simulation.scheduler.running) == 32
+    asked = [simulation.ask(Share(flow=f"f{number}"), 8, 16).request.request_id for number in range(15)]
+    simulation.run(16)
+    assert all(simulation.stories[name].first_at is not None for name in asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from serve_app.core.shares import Share
@@ -50,6 +51,8 @@ class Standing:
 
 
 Key = tuple[int, float, int]
+DebtOf = Callable[[str], float]
+"""Of a flow: what those of it that have begun will be charged for, divided by its weight."""
 
 
 def turn_key(standing: Standing, rules: Rules, *, now: float) -> Key:
