@@ -78,7 +78,7 @@ class _Writer:
         with self._build.if_else(is_alone) as (then, otherwise):
             with then:
                 self._attend_alone(heads, key_head)
-            with otherwise:
+            with otherwise:  # behind the other one, as what is chosen for a tile stays so
                 self._attend_together(self._tiles, *lanes)
 
     def _attend_alone(self, heads: Value, key_head: Value) -> None:

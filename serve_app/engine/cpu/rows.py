@@ -57,18 +57,14 @@ class Row:
     elsewhere: Sequence[int] = ()
     num_queries: int = 1
 
-    @property
-    def begins(self) -> list[int]:
+    def begins(self, stretch: int) -> Sequence[int]:
         """Positions from which its stretches are read, whole ones but for the last."""
-        from serve_app.engine.cpu.attention_form import STRETCH
+        own = range(self.position, self.position + self.num_keys, stretch)
+        return [*self.elsewhere, *own[len(self.elsewhere) :]] if self.elsewhere else own
 
-        own = range(self.position, self.position + self.num_keys, STRETCH)
-        return [*self.elsewhere, *own[len(self.elsewhere) :]]
-
-    @property
-    def num_items(self) -> int:
+    def num_items(self, stretch: int) -> int:
         """Into which it is divided; a tile is not."""
-        return len(self.begins) if self.num_queries == 1 else 1
+        return -(-self.num_keys // stretch) if self.num_queries == 1 else 1
 
 
 class Table:
@@ -77,19 +73,22 @@ class Table:
     def __init__(self, rows: Sequence[Row]) -> None:
         from serve_app.engine.cpu.attention_form import STRETCH
 
-        self._begins = torch.tensor([at for row in rows for at in row.begins], dtype=torch.int64)
         items: list[tuple[int, ...]] = []
-        begins = self._begins.data_ptr()
+        of_tiles: list[int] = []
         for number, row in enumerate(rows):
-            count = len(row.begins)
+            begins = row.begins(STRETCH)
             if row.num_queries > 1:
-                items.append((row.token, begins, row.num_keys, 0, 1, number, row.num_queries))
-            else:
-                for at, position in enumerate(row.begins):
-                    length = min(STRETCH, row.num_keys - at * STRETCH)
-                    items.append((row.token, position, length, at, count, number, 1))
-            begins += count * self._begins.itemsize
+                items.append((row.token, len(of_tiles), row.num_keys, 0, 1, number, row.num_queries))
+                of_tiles += begins
+                continue
+            for at, position in enumerate(begins):
+                length = min(STRETCH, row.num_keys - at * STRETCH)
+                items.append((row.token, position, length, at, len(begins), number, 1))
+        self._begins = torch.tensor(of_tiles, dtype=torch.int64)
         self.items = torch.tensor(items, dtype=torch.int64)
+        if of_tiles:  # where they lie, for which in the list
+            is_tile = self.items[:, -1] > 1
+            self.items[is_tile, 1] = self._begins.data_ptr() + self._begins.itemsize * self.items[is_tile, 1]
         self.num_rows = len(rows)
         self.num_keys = sum(row.num_keys * row.num_queries for row in rows)
         self.is_divided = len(items) > len(rows)
@@ -110,14 +109,16 @@ class Table:
 
 def tables_of(rows: Sequence[Row]) -> list[Table]:
     """The rows in tables of so many items that what their parts leave stays small, long as they may be."""
+    from serve_app.engine.cpu.attention_form import STRETCH
+
     groups: list[list[Row]] = [[]]
     num_items = 0
     for row in rows:
-        if groups[-1] and num_items + row.num_items > ITEMS:
+        if groups[-1] and num_items + row.num_items(STRETCH) > ITEMS:
             groups.append([])
             num_items = 0
         groups[-1].append(row)
-        num_items += row.num_items
+        num_items += row.num_items(STRETCH)
     return [Table(group) for group in groups]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -159,8 +159,9 @@ def rows_of(
             in_window = 0 if window is None else position + 1 - window
             begin = max(0, in_window, 0 if chunk is None else position - position % chunk)
             count = 1 if begin else int(min(reading.length - number, tile - position % tile, seen_whole - position))
-            row = Row(token=token, position=lane + begin, num_keys=position + 1 - begin, num_queries=count)
-            rows.append(row if begin else replace(row, elsewhere=common))
+            own, elsewhere = lane + begin, () if begin else common
+            num_keys = position + 1 - begin
+            rows.append(Row(token=token, position=own, num_keys=num_keys, elsewhere=elsewhere, num_queries=count))
             number += count
     return rows
 

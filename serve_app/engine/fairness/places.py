@@ -83,7 +83,9 @@ class Places:
         if len(self._paid_at) >= MAX_KNOWN:
             kept = {each: at for each, at in self._paid_at.items() if self._had_since(each) < self._most}
             self._paid_at = dict(list(kept.items())[-MAX_KNOWN // 2 :]) if len(kept) >= MAX_KNOWN else kept
-        self._paid_at[flow] = self._counters.accounts.service_of(flow) - self._had_since(flow) + service
+        paid_at = self._counters.accounts.service_of(flow) - self._had_since(flow) + service
+        self._paid_at.pop(flow, None)  # behind those that owed something before
+        self._paid_at[flow] = paid_at
 
     def _served(self, running: Sequence[Share], debts: Sequence[float]) -> Callable[[str], float]:
         """Of a flow, with what it owes."""
