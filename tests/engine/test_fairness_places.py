@@ -257,13 +257,17 @@ def test_what_is_known_of_flows_that_gave_is_bounded(places: Places) -> None:
     assert len(places._paid_at) <= places_module.MAX_KNOWN
 
 
-def test_a_crowd_that_came_first_leaves_places_at_once_to_many_who_come_behind_it() -> None:
+@pytest.mark.parametrize("served_before", [0.0, 1000.0])
+def test_a_crowd_that_came_first_leaves_places_at_once_to_many_who_come_behind_it(served_before: float) -> None:
     """Before it is charged for what it has begun: it owes that."""
     simulation = Simulation(num_places=32, prefix_cache=True)
+    others = [Share(flow=f"f{number}") for number in range(15)]
+    for share in others:
+        simulation.counters.charge(share, served_before)
     for _ in range(300):
         simulation.ask(LONG, 8, 64)
     simulation.run(3)
     assert len(simulation.scheduler.running) == 32
-    asked = [simulation.ask(Share(flow=f"f{number}"), 8, 16).request.request_id for number in range(15)]
+    asked = [simulation.ask(share, 8, 16).request.request_id for share in others]
     simulation.run(16)
     assert all(simulation.stories[name].first_at is not None for name in asked)

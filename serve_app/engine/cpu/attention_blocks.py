@@ -18,6 +18,8 @@ class Blocks:
     """Writes what an item's heads do with its keys and values. Those are set as the item is reached.
 
     What was seen is kept for each query of a tile; the first one's is set where nothing else is said.
+
+    scores: where a query's are, [heads, BLOCK]; behind `weigh` their weights, pairs of which lie in its half
     """
 
     def __init__(self, form: Form, emitter: Emitter, *, scale: Value, stride: Value) -> None:
@@ -32,7 +34,7 @@ class Blocks:
         self._query: Value = emitter.local(form.heads * form.dim)
         self._sums_of_all = self._sums = emitter.local(form.tile * form.heads * form.dim)
         self._widened = emitter.local(form.width * form.dim) if form.widens_keys else None
-        self._scores = emitter.local(form.heads * BLOCK)
+        self.scores = emitter.local(form.heads * BLOCK)
         self._found, self._shrunk = (emitter.local(form.padded_heads) for _ in range(2))
         self._tops_of_all = self._tops = emitter.local(form.tile * form.padded_heads)
         self._totals_of_all = self._totals = emitter.local(form.tile * form.heads * form.width)
@@ -41,12 +43,7 @@ class Blocks:
         self._num_keys: Value = None
 
     @property
-    def scores(self) -> Value:
-        """Where a query's scores are, [heads, BLOCK]; behind `weigh` their weights, pairs of which lie in its half."""
-        return self._scores
-
-    @property
-    def all_sums(self) -> Value:
+    def sums_of_chosen(self) -> Value:
         """Where the chosen query's sums are, [heads, dim]."""
         return self._sums
 
@@ -111,7 +108,7 @@ class Blocks:
         count = self._emit.least(left, INT64(BLOCK))
         with build.if_then(is_part):
             for at in range(0, form.heads * BLOCK, form.width):
-                emitter.put(emitter.all_of(LEAST), self._scores, at)
+                emitter.put(emitter.all_of(LEAST), self.scores, at)
         emitter.repeat(INT64(0), count, form.width, functools.partial(self._score, begin, count))
         self.find_tops()
         for head in range(form.heads):
@@ -161,7 +158,7 @@ class Blocks:
         exist = build.icmp_signed("<", emitter.whole_numbers, left)
         for head, products in enumerate(self._by_columns(keys) if form.by_columns else self._across(keys)):
             scores = build.select(exist, build.fmul(products, self._scale), emitter.all_of(LEAST))
-            emitter.put(scores, self._scores, build.add(at, INT64(head * BLOCK)))
+            emitter.put(scores, self.scores, build.add(at, INT64(head * BLOCK)))
         return ()
 
     def _by_columns(self, keys: Sequence[Value]) -> list[Value]:
@@ -210,7 +207,7 @@ class Blocks:
         """Each head's largest score so far, and what that makes of its sums, of a vector of heads at once."""
         build, emitter, form = self._build, self._emit, self._form
         for head in range(form.heads):
-            scores = [emitter.floats(self._scores, place) for place in self._places(head)]
+            scores = [emitter.floats(self.scores, place) for place in self._places(head)]
             emitter.put(emitter.largest(functools.reduce(emitter.larger, scores)), self._found, head)
         for at in range(0, form.padded_heads, form.width):
             before = emitter.floats(self._tops, at)
@@ -227,17 +224,17 @@ class Blocks:
         build, emitter, form = self._build, self._emit, self._form
         top, shrunk = (emitter.spread(emitter.number(base, head)) for base in (self._tops, self._shrunk))
         weights = [
-            emitter.power_of_two(build.fsub(emitter.floats(self._scores, place), top)) for place in self._places(head)
+            emitter.power_of_two(build.fsub(emitter.floats(self.scores, place), top)) for place in self._places(head)
         ]
         total = build.fmul(emitter.floats(self._totals, head * form.width), shrunk)
         if form.in_pairs:  # they lie where half of the scores were
             for at, pair in enumerate(zip(weights[::2], weights[1::2], strict=True)):
                 pairs = self._pairs.rounded(*pair)
-                build.store(pairs, emitter.at(self._scores, head * BLOCK + at * form.width, FLOAT), align=4)
+                build.store(pairs, emitter.at(self.scores, head * BLOCK + at * form.width, FLOAT), align=4)
                 total = self._pairs.dot(total, pairs, self._pairs.ones)
         else:
             for place, weight in zip(self._places(head), weights, strict=True):
-                emitter.put(weight, self._scores, place)
+                emitter.put(weight, self.scores, place)
             total = build.fadd(total, functools.reduce(build.fadd, weights))
         emitter.put(total, self._totals, head * form.width)
         for at, vector in zip(range(0, form.dim, form.width), self._vectors(self._sums, head), strict=True):
@@ -262,7 +259,7 @@ class Blocks:
                 self.fetch(self._keys, self._emit.least(build.add(position, INT64(BLOCK)), last))
         for head in range(form.heads):
             first = build.add(INT64(head * BLOCK), build.sdiv(at, INT64(2)))
-            weights = [self._pairs.spread(self._scores, build.add(first, INT64(each))) for each in range(together)]
+            weights = [self._pairs.spread(self.scores, build.add(first, INT64(each))) for each in range(together)]
             for number, vector in enumerate(self._vectors(self._sums, head)):
                 for weight, values in zip(weights, pairs, strict=True):
                     vector = self._pairs.dot(vector, weight, values[number])
@@ -279,7 +276,7 @@ class Blocks:
             self.fetch(self._keys, self._emit.least(following, build.sub(self._num_keys, INT64(1))))
         for head in range(form.heads):
             weights = [
-                emitter.spread(emitter.number(self._scores, build.add(place, INT64(head * BLOCK)))) for place in places
+                emitter.spread(emitter.number(self.scores, build.add(place, INT64(head * BLOCK)))) for place in places
             ]
             for number, vector in enumerate(self._vectors(self._sums, head)):
                 for weight, value in zip(weights, values, strict=True):

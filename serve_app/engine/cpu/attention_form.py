@@ -68,7 +68,7 @@ class Form:
 
     @property
     def padded_heads(self) -> int:
-        """The same in whole vectors."""
+        """Query heads of an item, in whole vectors."""
         return -(-self.heads // self.width) * self.width
 
     @property

@@ -193,11 +193,11 @@ class Tiles:
         """The block's values by their weights, two vectors of a head's numbers from that one on."""
         build, emitter, form = self._build, self._emit, self._form
         places = [build.add(at, INT64(head * form.dim + more)) for head, more in self._vectors(heads)]
-        before = [emitter.floats(self._blocks.all_sums, place) for place in places]
+        before = [emitter.floats(self._blocks.sums_of_chosen, place) for place in places]
         words = [emitter.at(self._blocks.scores, head * BLOCK, INT32) for head in heads]
         found = self._multiplied(words, emitter.at(self._interleaved, at, INT32), BLOCK // 2, form.dim, before)
         for place, total in zip(places, found, strict=True):
-            emitter.put(total, self._blocks.all_sums, place)
+            emitter.put(total, self._blocks.sums_of_chosen, place)
         return ()
 
     def _vectors(self, heads: Sequence[int]) -> list[tuple[int, int]]:
