@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from serve_app.core.errors import Overloaded
 from serve_app.http.bookings import Bookings
 from serve_app.http.flows import Flows
+from serve_app.http.lines import Lines
 from serve_app.http.presence import Presence, take_one
 from serve_app.http.uploads import Uploads
 from serve_app.http.visits import Announced, Visit
@@ -47,8 +48,10 @@ MAX_WAIT_IF_DUE_S = 1.5 * MAX_RETRY_S
 BOOKED = 0.75
 """Of the pace: were it all promised, chance would make a queue of those who come when told that never gets shorter."""
 MOST_BOOKED = 4
-"""One of so many places is left at most for those who were told to come now: they may not. As many there are beyond all
-places, for those of them who come and find none: whoever is told twice does not obey a third time."""
+"""One of so many places is left at most for those who were told to come now: they may not."""
+MOST_EXTRA = 2
+"""Half as many as all places are there beyond them, for those who come when told and find none: whoever is told twice
+does not obey a third time. They wait first of their flow, and take no place of another."""
 KEPT = 8
 """One of so many that are handed on at once is kept for tenants below their share."""
 FILLED_PER_SLOT = 1.25
@@ -111,10 +114,10 @@ class Turnstile:
         self.num_slots = 0
         self.num_refused = 0
         self._num_told = 0  # of them to a router
-        self._num_handed_on = self._num_waiting = self._num_extra = 0
+        self._num_handed_on = self._num_extra = 0
         self._handed_on: Counter[str] = Counter()  # by flow, as is the next; none is there with nothing
         self._announced: Counter[str] = Counter()
-        self._waiting: dict[str, dict[Visit, None]] = {}  # the flow whose turn was last is last
+        self._lines = Lines()
         self._clock = clock
         self._pace = Pace(self.settings.max_requests / BELIEVED_S, now=clock(), belief_s=BELIEF_S)
         self._presence = Presence(self.flows, clock=clock)
@@ -127,14 +130,14 @@ class Turnstile:
     @property
     def num_inside(self) -> int:
         """But for those beyond all places."""
-        return self._num_handed_on + self._num_waiting - self._num_extra
+        return self._num_handed_on + len(self._lines) - self._num_extra
 
     def is_full(self, flow: str = "", *, is_due: bool = False) -> bool:
         """Whether one more of this flow would be too many, or would wait here for too long.
 
         is_due: it was told to come now, as `keep` says
         """
-        has_extra = is_due and self._num_extra < self.settings.max_requests // MOST_BOOKED
+        has_extra = is_due and self._num_extra < self.settings.max_requests // MOST_EXTRA
         return (self._has_no_place(flow, is_due=is_due) and not has_extra) or self._waits_long(flow, is_due=is_due)
 
     def _has_no_place(self, flow: str, *, is_due: bool) -> bool:
@@ -145,8 +148,9 @@ class Turnstile:
         return num_free <= num_due or (self.flows.has_tenants and is_much)
 
     def _waits_long(self, flow: str, *, is_due: bool) -> bool:
+        """Who is due waits for those before it who were, and hardly for the others of its flow."""
         num_due, max_wait_s = (0, MAX_WAIT_IF_DUE_S) if is_due else (self._num_due(flow), MAX_WAIT_S)
-        num_waiting = len(self._waiting.get(flow, ())) + self._announced[flow]
+        num_waiting = self._lines.num_of(flow, is_due=is_due) + self._announced[flow]
         return num_waiting > 0 and num_waiting + num_due >= max_wait_s * self._pace_of(flow)
 
     @property
@@ -162,11 +166,11 @@ class Turnstile:
     def enter(self, begin: Callable[[], None], flow: str = "", *, is_due: bool = False) -> Visit:
         """Let a request in. begin: called when it is its turn, which may be now;  is_due: as `is_full` was told"""
         self._pace.note(self._clock(), is_busy=self._is_busy)
-        visit = Visit(self.leave, begin, flow, is_extra=is_due and self._has_no_place(flow, is_due=True))
+        is_extra = is_due and self._has_no_place(flow, is_due=True)
+        visit = Visit(self.leave, begin, flow, is_due=is_due, is_extra=is_extra)
         self._num_extra += visit.is_extra
         self._presence.enter(flow)
-        self._waiting.setdefault(flow, {})[visit] = None
-        self._num_waiting += 1
+        self._lines.add(visit)
         self._hand_on()
         return visit
 
@@ -179,7 +183,7 @@ class Turnstile:
             self._num_handed_on -= 1
             take_one(self._handed_on, visit.flow)
         else:
-            self._stop_waiting(visit)
+            self._lines.remove(visit)
         self._hand_on()
 
     def refuse(self, flow: str = "", *, is_kept: bool = True) -> int:
@@ -192,7 +196,7 @@ class Turnstile:
         self._bookings[name] = bookings
         if len(self._bookings) > MAX_BOOKS:
             self._bookings.popitem(last=False)
-        ahead_s = (len(self._waiting.get(flow, ())) + self._num_due(flow)) / self._pace_of(flow)
+        ahead_s = (self._lines.num_of(flow) + self._num_due(flow)) / self._pace_of(flow)
         pace_per_s = BOOKED * (self._pace_of(flow) if self.flows.has_tenants else self._pace.per_s)
         return bookings.make(pace_per_s=pace_per_s, excess_s=max(0.0, ahead_s - MAX_WAIT_S / 2), is_kept=is_kept)
 
@@ -264,12 +268,11 @@ class Turnstile:
         return self._num_handed_on >= min(most, filled)
 
     def _hand_on(self) -> None:
-        while self._waiting:
-            flow = min(self._waiting, key=lambda each: self._handed_on[each] / self.flows.weight_of(each))
+        while self._lines:
+            flow = min(self._lines.flows, key=lambda each: self._handed_on[each] / self.flows.weight_of(each))
             if self._is_busy and not self._is_below_share(flow):
                 return
-            visit = next(iter(self._waiting[flow]))
-            self._stop_waiting(visit)
+            visit = self._lines.take(flow)
             self._num_handed_on += 1
             self._handed_on[flow] += 1
             visit.begin()
@@ -280,17 +283,9 @@ class Turnstile:
         is_bounded = self.flows.has_tenants and self._num_handed_on < 2 * self.max_handed_on
         return is_bounded and self._handed_on[flow] < most
 
-    def _stop_waiting(self, visit: Visit) -> None:
-        """The others of its flow have their next turn behind those of other flows."""
-        others = self._waiting.pop(visit.flow)
-        del others[visit]
-        self._num_waiting -= 1
-        if others:
-            self._waiting[visit.flow] = others
-
     def _report(self) -> None:
         """A line now and then, beside what routers count."""
         self._reports_at = self._clock() + REPORT_PERIOD_S
         num_new, self._num_reported = self.num_refused - self._num_reported, self.num_refused
         told = "refused since the last report: %d; handed on: %d, waiting: %d"
-        logger.warning(told, num_new, self._num_handed_on, self._num_waiting)
+        logger.warning(told, num_new, self._num_handed_on, len(self._lines))

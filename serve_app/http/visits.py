@@ -28,8 +28,10 @@ class Announced:
 class Visit:
     """A request, from when it is let in until it leaves, whatever becomes of it."""
 
-    def __init__(self, leave: Leave, begin: Callable[[], None], flow: str, *, is_extra: bool) -> None:
+    def __init__(self, leave: Leave, begin: Callable[[], None], flow: str, *, is_due: bool, is_extra: bool) -> None:
+        """is_due: it was told to come now;  is_extra: all places are taken but for it"""
         self.has_begun = False
+        self.is_due = is_due
         self.is_extra = is_extra
         self.flow = flow
         self._leave = leave

@@ -47,10 +47,12 @@ END_OF_HEAD = b"\r\n\r\n"
 class Plan:
     """One phase. keys: of all tenants, the greedy one's last
 
+    name:   in its prompts, which are no other phase's: nothing of them is kept
     per_s:  requests per second of each tenant that is not greedy
     loops:  of the greedy one; None where it is as the others;  rude: the part of them that comes again at once
     """
 
+    name: str
     port: int
     keys: tuple[str, ...]
     seconds: float
@@ -156,7 +158,7 @@ async def send_now_and_then(plan: Plan, key: str, seen: Seen, drawn: random.Rand
     async with asyncio.TaskGroup() as group:
         until = time.monotonic() + plan.seconds
         while (now := time.monotonic()) < until:
-            group.create_task(_send(plan, key, idle, seen, f"Tell me of number {drawn.random()}", until))
+            group.create_task(_send(plan, key, idle, seen, f"{plan.name}: tell me of number {drawn.random()}", until))
             await asyncio.sleep(min(drawn.expovariate(plan.per_s), until - now))
     for line in idle:
         line.close()
@@ -190,7 +192,7 @@ async def send_for_ever(plan: Plan, seen: Seen, number: int, *, obeys: bool) -> 
         with suppress(TimeoutError):
             async with asyncio.timeout(until - now):
                 try:
-                    retry_s = await line.complete(f"More of number {number} {count}", seen)
+                    retry_s = await line.complete(f"{plan.name}: more of number {number} {count}", seen)
                     if is_retry:
                         seen.retries["refused" if retry_s else "answered"] += 1
                     is_retry = obeys and retry_s > 0 and not is_retry
@@ -213,8 +215,9 @@ async def _drive(plan: Plan) -> dict[str, Any]:
         for number, key in enumerate(plan.keys[:-1]):
             group.create_task(send_now_and_then(plan, key, others, random.Random(number)))
         if plan.loops is not None:
+            drawn = random.Random(plan.loops)
             for number in range(plan.loops):
-                obeys = number >= plan.rude * plan.loops
+                obeys = drawn.random() >= plan.rude  # whoever connects first finds places
                 seen = last_polite if obeys else last_rude
                 group.create_task(send_for_ever(plan, seen, number, obeys=obeys))
         elif plan.has_last:
@@ -298,28 +301,30 @@ def main() -> None:
         ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool,
     ):
 
-        def run(**what: Any) -> dict[str, Any]:
+        def run(name: str, **what: Any) -> dict[str, Any]:
             before, since = rss_mb(house), time.time()
-            told = pool.submit(drive, Plan(port=house.run.port, keys=keys, **what)).result()
+            told = pool.submit(drive, Plan(name=name, port=house.run.port, keys=keys, **what)).result()
             rss = {"before": before, "after": rss_mb(house)}
             return {**told, "ledger": where_it_went(house, since), "rss_mb": rss}
 
-        run(seconds=4, per_s=0.01, loops=32)
-        found = run(seconds=MEASURED_S, per_s=0.01, loops=options.loops, rude=options.rude)
+        run("warm", seconds=4, per_s=0.01, loops=32)
+        found = run("capacity", seconds=MEASURED_S, per_s=0.01, loops=options.loops, rude=options.rude)
         done = sum(found[kind]["answers"].get("200", 0) for kind in ("last, obeys", "last, rude"))
         capacity = done / MEASURED_S
         share = capacity / NUM_TENANTS
         per_s, full = options.part * share, options.full * share
-        told = {
-            "capacity_per_s": capacity, "per_s": per_s, "max_in_flight": options.max_in_flight,
-            "full": run(seconds=options.seconds / 2, per_s=full),
-            "full, greedy": run(seconds=options.seconds, per_s=full, loops=options.loops, rude=options.rude),
-            "full again": run(seconds=options.seconds / 2, per_s=full),
-            "alone": run(seconds=options.seconds / 2, per_s=per_s, has_last=False),
-            "shared": run(seconds=options.seconds / 2, per_s=per_s),
-            "greedy": run(seconds=options.seconds, per_s=per_s, loops=options.loops, rude=options.rude),
-            "alone again": run(seconds=options.seconds / 2, per_s=per_s, has_last=False),
-        }  # fmt: skip
+        crowd = {"loops": options.loops, "rude": options.rude}
+        phases: dict[str, dict[str, Any]] = {
+            "full": {"seconds": options.seconds / 2, "per_s": full},
+            "full, greedy": {"seconds": options.seconds, "per_s": full, **crowd},
+            "full again": {"seconds": options.seconds / 2, "per_s": full},
+            "alone": {"seconds": options.seconds / 2, "per_s": per_s, "has_last": False},
+            "shared": {"seconds": options.seconds / 2, "per_s": per_s},
+            "greedy": {"seconds": options.seconds, "per_s": per_s, **crowd},
+            "alone again": {"seconds": options.seconds / 2, "per_s": per_s, "has_last": False},
+        }
+        told = {"capacity_per_s": capacity, "per_s": per_s, "max_in_flight": options.max_in_flight}
+        told |= {name: run(name, **what) for name, what in phases.items()}
         print(json.dumps(told, indent=1))
 
 

@@ -79,12 +79,12 @@ def test_who_is_refused_before_any_pace_is_known_is_let_in_when_it_comes_as_told
     assert ended["refused"] <= 0.01 * ended.total()
 
 
-def test_places_beyond_all_are_for_those_who_were_told_to_come_and_no_more_than_a_quarter() -> None:
+def test_places_beyond_all_are_for_those_who_were_told_to_come_and_half_as_many_at_most() -> None:
     now = 100.5
     turnstile = Turnstile(TurnstileSettings(max_requests=8), clock=lambda: now)
     inside = [turnstile.enter(lambda: None) for _ in range(8)]
     assert turnstile.is_full()
-    for _ in range(2):
+    for _ in range(4):
         assert not turnstile.is_full(is_due=True)
         inside.append(turnstile.enter(lambda: None, is_due=True))
     assert turnstile.is_full(is_due=True)

@@ -39,9 +39,9 @@ class Service:
     """Closed loops of one tenant through a full proxy, and others that send now and then, in simulated time. It
     completes one after another at random times, by turns of tenants, as the engine does.
 
-    starts_s: when the loops begin, those first that do not obey
+    starts_s: when the loops begin, those first that do not obey;  falls_to: part of its pace, from then on
     ended: how first retries of those who obey and of those who do not ended, once that has settled
-    waits: seconds of the requests of other tenants
+    waits: seconds of the requests of other tenants;  done: of the loops, by whether they obey
     """
 
     num_loops: int
@@ -51,11 +51,13 @@ class Service:
     part: float = PART
     starts_s: float = 0.0
     pace: float = PACE
+    falls_to: float = 1.0
     now: float = 0.0
     ended: Counter[tuple[bool, str]] = field(default_factory=Counter)
     num_done: int = 0
     num_idle: int = 0
     waits: list[float] = field(default_factory=list)
+    done: Counter[bool] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         random.seed(self.seed)  # of the appointments
@@ -66,6 +68,8 @@ class Service:
         self._served = Counter[str]()
         self.turnstile = Turnstile(TurnstileSettings(), clock=lambda: self.now)
         self.turnstile.flows.learn([(b"x-api-key", b"any")], "any")
+        self._offered_per_s = self.part * self.pace / (NUM_OTHERS + 1)
+        self._later(self.starts_s, self._fall)
         for number in range(self.num_loops):
             client = self._client(GREEDY, obeys=number >= self.rude * self.num_loops)
             later_s = number / self.num_loops if self.starts_s else self._drawn.random()
@@ -80,6 +84,9 @@ class Service:
             act()
         return self
 
+    def _fall(self) -> None:
+        self.pace *= self.falls_to
+
     def _client(self, flow: str, **what: bool) -> Client:
         return Client(flow, Caller(self.turnstile), **what)
 
@@ -91,18 +98,19 @@ class Service:
             self._ask(self._client(flow, comes_again=False))
             self._send_later(flow)
 
-        self._later(self._drawn.expovariate(self.part * self.pace / (NUM_OTHERS + 1)), send)
+        self._later(self._drawn.expovariate(self._offered_per_s), send)
 
     def _ask(self, client: Client) -> None:
         is_refused = client.caller.is_one_too_many(client.flow, self.now)
         if client.flow == GREEDY and client.num_refused == 1 and self.now > self.settled_s:
             self.ended[client.obeys, "refused" if is_refused else "answered"] += 1
         if not is_refused:
+            is_due = client.caller.is_due
             client.caller.enter(client.flow, self.now)
             client.caller.please()
             client.num_refused = 0
             self._lift(client.flow)
-            self._inside.append((self.turnstile.enter(lambda: None, client.flow), client, self.now))
+            self._inside.append((self.turnstile.enter(lambda: None, client.flow, is_due=is_due), client, self.now))
             return
         client.num_refused += 1
         retry_after_s = client.caller.refuse(client.flow, self.now)
@@ -130,6 +138,7 @@ class Service:
         visit.leave()
         self.num_done += 1
         if client.comes_again:
+            self.done[client.obeys] += 1
             self._later(AT_ONCE_S, lambda: self._ask(client))
         else:
             self.waits.append(self.now - came_at)
@@ -169,6 +178,21 @@ def test_a_crowd_among_others_that_were_there_is_told_times_at_which_there_is_a_
     ended = sum((each.ended for each in found), Counter[tuple[bool, str]]())
     assert ended[True, "answered"] >= 200
     assert ended[True, "answered"] >= 0.95 * (ended[True, "answered"] + ended[True, "refused"])
+
+
+@pytest.mark.slow
+def test_whoever_obeys_has_most_of_the_turns_where_the_pace_has_fallen_to_less_than_others_ask_for() -> None:
+    """Those who asked first do not obey, and have all places, for longer than anybody may be told to stay away. When
+    these are done nearly all turns are of those who came when they were told to.
+    """
+    fallen = {"settled_s": 40, "starts_s": 40, "part": 0.95, "pace": 10.0, "falls_to": 0.9}
+    for seed in (1, 2):
+        found = Service(400, 0.5, seed, **fallen).run(200)
+        assert found.ended[True, "answered"] >= 40
+        before = found.done.copy()
+        assert before[True] >= 10
+        found.run(300)
+        assert found.done[True] - before[True] >= 2 * (found.done[False] - before[False])
 
 
 def test_whoever_asks_in_a_loop_is_not_awaited_until_it_has_obeyed_once() -> None:

@@ -148,7 +148,7 @@ def test_whoever_leaves_leaves_nothing_behind() -> None:
     assert proxy.turnstile.num_inside == 0
     assert not proxy.turnstile._presence.inside
     assert not proxy.turnstile._handed_on
-    assert not proxy.turnstile._waiting
+    assert not proxy.turnstile._lines
 
 
 def test_one_tenants_appointments_are_not_behind_anothers_and_follow_its_own_part_of_the_pace() -> None:
