@@ -2,9 +2,11 @@
 
     python tests/bench/bench_gaps.py --model builtin:demo --dtype float32 --rounds 3
     python tests/bench/bench_gaps.py --model random-tiny --only "f ,h " --case-timeout 60
+    python tests/bench/bench_gaps.py --model random-tiny --tenants 2
 
 The service with its engine's thread and its event loop, and the requests of `hostile.py` given to it as a router would.
-The streams run alone and beside each neighbour by turns (alone, hostile, alone, …). Prints JSON per case: gaps in
+The streams run alone and beside each neighbour by turns (alone, hostile, alone, …); the neighbour is of the same
+tenant, or of another one. Prints JSON per case: gaps in
 milliseconds as they came out on the event loop, and the steps that lie in the worst of them: what they consisted of,
 how long the thread computed, was queued for a CPU (`queued`: other threads and other programs), and was blocked (on
 Python's lock, mostly). `own` is from one step's end to the next one's without what it was queued for: the gap that a
@@ -36,6 +38,7 @@ from serve_app.core.delta import Delta
 from serve_app.core.errors import ServeError
 from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest, Prompt, SamplingParams, StopParams
+from serve_app.core.shares import Share
 from serve_app.engine import service as service_module
 from serve_app.engine.collector import exempt_what_is_loaded
 from serve_app.engine.config import EngineConfig
@@ -111,17 +114,17 @@ def lowered(body: dict[str, Any], versions: dict[str, str]) -> list[GenerationRe
     ]
 
 
-def named(requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
-    return [replace(each, request_id=f"r{next(numbers)}") for each in requests]
+def named(requests: Sequence[GenerationRequest], share: Share) -> list[GenerationRequest]:
+    return [replace(each, request_id=f"r{next(numbers)}", share=share) for each in requests]
 
 
-async def attack(router: Router, attack: Attack, prepared: list[list[GenerationRequest]], told: Counter[str]) -> None:
+async def attack(router: Router, case: Case, told: Counter[str]) -> None:
     """The requests of an attack, again and again, until cancelled."""
-    turn = 0
+    turn, attack, prepared = 0, case.attack, case.prepared
     while True:
         chosen = [prepared[(turn + i) % len(prepared)] for i in range(attack.at_once)]
         turn += attack.at_once
-        await asyncio.gather(*(one(router, named(requests), told, attack.is_read) for requests in chosen))
+        await asyncio.gather(*(one(router, named(requests, case.share), told, attack.is_read) for requests in chosen))
         if not attack.is_read:
             return
         await asyncio.sleep(PAUSE_S)
@@ -168,7 +171,7 @@ async def phase(service: ModelService, engine: WatchedEngine, options: argparse.
     router = Router(service=service, name=f"calm-{next(numbers)}")
     own = [asyncio.create_task(router.read()), asyncio.create_task(router.stay())]
     await asyncio.sleep(0)
-    mine = [request for number in range(NUM_STREAMS) for request in named(innocent(number, options))]
+    mine = [request for number in range(NUM_STREAMS) for request in named(innocent(number, options), Share())]
     engine.steps.clear()
     engine.collections.worst_ms = 0.0
     await service.submit(router.name, mine)
@@ -201,12 +204,13 @@ class Case:
 
     attack: Attack
     prepared: list[list[GenerationRequest]]
+    share: Share
     router_name: str = ""
 
     def begin(self, service: ModelService, told: Counter[str]) -> list[asyncio.Task[None]]:
         self.router_name = f"hostile-{next(numbers)}"
         router = Router(service=service, name=self.router_name)
-        tasks = [attack(router, self.attack, self.prepared, told), router.stay()]
+        tasks = [attack(router, self, told), router.stay()]
         if self.attack.is_read:
             tasks.append(router.read())
         return [asyncio.create_task(task) for task in tasks]
@@ -283,7 +287,7 @@ async def compare(options: argparse.Namespace, scratch: Path) -> list[dict[str, 
             continue
         size = max(NUM_PREPARED, each.at_once) if name[0] != "c" else each.at_once
         bodies = [lowered(each.body(target, number), options.versions) for number in range(size)]
-        case = Case(attack=each, prepared=bodies)
+        case = Case(attack=each, prepared=bodies, share=Share() if options.tenants == 1 else Share(flow="another"))
         quiet, hostile = [], []
         try:
             async with asyncio.timeout(options.case_timeout):
@@ -309,6 +313,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=160, help="of each of the eight streams")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tenants", type=int, default=1, choices=(1, 2), help="2: the neighbour is another one")
     parser.add_argument("--only", default="", help="how the names of the cases begin, with commas between")
     parser.add_argument("--case-timeout", type=float, default=120.0, help="seconds for all rounds of a case")
     parser.add_argument("--collect-all", action="store_true", help="let Python's collector look at what is loaded, too")
