@@ -104,6 +104,14 @@ class Pairs:
         """Two vectors of float32 as bfloat16, one behind the other."""
         return self._emit.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", self.vector, second, first)
 
+    def write(self, vectors: Sequence[Value], base: Value, index: Value) -> None:
+        """One vector of float32, or two, to memory of bfloat16, the second behind the first."""
+        numbers = self.rounded(vectors[0], vectors[-1])
+        if len(vectors) == 1:
+            first = ir.Constant(ir.VectorType(INT32, self._width), list(range(self._width)))
+            numbers = self._build.shuffle_vector(numbers, numbers, first)
+        self._build.store(numbers, self._emit.at(base, index, INT16), align=2)
+
     def interleaved(self, first: Value, second: Value) -> list[Value]:
         """Pairs of the first half of two vectors' numbers, and of the second."""
         kind, size = ir.VectorType(INT32, 2 * self._width), 2 * self._width
@@ -114,6 +122,13 @@ class Pairs:
             )
             for half in halves
         ]
+
+    def interleaved_halves(self, base: Value, indices: Sequence[Value]) -> Value:
+        """As many numbers as a vector has pairs, from two places of a memory of bfloat16, as pairs of both."""
+        half = ir.VectorType(_BFloat(), self._width)
+        first, second = (self._build.load(self._emit.at(base, at, INT16), typ=half, align=2) for at in indices)
+        order = [at + more for at in range(self._width) for more in (0, self._width)]
+        return self._build.shuffle_vector(first, second, ir.Constant(ir.VectorType(INT32, 2 * self._width), order))
 
     def dot(self, total: Value, x: Value, y: Value) -> Value:
         """Sums in float32, and what pairs multiplied add to each."""
