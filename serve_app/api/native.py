@@ -17,7 +17,10 @@ SAME_NAMES = (
     "dry_allowed_length", "dry_penalty_last_n", "mirostat_tau", "mirostat_eta", "max_tokens", "ignore_eos", "stream",
     "min_keep", "timings_per_token", "post_sampling_probs",
 )  # fmt: skip
-NOT_NATIVE = ("best_of", "return_hidden_states", "return_routed_experts")
+NOT_NATIVE = (
+    "best_of", "prompt_logprobs", "request_id", "return_cached_tokens_details", "return_hidden_states",
+    "return_routed_experts",
+)  # fmt: skip
 """What llama.cpp's own shape has no place for."""
 LISTS = ("dry_sequence_breakers", "stop")
 OTHER_NAMES: Mapping[str, str] = MappingProxyType({"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"})

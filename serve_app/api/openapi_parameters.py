@@ -51,7 +51,7 @@ def native_schema(terms: Terms) -> Schema:
     """The body of llama.cpp's own routes, which need no model where one is served and rank nothing."""
     schema = with_optional_model(completion_schema(terms))
     for name in NOT_NATIVE:
-        neutral = {"type": "null"} if name == "best_of" else {"enum": [False, None]}
+        neutral = {"enum": [False, None]} if name.startswith("return_") else {"type": "null"}
         schema["properties"][name] = {**neutral, "description": "Carried out at /v1/completions only."}
     return schema
 

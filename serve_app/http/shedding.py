@@ -22,7 +22,7 @@ from serve_app.api.paths import POSTED
 from serve_app.http.arrival import has_ended
 from serve_app.http.caller import Caller
 from serve_app.http.enclosed import MAX_BYTES, enclose, without_body
-from serve_app.http.failures import request_id_of
+from serve_app.http.failures import request_id_of, without_odd_id
 from serve_app.http.flows import Headers as HeaderLines
 from serve_app.http.glance import COUNTED_URLS
 from serve_app.http.header_limits import LINGER_S, BoundedHeaders
@@ -257,9 +257,10 @@ class Shedding(BoundedHeaders):
         return is_whole and self._landing.name is not None and self._landing.enclosing.is_known
 
     def _tell(self, scope: Scope) -> None:
-        """What only a proxy may say, and no client."""
+        """What only a proxy may say, and no client, and an id that is every line's in the log."""
         without_offer(scope)
         without_body(scope)
+        without_odd_id(scope)
         tell(scope, self._turnstile.take_untold())
 
     def _note(self, start: Message) -> None:

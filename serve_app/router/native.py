@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from serve_app.api.chunks import dump
 from serve_app.api.completion import CompletionRequest
@@ -54,10 +55,12 @@ class NativeRenderer:
         }
         if choice.logprobs is not None:
             result["completion_probabilities"] = _probabilities(choice.logprobs.body())
+        if self._request.timings_per_token or choice.finish_reason is not None:
+            result["timings"] = self._timings(part)
         return result if choice.finish_reason is None else result | self._finish(part)
 
     def _finish(self, part: Part) -> dict[str, object]:
-        choice, timings = part.choice, self._tally.timings
+        choice = part.choice
         return {
             "generation_settings": native_settings(self._request),
             "prompt": _shown_prompt(self._request.prompt_of(part.part)),
@@ -66,8 +69,11 @@ class NativeRenderer:
             "stop_type": _stop_type(choice),
             "stopping_word": choice.matched_stop if isinstance(choice.matched_stop, str) else "",
             "tokens_cached": self._composer.prompt_tokens(part.part) + part.completion_tokens,
-            "timings": timings.body(),
         }
+
+    def _timings(self, part: Part) -> dict[str, object]:
+        """Of the choice and its prompt, as of what has come of that."""
+        return replace(self._tally.of([part.part]).timings, num_predicted_tokens=part.completion_tokens).body()
 
 
 async def collect_native(run: Run, request: CompletionRequest) -> dict[str, object] | list[dict[str, object]]:

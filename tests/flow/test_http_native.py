@@ -107,6 +107,48 @@ async def test_a_stream_is_of_results_and_ends_with_the_one_that_stops(client):
     assert results[-1]["stop_type"] == "limit"
 
 
-async def test_best_of_is_refused_by_name(client):
-    response = await client.post("/completion", json={"prompt": "a", "best_of": 2})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "best_of")
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_each_result_has_the_timings_of_its_own_choice(client, is_stream):
+    body = {"prompt": ["a", "b c d"], "n": 2, "n_predict": 3, "stream": is_stream}
+    response = await client.post("/completion", json=body)
+    results = response.json() if not is_stream else streamed(response)
+    last = {result["index"]: result for result in results if result["stop"]}
+    assert [last[index]["timings"]["predicted_n"] for index in range(4)] == [3, 3, 3, 3]
+    prompts = [last[index]["timings"]["cache_n"] + last[index]["timings"]["prompt_n"] for index in range(4)]
+    assert prompts == [1, 1, 3, 3]
+    assert not any("timings" in result for result in results if not result["stop"])
+
+
+async def test_timings_come_with_each_token_where_they_are_asked_for(client):
+    body = {"prompt": "a", "n_predict": 3, "stream": True, "timings_per_token": True}
+    results = streamed(await client.post("/completion", json=body))
+    assert len(results) > 1
+    assert all(result["timings"]["predicted_n"] == result["tokens_predicted"] for result in results)
+
+
+def streamed(response):
+    lines = response.text.split("\n\n")
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("best_of", 2),
+        ("prompt_logprobs", 0),
+        ("request_id", "abc"),
+        ("return_cached_tokens_details", True),
+        ("return_hidden_states", True),
+        ("return_routed_experts", True),
+    ],
+)
+@pytest.mark.parametrize("path", ["/completion", "/completions", "/infill"])
+async def test_what_has_no_place_there_is_refused_by_name(client, path, name, value):
+    text = {"input_prefix": "a", "input_suffix": "b"} if path == "/infill" else {"prompt": "a"}
+    response = await client.post(path, json={**text, name: value})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, name), response.text
+
+
+async def test_what_nobody_wants_of_it_is_taken(client):
+    nothing = {"best_of": None, "prompt_logprobs": None, "return_cached_tokens_details": False}
+    assert (await client.post("/completion", json={"prompt": "a", "n_predict": 1, **nothing})).status_code == 200

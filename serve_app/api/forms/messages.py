@@ -74,7 +74,7 @@ class Messages:
         extras = {"reasoning_content": {"anyOf": [TEXT, NULL]}, **named}
         calls = {"type": "array", "items": TOOL_CALL}
         says = _message(
-            ["assistant"], {"content": CONTENT, "tool_calls": {"anyOf": [calls, NULL]}, **extras}, ["content"]
+            ["assistant"], {"content": silent, "tool_calls": {"anyOf": [calls, NULL]}, **extras}, ["content"]
         )
         asks = _message(
             ["assistant"], {"content": silent, "tool_calls": {**calls, "minItems": 1}, **extras}, ["tool_calls"]
@@ -179,7 +179,8 @@ def _read(sent: object, path: str, limits: WireLimits) -> Message:
     message: Message = {"role": role, "content": ""}
     calls = sent.get("tool_calls") if role == "assistant" else None
     content = sent.get("content")
-    if content is not None or not calls:
+    may_be_silent = role == "assistant" and (calls or "content" in sent)
+    if content is not None or not may_be_silent:
         message["content"] = _content(content, f"{path}.content", limits if role != "assistant" else None)
     for name in ("name", "tool_call_id", "reasoning_content"):
         if sent.get(name) is not None and _has(role, name):
