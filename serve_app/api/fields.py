@@ -97,7 +97,7 @@ def _is_among(value: object, values: tuple[object, ...]) -> bool:
 
 def _not_carried_out(spelled: str, disposition: NotYet, value: object) -> UnsupportedParameter:
     allowed = " or ".join([*map(shown, disposition.neutral), "null"])
-    must = f"be {allowed}, as it is not carried out by this server"
+    must = f"be {allowed}, as it is not carried out here"
     return UnsupportedParameter.refusing(spelled, must=must, found=shown(value))
 
 

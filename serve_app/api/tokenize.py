@@ -117,6 +117,7 @@ def parse_tokenize(body: bytes, limits: WireLimits) -> TokenizeCall:
             adds_special=adds_special,
             parses_special=values.get("parse_special", True),
             with_pieces=has_pieces or returns_strings,
+            param=sent[0],
         ),
         has_pieces=has_pieces,
         returns_strings=returns_strings,

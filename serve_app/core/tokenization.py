@@ -15,6 +15,7 @@ class TokenizeRequest:
     parses_special: special tokens written out in the text are such; otherwise they are text
     with_pieces:    also the bytes of each token
     conversation:   what the text is rendered of, where that is asked for; the text is empty then
+    param:          what the client calls it
     """
 
     text: str = ""
@@ -22,6 +23,7 @@ class TokenizeRequest:
     parses_special: bool = True
     with_pieces: bool = False
     conversation: Conversation | None = None
+    param: str = "prompt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,10 +48,11 @@ class Tokenizations:
             rendering = await self._render(request.conversation)
             request, foreign = replace(request, text=rendering.text), rendering.foreign
         if len(request.text) > self._max_chars:
-            raise InvalidRequest(
-                f"A text to be tokenized must have at most {self._max_chars} characters; found {len(request.text)}.",
-                None,
-                {"n_prompt_chars": len(request.text), "max_prompt_chars": self._max_chars},
+            raise InvalidRequest.refusing(
+                request.param,
+                must=f"be at most {self._max_chars} characters to be cut into tokens (the model's max_tokenized_chars)",
+                found=str(len(request.text)),
+                facts={"n_prompt_chars": len(request.text), "max_tokenized_chars": self._max_chars},
             )
         found = await self._run(lambda: self._tokenizer.tokenize(request, foreign))
         return found if request.conversation is None else replace(found, text=request.text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from serve_app.api.completion import CompletionRequest
+from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.request import DRY_BASE, DryParams, SamplingParams, UnencodedParams, samplers_in_order
 
@@ -77,5 +78,5 @@ def _biased_ids(request: CompletionRequest, vocab_size: int) -> tuple[tuple[int,
             pairs.append((key, bias))
         elif not request.dialect.ignores_unknown_bias:
             must = f"name token ids from 0 to {vocab_size - 1}, or texts"
-            raise InvalidRequest.refusing("logit_bias", must=must, found="an id outside of the vocabulary")
+            raise InvalidRequest.refusing("logit_bias", must=must, found=f"the id {shown(key)}")
     return tuple(pairs)

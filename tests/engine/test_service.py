@@ -318,8 +318,10 @@ async def test_a_text_to_tokenize_is_bounded_by_the_configuration() -> None:
     service = ModelService.load(config(DEMO, max_tokenized_chars=100), replica_id="r1")
     service.start()
     assert (await service.tokenize(TokenizeRequest(text="x" * 100))).token_ids
-    with pytest.raises(InvalidRequest, match="at most 100 characters; found 101"):
-        await service.tokenize(TokenizeRequest(text="x" * 101))
+    for name in ("prompt", "content"):
+        with pytest.raises(InvalidRequest, match=f'"{name}" must be at most 100 characters .*; found 101') as refusal:
+            await service.tokenize(TokenizeRequest(text="x" * 101, param=name))
+        assert refusal.value.param == name
     await service.close()
 
 

@@ -47,9 +47,11 @@ class Dialect:
     defaults:          values of parameters that were not sent, where they differ from those of `union`
     temperature_last:  whether temperature comes after truncation, where `samplers` was not sent
     repetition_sees_prompt: whether repetition_penalty counts the prompt's tokens
-    takes_zero_tokens, takes_unlimited_tokens: whether `max_tokens` may be sent as 0, as -1
+    takes_zero_tokens: whether `max_tokens` may be sent as 0
+    takes_unlimited_tokens: whether `max_tokens` may be sent as -1, for no limit
     max_stop_strings:  None is as many as the server is configured for
     max_logprobs:      at least so many are allowed, more where the server is configured so
+    max_top_k:         what `top_k` may be at most
     best_of:           what it counts, the best n of `best_of` candidates or the best `best_of` of n
     suffix:            what `suffix` is, where `suffix_mode` was not sent
     takes_mixed_prompts: whether text and token ids may stand in one prompt

@@ -126,7 +126,7 @@ class StructuredOutputs:
     def _check_name(self, name: str, sent: Mapping[str, object], value: Value) -> None:
         path = f"{value.name}[{shown(name)}]"
         if name in NEUTRAL_OPTIONS and sent[name] is not False:
-            must = "be absent, as it is not carried out by this server"
+            must = "be absent, as it is not carried out here"
             raise UnsupportedParameter.refusing(path, must=must, found=shown(sent[name]))
         if name == COMPACT:
             Boolean().read(replace(value, name=path, sent=sent[name]))
