@@ -36,7 +36,8 @@ class TokenLogprob:
 
     text:    the token alone; bytes that are no whole characters are written `bytes:\\x..`
     logprob: None for the first token of a prompt, which nothing predicts
-    offset:  characters of text before the token, counted in the completion (or in the prompt, for its tokens)
+    offset:  characters of text before the token, counted in the completion (or in the echo, for the prompt's tokens);
+             what goes on with a character has that character's place
     rank:    how many tokens are at least as likely, itself included; None where nobody asked
     """
 
@@ -56,7 +57,7 @@ class PromptReport:
     queue_s:   from its arrival to the first step that took it in
     text:      what of the prompt is echoed, where echo asked for it
     logprobs:  one entry per echoed token, where they were asked for
-    whole_logprobs: one entry per token of the prompt, where those were asked for whatever is echoed
+    whole_logprobs: one entry per token of the prompt, where those were asked for whatever is echoed; without offsets
     token_ids: of the whole prompt, where they were asked for
     unenforced_formats: of the completion's JSON schema, which are taken for annotations
     tail:      the end of its text, special tokens by their names, where it was asked for

@@ -133,9 +133,11 @@ class Output:
         """
         ends = self._ends(sequence, token_id)
         completes = not ends and not is_held and _completes(sequence, token_id)
-        if scored is not None:
-            sequence.pending_logprobs.append(self._token_logprob(scored, sequence.detokenizer.num_chars))
         shows = not ends or self._shows_end(sequence, token_id)
+        if scored is not None:
+            detokenizer = sequence.detokenizer
+            offset = detokenizer.place_of(token_id) if shows else detokenizer.num_chars
+            sequence.pending_logprobs.append(self._token_logprob(scored, offset))
         text = self._text(sequence, token_id) if shows else ""
         return text + self._finish(sequence, is_over=ends or completes, stop_token=token_id if ends else None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import replace
 
 from serve_app.core.delta import PromptReport, TokenLogprob
@@ -25,12 +26,9 @@ class PromptReporter:
         prompt_ids = sequence.token_ids[: sequence.prompt_length]
         wanted, scored, logprobs = request.logprobs, None, None
         if wanted is not None and wanted.scores_prompt:
-            scored = self._placed(prompt_ids, sequence.prompt_logprobs)
-            logprobs = _shown(scored, sequence.shown_prompt) if wanted.prompt else None
-        text = None
-        if request.echo:
-            text = self._echoed(sequence)
-            logprobs = _last(logprobs, request.echo_last)
+            scored = self._scored(prompt_ids, sequence.prompt_logprobs)
+            logprobs = self._placed(sequence, scored) if wanted.prompt else None
+        text = self._echoed(sequence) if request.echo else None
         sequence.was_reported = True
         sequence.prompt_logprobs = []
         return PromptReport(
@@ -49,35 +47,36 @@ class PromptReporter:
     def _echoed(self, sequence: Sequence) -> str:
         """The prompt as it was written where it was text and is echoed whole, else what its tokens mean."""
         request = sequence.request
-        prompt_ids = [sequence.token_ids[place] for place in sequence.shown_prompt]
-        if request.echo_last:
-            first = max(0, len(prompt_ids) - request.echo_last)
-            before = self._tokenizer.decode(prompt_ids[:first])
-            return self._tokenizer.decode(prompt_ids)[len(before) :]
-        return request.prompt.text or self._tokenizer.decode(prompt_ids)
+        if not request.echo_last and request.prompt.text:
+            return request.prompt.text
+        shown = sequence.shown_prompt
+        prompt_ids = sequence.token_ids[shown.start : shown.stop]
+        return self._tokenizer.decode(prompt_ids)[self._num_cut(sequence, prompt_ids) :]
 
-    def _placed(self, prompt_ids: list[int], scored: list[TokenLogprob]) -> tuple[TokenLogprob, ...]:
-        """Give each prompt token its place in the text; nothing predicts the first."""
+    def _scored(self, prompt_ids: list[int], scored: list[TokenLogprob]) -> tuple[TokenLogprob, ...]:
+        """All tokens of a prompt; nothing predicts the first."""
+        text = self._tokenizer.token_text(prompt_ids[0])
+        return (TokenLogprob(token_id=prompt_ids[0], text=text, logprob=None, offset=0), *scored)
+
+    def _placed(self, sequence: Sequence, scored: Items[TokenLogprob]) -> tuple[TokenLogprob, ...]:
+        """Give each echoed token its place in the echoed text; one that goes on with a character cut off is at 0."""
+        shown = scored[sequence.shown_prompt.start : sequence.shown_prompt.stop]
+        prompt_ids = [entry.token_id for entry in shown]
+        num_cut = self._num_cut(sequence, prompt_ids)
+        places = [max(0, place - num_cut) for place in self._places(prompt_ids)]
+        placed = [replace(entry, offset=place) for entry, place in zip(shown, places, strict=True)]
+        return tuple(placed[-sequence.request.echo_last :])  # 0 is all
+
+    def _num_cut(self, sequence: Sequence, prompt_ids: list[int]) -> int:
+        """Characters that begin before the last tokens, where no more of them are echoed."""
+        count = sequence.request.echo_last
+        return len(self._tokenizer.decode(prompt_ids[:-count])) if count else 0
+
+    def _places(self, token_ids: list[int]) -> list[int]:
+        """How many characters stand before each token in the text of all."""
         detokenizer = self._tokenizer.detokenizer([])
-        first = TokenLogprob(
-            token_id=prompt_ids[0], text=self._tokenizer.token_text(prompt_ids[0]), logprob=None, offset=0
-        )
-        placed = []
-        for entry in (first, *scored):
-            placed.append(replace(entry, offset=detokenizer.num_chars))
-            detokenizer.feed(entry.token_id)
-        return tuple(placed)
-
-
-def _shown(logprobs: tuple[TokenLogprob, ...], places: range) -> tuple[TokenLogprob, ...]:
-    """Those at these places, with offsets that count from the first of them."""
-    kept = logprobs[places.start : places.stop]
-    return tuple(replace(entry, offset=entry.offset - kept[0].offset) for entry in kept)
-
-
-def _last(logprobs: tuple[TokenLogprob, ...] | None, count: int) -> tuple[TokenLogprob, ...] | None:
-    """The last so many, with offsets that count from the first of them; 0 is all."""
-    if not count or not logprobs:
-        return logprobs
-    kept = logprobs[-count:]
-    return tuple(replace(entry, offset=entry.offset - kept[0].offset) for entry in kept)
+        places = []
+        for token_id in token_ids:
+            places.append(detokenizer.place_of(token_id))
+            detokenizer.feed(token_id)
+        return places

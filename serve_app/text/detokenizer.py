@@ -37,21 +37,35 @@ class Detokenizer:
 
     def feed(self, token_id: int) -> str:
         """Take one token and return the characters that are whole with it; special tokens have none."""
-        piece = self._pieces.middle(token_id)
+        piece = self._piece(token_id)
         if piece is None:
-            return self._special(token_id) if self._shows_special else ""
-        if self._is_at_start:
-            piece = self._pieces.first(token_id)
-            self._is_at_start = False
-        return self._release(self._utf8.decode(piece))
-
-    def _special(self, token_id: int) -> str:
-        name = self._pieces.name(token_id)
-        return self._release(self._utf8.decode(name.encode())) if name is not None else ""
-
-    def _release(self, text: str) -> str:
+            return ""
+        self._is_at_start = self._is_at_start and self._pieces.middle(token_id) is None
+        text = self._utf8.decode(piece)
         self._num_chars += len(text)
         return text
+
+    def place_of(self, token_id: int) -> int:
+        """Say how many characters stand before the token, where it is the next one; nothing is fed.
+
+        A token that goes on with a character stands where that does; one that breaks it stands behind its U+FFFD.
+        """
+        piece = self._piece(token_id)
+        pending, _ = self._utf8.getstate()
+        if not pending or not piece:
+            return self._num_chars
+        ahead = _UTF8("replace")
+        text = ahead.decode(pending + piece[:1])
+        held, _ = ahead.getstate()
+        return self._num_chars + len(text) + bool(held) - 1  # the byte is of the last character that has begun
+
+    def _piece(self, token_id: int) -> bytes | None:
+        """What the next token adds; None where it adds nothing and ends no character."""
+        piece = self._pieces.middle(token_id)
+        if piece is not None:
+            return self._pieces.first(token_id) if self._is_at_start else piece
+        name = self._pieces.name(token_id) if self._shows_special else None
+        return None if name is None else name.encode()
 
 
 def join(pieces: Pieces, token_ids: Iterable[int]) -> str:

@@ -76,6 +76,37 @@ def test_prompt_and_completion_join_to_the_text_of_both(tokenizer: TextTokenizer
     assert whole in (joined, joined + "\ufffd")
 
 
+@law
+@given(ids=ANY_IDS | LOW_IDS)
+def test_a_token_has_the_place_of_the_character_that_its_first_byte_is_of(
+    tokenizer: TextTokenizer, ids: list[int]
+) -> None:
+    detokenizer, before = tokenizer.detokenizer([]), b""
+    for token_id in ids:
+        place = detokenizer.place_of(token_id)
+        piece = tokenizer._pieces.middle(token_id)
+        if piece is not None:
+            piece = piece if before else tokenizer._pieces.first(token_id)
+        if piece:
+            assert place == len((before + piece[:1]).decode("utf-8", "replace")) - 1
+        else:
+            assert place == detokenizer.num_chars
+        assert place == detokenizer.place_of(token_id), "asking changes nothing"
+        detokenizer.feed(token_id)
+        before += piece or b""
+
+
+def test_what_breaks_a_character_stands_behind_the_sign_for_it(demo: TextTokenizer) -> None:
+    detokenizer = demo.detokenizer([], shows_special=True)
+    lead, colon, special = 168, 31, min(demo.special_ids)
+    places = []
+    for token_id in (lead, colon, lead, special, lead, lead):
+        places.append(detokenizer.place_of(token_id))
+        detokenizer.feed(token_id)
+    behind = 4 + len(demo.token_text(special))
+    assert places == [0, 1, 2, 3, behind - 1, behind]
+
+
 def test_no_part_of_a_character_is_shown_before_it_is_whole(demo: TextTokenizer, stories: TextTokenizer) -> None:
     for tokenizer in (demo, stories):
         ids = tokenizer.encode(Prompt(parts=("a🙂é你",)))

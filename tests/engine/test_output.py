@@ -1,0 +1,71 @@
+"""Where generated tokens stand in the text that is shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from serve_app.core.delta import Delta
+from serve_app.core.request import GenerationRequest, LogprobParams
+from serve_app.engine.batch import Batch, Span
+from serve_app.engine.output import Output
+from serve_app.engine.sampling.logprobs import Scored
+from serve_app.engine.sampling.sampler import SampledSpan
+from serve_app.engine.sequence import Sequence
+from serve_app.text.tokenizer import TextTokenizer
+from tests.engine.conftest import DEMO
+from tests.engine.harness import request
+
+LEAD, COLON, DASH = 168, 31, 18
+"""A byte that begins a character of three bytes, `:`, and `-`."""
+ASKED = request("a", max_tokens=20, logprobs=LogprobParams(top=0))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TextTokenizer:
+    return TextTokenizer.load(DEMO, vocab_size=2048)
+
+
+def given(tokenizer: TextTokenizer, asked: GenerationRequest, token_ids: list[int]) -> list[Delta]:
+    """What comes out where these tokens are drawn behind a prompt, one in each step, until it ends."""
+    output = Output(tokenizer, frozenset())
+    one = Sequence(asked, [COLON], sample=0, max_tokens=20, detokenizer=tokenizer.detokenizer([COLON]))
+    deltas = []
+    for token_id in token_ids:
+        if not one.is_finished:
+            span = Span(one, one.num_computed, one.num_missing, samples=True)
+            drawn = SampledSpan(token_id=token_id, scored=Scored(token_id, -1.0, ()))
+            deltas += output.commit(Batch((span,)), [drawn])
+    return deltas
+
+
+def shown(deltas: list[Delta]) -> tuple[str, list[tuple[int, int]]]:
+    """The text, and each token whose score was shown with its offset."""
+    entries = [(entry.token_id, entry.offset) for delta in deltas for entry in delta.logprobs]
+    return "".join(delta.text for delta in deltas), entries
+
+
+def test_what_breaks_a_character_stands_behind_the_sign_for_it(tokenizer: TextTokenizer) -> None:
+    text, entries = shown(given(tokenizer, ASKED, [LEAD, COLON, LEAD, LEAD, COLON]))
+    assert text == "\ufffd:\ufffd\ufffd:"
+    assert entries == [(LEAD, 0), (COLON, 1), (LEAD, 2), (LEAD, 3), (COLON, 4)]
+
+
+def test_an_entry_is_not_shown_before_the_text_of_its_token(tokenizer: TextTokenizer) -> None:
+    asked = replace(ASKED, stop=replace(ASKED.stop, strings=(":!",)))
+    deltas = given(tokenizer, asked, [LEAD, COLON, DASH])
+    assert [delta.text for delta in deltas] == ["", "\ufffd", ":-"]
+    assert [[entry.offset for entry in delta.logprobs] for delta in deltas] == [[], [0], [1, 2]]
+
+
+def test_a_stop_that_breaks_a_character_has_no_entry(tokenizer: TextTokenizer) -> None:
+    asked = replace(ASKED, stop=replace(ASKED.stop, strings=(":",)))
+    assert shown(given(tokenizer, asked, [LEAD, COLON])) == ("\ufffd", [(LEAD, 0)])
+
+
+def test_a_token_that_ends_the_text_and_is_not_shown_breaks_no_character(tokenizer: TextTokenizer) -> None:
+    asked = replace(ASKED, stop=replace(ASKED.stop, token_ids=(COLON,)))
+    assert shown(given(tokenizer, asked, [DASH, LEAD, COLON])) == ("-", [(DASH, 0), (LEAD, 1), (COLON, 1)])
+    kept = replace(asked, stop=replace(asked.stop, shows_string=True))
+    assert shown(given(tokenizer, kept, [DASH, LEAD, COLON])) == ("-\ufffd:", [(DASH, 0), (LEAD, 1), (COLON, 2)])

@@ -1,0 +1,63 @@
+"""Where tokens stand in the text that is shown: `text_offset`, of prompt and completion, whole and streamed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.flow.stack import Stack, running_stack
+
+LEAD, COLON = 168, 31
+"""A byte that begins a character of three bytes, and `:`."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack() -> AsyncIterator[Stack]:
+    async with running_stack(num_replicas=1) as running:
+        yield running
+
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+
+
+async def placed(stack: Stack, **body: Any) -> tuple[str, list[tuple[str, int]]]:
+    """The text, and each token with its offset; that a stream gives the same is checked."""
+    body = {"logprobs": 0, "max_tokens": 0, **body}
+    choice = (await stack.complete(**body))["choices"][0]
+    logprobs = choice["logprobs"]
+    text, offsets = "", []
+    for chunk in await stack.stream(**body):
+        for part in chunk["choices"]:
+            text += part["text"]
+            offsets += (part["logprobs"] or {}).get("text_offset", [])
+    assert (text, offsets) == (choice["text"], logprobs["text_offset"])
+    return choice["text"], list(zip(logprobs["tokens"], logprobs["text_offset"], strict=True))
+
+
+async def test_what_follows_a_broken_character_of_a_prompt_stands_behind_its_sign(stack: Stack) -> None:
+    text, places = await placed(stack, prompt=[LEAD, COLON, COLON], echo=True)
+    assert text == "\ufffd::"
+    assert places == [("bytes:\\xe6", 0), (":", 1), (":", 2)]
+
+
+async def test_so_it_does_in_a_completion(stack: Stack) -> None:
+    body = {"prompt": [COLON], "allowed_token_ids": [LEAD, COLON], "logit_bias": {str(LEAD): 10}}
+    text, places = await placed(stack, **body, temperature=1, seed=3, max_tokens=10)
+    assert "\ufffd:" in text
+    assert [text[place] for token, place in places if token == ":"] == [":"] * text.count(":")
+
+
+async def test_what_is_shown_of_it_ends_with_a_stop_that_breaks_a_character(stack: Stack) -> None:
+    body = {"prompt": [COLON], "allowed_token_ids": [LEAD, COLON], "logit_bias": {str(LEAD): 10}}
+    text, places = await placed(stack, **body, temperature=1, seed=3, max_tokens=10, stop=":")
+    assert set(text) == {"\ufffd"}
+    assert places == [("bytes:\\xe6", place) for place in range(len(text))]
+
+
+async def test_a_character_that_is_cut_off_is_in_no_offset(stack: Stack) -> None:
+    text, places = await placed(stack, prompt="é😀é x", echo_last=5)
+    assert text == "é x"
+    assert places == [("bytes:\\x98", 0), ("bytes:\\x80", 0), ("bytes:\\xc3", 0), ("bytes:\\xa9", 0), (" x", 1)]
