@@ -71,7 +71,8 @@ def without_files(request: GenerationRequest) -> GenerationRequest:
     if any(isinstance(part, tuple) for part in prompt.parts):
         parts = tuple(replace(part, data=b"") if isinstance(part, Image) else part for part in prompt.parts)
         return replace(request, prompt=Prompt(parts=parts))
-    return replace(request, prompt=Prompt(parts=(prompt.written,)))  # as an echo shows it
+    written = Prompt(parts=(prompt.written,), adds_special=prompt.adds_special)
+    return replace(request, prompt=written)  # as an echo shows it
 
 
 def _text(image: Image, seen: Seen, eyes: Eyes) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from serve_app.core.delta import PromptReport, TokenLogprob
 from serve_app.engine.sequence import Sequence
+from serve_app.text.places import meant_places, written_places
 from serve_app.text.tokenizer import TextTokenizer
 
 NUM_TAIL_TOKENS = 16
@@ -46,9 +47,9 @@ class PromptReporter:
 
     def _echoed(self, sequence: Sequence) -> str:
         """The prompt as it was written where it was text and is echoed whole, else what its tokens mean."""
-        request = sequence.request
-        if not request.echo_last and request.prompt.text:
-            return request.prompt.text
+        written = _written(sequence)
+        if written is not None:
+            return written
         shown = sequence.shown_prompt
         prompt_ids = sequence.token_ids[shown.start : shown.stop]
         return self._tokenizer.decode(prompt_ids)[self._num_cut(sequence, prompt_ids) :]
@@ -62,21 +63,28 @@ class PromptReporter:
         """Give each echoed token its place in the echoed text; one that goes on with a character cut off is at 0."""
         shown = scored[sequence.shown_prompt.start : sequence.shown_prompt.stop]
         prompt_ids = [entry.token_id for entry in shown]
-        num_cut = self._num_cut(sequence, prompt_ids)
-        places = [max(0, place - num_cut) for place in self._places(prompt_ids)]
+        places = self._places(sequence, prompt_ids)
         placed = [replace(entry, offset=place) for entry, place in zip(shown, places, strict=True)]
         return tuple(placed[-sequence.request.echo_last :])  # 0 is all
+
+    def _places(self, sequence: Sequence, prompt_ids: list[int]) -> list[int]:
+        """How many characters of the echo stand before each token of the prompt."""
+        written = _written(sequence)
+        if written is None:
+            num_cut = self._num_cut(sequence, prompt_ids)
+            return [max(0, place - num_cut) for place in meant_places(self._tokenizer, prompt_ids)]
+        request = sequence.request
+        has_prefix = request.infill is None and request.prompt.adds_special  # of a gap it is not shown
+        num_prefixed = len(self._tokenizer.prefix_ids) if has_prefix else 0
+        return [0] * num_prefixed + written_places(self._tokenizer, written, prompt_ids[num_prefixed:])
 
     def _num_cut(self, sequence: Sequence, prompt_ids: list[int]) -> int:
         """Characters that begin before the last tokens, where no more of them are echoed."""
         count = sequence.request.echo_last
         return len(self._tokenizer.decode(prompt_ids[:-count])) if count else 0
 
-    def _places(self, token_ids: list[int]) -> list[int]:
-        """How many characters stand before each token in the text of all."""
-        detokenizer = self._tokenizer.detokenizer([])
-        places = []
-        for token_id in token_ids:
-            places.append(detokenizer.place_of(token_id))
-            detokenizer.feed(token_id)
-        return places
+
+def _written(sequence: Sequence) -> str | None:
+    """The prompt as it was written, where it was text and is echoed whole."""
+    request = sequence.request
+    return None if request.echo_last else request.prompt.text

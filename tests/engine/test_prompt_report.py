@@ -11,9 +11,10 @@ from serve_app.core.request import GenerationRequest, LogprobParams, Prompt
 from serve_app.engine.prompt_report import PromptReporter
 from serve_app.engine.sequence import Sequence
 from serve_app.text.tokenizer import TextTokenizer
-from tests.engine.conftest import DEMO
+from tests.engine.conftest import DEMO, SHARED_MODELS
 from tests.engine.harness import request
 
+STORIES = SHARED_MODELS / "stories260K"
 LEAD, COLON = 168, 31
 """A byte that begins a character of three bytes, and `:`."""
 
@@ -64,3 +65,20 @@ def test_offsets_count_from_where_the_echo_begins(tokenizer: TextTokenizer, coun
 def test_of_a_gap_offsets_count_in_what_is_shown_of_it(tokenizer: TextTokenizer) -> None:
     said = report(tokenizer, echoing((COLON, LEAD, COLON, COLON)), range(2, 4))
     assert (said.text, offsets(said)) == ("::", [0, 1])
+
+
+def test_a_special_token_that_is_written_in_a_prompt_has_its_name_there(tokenizer: TextTokenizer) -> None:
+    said = report(tokenizer, echoing("a <|im_end|> b c"))
+    assert (said.text, offsets(said)) == ("a <|im_end|> b c", [0, 1, 2, 12, 14])
+    last = report(tokenizer, echoing("a <|im_end|> b c", echo_last=4))
+    assert (last.text, offsets(last)) == ("  b c", [0, 1, 1, 3])
+
+
+def test_what_a_tokenizer_puts_before_a_text_is_not_looked_for_in_it() -> None:
+    if not (STORIES / "tokenizer.json").is_file():
+        pytest.skip("the tokenizer of stories260K is not here")
+    stories = TextTokenizer.load(STORIES, vocab_size=512)
+    said = report(stories, echoing("a <s> b"))
+    assert said.logprobs is not None
+    assert [entry.text for entry in said.logprobs] == ["<s>", " a", " ", "<s>", " ", " b"]
+    assert (said.text, offsets(said)) == ("a <s> b", [0, 0, 1, 2, 5, 5])

@@ -61,3 +61,11 @@ async def test_a_character_that_is_cut_off_is_in_no_offset(stack: Stack) -> None
     text, places = await placed(stack, prompt="é😀é x", echo_last=5)
     assert text == "é x"
     assert places == [("bytes:\\x98", 0), ("bytes:\\x80", 0), ("bytes:\\xc3", 0), ("bytes:\\xa9", 0), (" x", 1)]
+
+
+async def test_a_special_token_that_is_written_in_a_prompt_is_counted_by_its_name(stack: Stack) -> None:
+    text, places = await placed(stack, prompt="a <|im_end|> b c", echo=True, max_tokens=2)
+    assert text.startswith("a <|im_end|> b c")
+    assert places[:5] == [("a", 0), (" ", 1), ("<|im_end|>", 2), (" b", 12), (" c", 14)]
+    assert all(text.startswith(token, place) for token, place in places)
+    assert places[5][1] == 16
