@@ -52,7 +52,7 @@ class PromptReporter:
             return written
         shown = sequence.shown_prompt
         prompt_ids = sequence.token_ids[shown.start : shown.stop]
-        return self._tokenizer.decode(prompt_ids)[self._num_cut(sequence, prompt_ids) :]
+        return self._meaning(sequence, prompt_ids)[self._num_cut(sequence, prompt_ids) :]
 
     def _scored(self, prompt_ids: list[int], scored: list[TokenLogprob]) -> tuple[TokenLogprob, ...]:
         """All tokens of a prompt; nothing predicts the first."""
@@ -69,11 +69,11 @@ class PromptReporter:
 
     def _places(self, sequence: Sequence, prompt_ids: list[int]) -> list[int]:
         """How many characters of the echo stand before each token of the prompt."""
-        written = _written(sequence)
+        request, written = sequence.request, _written(sequence)
         if written is None:
             num_cut = self._num_cut(sequence, prompt_ids)
-            return [max(0, place - num_cut) for place in meant_places(self._tokenizer, prompt_ids)]
-        request = sequence.request
+            places = meant_places(self._tokenizer, prompt_ids, shows_special=not request.skips_special_tokens)
+            return [max(0, place - num_cut) for place in places]
         has_prefix = request.infill is None and request.prompt.adds_special  # of a gap it is not shown
         num_prefixed = len(self._tokenizer.prefix_ids) if has_prefix else 0
         return [0] * num_prefixed + written_places(self._tokenizer, written, prompt_ids[num_prefixed:])
@@ -81,7 +81,12 @@ class PromptReporter:
     def _num_cut(self, sequence: Sequence, prompt_ids: list[int]) -> int:
         """Characters that begin before the last tokens, where no more of them are echoed."""
         count = sequence.request.echo_last
-        return len(self._tokenizer.decode(prompt_ids[:-count])) if count else 0
+        return len(self._meaning(sequence, prompt_ids[:-count])) if count else 0
+
+    def _meaning(self, sequence: Sequence, token_ids: list[int]) -> str:
+        """The text of tokens, special ones by their names where the completion shows them, too."""
+        skips = sequence.request.skips_special_tokens
+        return self._tokenizer.decode(token_ids) if skips else self._tokenizer.untokenize(token_ids)
 
 
 def _written(sequence: Sequence) -> str | None:

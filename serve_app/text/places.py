@@ -7,9 +7,12 @@ from collections.abc import Iterator, Sequence
 from serve_app.text.tokenizer import TextTokenizer
 
 
-def meant_places(tokenizer: TextTokenizer, token_ids: Sequence[int]) -> list[int]:
-    """How many characters stand before each token in the text that all of them mean."""
-    detokenizer = tokenizer.detokenizer([])
+def meant_places(tokenizer: TextTokenizer, token_ids: Sequence[int], *, shows_special: bool = False) -> list[int]:
+    """How many characters stand before each token in the text that all of them mean.
+
+    shows_special: special tokens are shown in it by their names
+    """
+    detokenizer = tokenizer.detokenizer([], shows_special=shows_special)
     places = []
     for token_id in token_ids:
         places.append(detokenizer.place_of(token_id))

@@ -15,8 +15,8 @@ from tests.engine.conftest import DEMO, SHARED_MODELS
 from tests.engine.harness import request
 
 STORIES = SHARED_MODELS / "stories260K"
-LEAD, COLON = 168, 31
-"""A byte that begins a character of three bytes, and `:`."""
+LEAD, COLON, END, USER = 168, 31, 5, 373
+"""A byte that begins a character of three bytes, `:`, `<|im_end|>` and `user`."""
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +82,30 @@ def test_what_a_tokenizer_puts_before_a_text_is_not_looked_for_in_it() -> None:
     assert said.logprobs is not None
     assert [entry.text for entry in said.logprobs] == ["<s>", " a", " ", "<s>", " ", " b"]
     assert (said.text, offsets(said)) == ("a <s> b", [0, 0, 1, 2, 5, 5])
+
+
+@pytest.mark.parametrize(
+    ("what", "text", "places"),
+    [
+        ({}, "user:user", [0, 0, 4, 5]),
+        ({"skips_special_tokens": False}, "<|im_end|>user:user", [0, 10, 14, 15]),
+        ({"skips_special_tokens": False, "echo_last": 3}, "user:user", [0, 4, 5]),
+        ({"skips_special_tokens": False, "echo_last": 9}, "<|im_end|>user:user", [0, 10, 14, 15]),
+    ],
+)
+def test_an_echo_of_tokens_shows_special_ones_where_they_are_not_skipped(
+    tokenizer: TextTokenizer, what: dict[str, object], text: str, places: list[int]
+) -> None:
+    said = report(tokenizer, echoing((END, USER, COLON, USER), **what))
+    assert (said.text, offsets(said)) == (text, places)
+
+
+def test_a_special_token_that_is_shown_breaks_a_character(tokenizer: TextTokenizer) -> None:
+    said = report(tokenizer, echoing((LEAD, END, COLON), skips_special_tokens=False))
+    assert (said.text, offsets(said)) == ("\ufffd<|im_end|>:", [0, 1, 11])
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_text_is_echoed_as_it_was_written_whatever_is_skipped(tokenizer: TextTokenizer, skips: bool) -> None:
+    said = report(tokenizer, echoing("a <|im_end|> b", skips_special_tokens=skips))
+    assert (said.text, offsets(said)) == ("a <|im_end|> b", [0, 1, 2, 12])

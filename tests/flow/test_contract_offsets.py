@@ -10,8 +10,8 @@ import pytest_asyncio
 
 from tests.flow.stack import Stack, running_stack
 
-LEAD, COLON = 168, 31
-"""A byte that begins a character of three bytes, and `:`."""
+LEAD, COLON, END, USER = 168, 31, 5, 373
+"""A byte that begins a character of three bytes, `:`, `<|im_end|>` and `user`."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -69,3 +69,11 @@ async def test_a_special_token_that_is_written_in_a_prompt_is_counted_by_its_nam
     assert places[:5] == [("a", 0), (" ", 1), ("<|im_end|>", 2), (" b", 12), (" c", 14)]
     assert all(text.startswith(token, place) for token, place in places)
     assert places[5][1] == 16
+
+
+async def test_an_echo_of_token_ids_shows_special_ones_where_they_are_not_skipped(stack: Stack) -> None:
+    body = {"prompt": [END, USER], "echo": True, "max_tokens": 1, "logit_bias": {str(END): 100}, "ignore_eos": True}
+    assert await placed(stack, **body) == ("user", [("<|im_end|>", 0), ("user", 0), ("<|im_end|>", 4)])
+    text, places = await placed(stack, **body, skip_special_tokens=False)
+    assert text == "<|im_end|>user<|im_end|>"
+    assert places == [("<|im_end|>", 0), ("user", 10), ("<|im_end|>", 14)]

@@ -51,6 +51,17 @@ def test_in_a_text_without_special_tokens_both_places_are_the_same(demo: TextTok
     assert written_places(demo, text, token_ids) == meant_places(demo, token_ids)
 
 
+@law
+@given(ids=st.lists(st.integers(min_value=0, max_value=400), max_size=24))
+def test_tokens_whose_special_ones_are_shown_are_found_at_their_places(demo: TextTokenizer, ids: list[int]) -> None:
+    text, places = demo.untokenize(ids), meant_places(demo, ids, shows_special=True)
+    assert places == sorted(places)
+    assert all(place < len(text) for place in places)
+    for token_id, place in zip(ids, places, strict=True):
+        name = demo.token_text(token_id)
+        assert name.startswith("bytes:") or text.startswith(name, place)
+
+
 def test_a_space_that_was_thought_behind_a_special_token_is_not_counted(stories: TextTokenizer) -> None:
     written = named(stories, "a ", " b c")
     token_ids = cut(stories, written)
