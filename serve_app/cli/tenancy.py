@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from serve_app.check.document import UnreadableYaml, read_document
 from serve_app.cli.address import read_cluster_file
 from serve_app.cli.exits import CommandFailed, Exit
 from serve_app.cli.screen import say, say_json
@@ -62,9 +61,15 @@ def creation(
 def declared(file: str) -> object:
     """The tenants of a file. Raises CommandFailed."""
     try:
-        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        document = read_document(Path(file).read_text(encoding="utf-8"))
+    except UnreadableYaml as error:
+        raise CommandFailed(f"{file}:{error.line} cannot be read: {error.message}") from error
+    except (OSError, UnicodeDecodeError) as error:
         raise CommandFailed(f"{file} cannot be read: {error}") from error
+    if document.duplicates:
+        twice = document.duplicates[0]
+        raise CommandFailed(f"{file}:{document.line(twice.path)} {twice.message}.")
+    content = document.data
     if not isinstance(content, dict) or list(content) != ["tenants"]:
         raise CommandFailed(f"{file} must be a mapping with `tenants`, a list, and nothing else.")
     return content["tenants"]

@@ -140,9 +140,9 @@ class PriceSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    prompt: Annotated[float, Field(ge=0)] = 0.0
-    cached: Annotated[float, Field(ge=0)] | None = None
-    completion: Annotated[float, Field(ge=0)] = 0.0
+    prompt: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    cached: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    completion: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
 class TracingSettings(BaseModel):

@@ -35,16 +35,17 @@ def admin_routes(administer: Administer, *, max_body_bytes: int) -> list[Route]:
     async def answer(request: Request) -> Response:
         path: AdminPath = AdminPath(request.scope["route"].path)
         service = SERVICES[path, "GET" if request.method == "HEAD" else request.method]
-        arguments = _merged(request.path_params, _asked(request, service.query))
+        asked = _asked(request, service.query)
+        form = asked.pop("format", "json")
+        if form not in FORMATS:
+            raise InvalidRequest.refusing("format", must=f"be one of {', '.join(FORMATS)}", found=shown(form))
+        arguments = _merged(request.path_params, asked)
         if service.body is not None:
             body = await body_of(request, max_bytes=max_body_bytes)
             arguments = _merged(arguments, read_json_object(body, max_depth=MAX_DEPTH) if body else {})
         identity = request.scope["state"]["identity"]
         if path is AdminPath.OWN_USAGE:
             arguments["tenant"] = identity.tenant.name
-        form = arguments.pop("format", "json")
-        if form not in FORMATS:
-            raise InvalidRequest.refusing("format", must=f"be one of {', '.join(FORMATS)}", found=shown(form))
         found = await administer(service.name, arguments, identity.key_id)
         if form == "csv":
             return Response(as_csv(_lines(found)), headers={**HEADERS, "content-type": "text/csv; charset=utf-8"})

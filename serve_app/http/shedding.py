@@ -26,6 +26,7 @@ from serve_app.http.failures import request_id_of, without_odd_id
 from serve_app.http.flows import Headers as HeaderLines
 from serve_app.http.glance import COUNTED_URLS
 from serve_app.http.header_limits import LINGER_S, BoundedHeaders
+from serve_app.http.headers import as_serve_can_read
 from serve_app.http.own_words import InOurWords
 from serve_app.http.refusals import dialect_heard, error_response
 from serve_app.http.shortcut import without_offer
@@ -261,6 +262,7 @@ class Shedding(BoundedHeaders):
         without_offer(scope)
         without_body(scope)
         without_odd_id(scope)
+        as_serve_can_read(scope)
         tell(scope, self._turnstile.take_untold())
 
     def _note(self, start: Message) -> None:

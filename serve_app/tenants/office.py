@@ -70,8 +70,12 @@ class Office:
         return {"removed": arguments["name"]}
 
     def _apply_tenants(self, arguments: Arguments, by: Author) -> Answer:
+        _check_names(arguments, "tenants", "dry_run")
+        is_dry = arguments.get("dry_run", False)
+        if not isinstance(is_dry, bool):
+            raise TenancyError(f"dry_run must be true or false; found {str(is_dry)[:96]!r}.")
         found = self._administration.difference(arguments.get("tenants"))
-        if not arguments.get("dry_run"):
+        if not is_dry:
             self._administration.apply(found, by)
         return {
             "added": [told_of(tenant) for tenant in found.added],
@@ -95,6 +99,7 @@ class Office:
         )
 
     def _create_admin_key(self, arguments: Arguments, by: Author) -> Answer:
+        _check_names(arguments, "lifetime_s")
         lifetime_s = _seconds("lifetime_s", arguments.get("lifetime_s"))
         return _shown_once(self._administration.create_admin_key(by, lifetime_s=lifetime_s))
 

@@ -191,9 +191,11 @@ class TenantStore:
         Returns it as it was. Raises NotThere.
         """
         _check_name("key", key_id)
-        with self._changing(by, "end key", key_id, {"revoked_at": until}) as connection:
+        details: dict[str, object] = {}
+        with self._changing(by, "end key", key_id, details) as connection:
             key = _key_named(connection, key_id)
             until = until if key.revoked_at is None else min(until, key.revoked_at)
+            details["revoked_at"] = until
             connection.execute(update(tables.keys).where(tables.keys.c.id == key_id).values(revoked_at=until))
         return key
 

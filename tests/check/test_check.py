@@ -80,6 +80,13 @@ def test_the_file_that_the_mistakes_below_are_made_in_is_sound(report_of) -> Non
         ("max_replicas: 2", "max_replicas: many", "autoscaling_config.max_replicas: "),
         ("num_cpus: 1", "num_cpus: -1", "ray_actor_options.num_cpus: "),
         ("{latest: demo}", "[demo]", "user_config.aliases: "),
+        (
+            "{latest: demo}",
+            "{}\n      prices: {demo: {promt: 1}}",
+            "prices.demo.promt: unknown key 'promt'; did you mean",
+        ),
+        ("{latest: demo}", "{}\n      prices: {demo: {prompt: .inf}}", "user_config.prices.demo.prompt: "),
+        ("{latest: demo}", "{}\n      prices: {demo: {cached: .nan}}", "user_config.prices.demo.cached: "),
         ("name: Model", "name: Modell", "the application has no deployment 'Modell'; did you mean 'Model'?"),
         ("- name: demo", "- name: router", "name 'router' is already that of applications[0]"),
         ("- name: demo", "- name: other", "an application is named as its model"),

@@ -108,6 +108,23 @@ def test_a_file_is_told_as_a_difference_first_and_then_applied(run: CommandLine)
     assert run("tenants", "apply", "tenants.yaml").out.strip() == "Nothing differs."
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tenants:\n- name: a\ntenants:\n- name: b\n", "tenants.yaml:3 'tenants' is given twice, first on line 1"),
+        ("tenants:\n- name: a\n  models: [demo]\n  models: ['*']\n", "tenants.yaml:4 'models' is given twice"),
+        ("tenants: [\n", "tenants.yaml:2 cannot be read"),
+    ],
+)
+def test_a_file_that_says_something_twice_changes_nothing(run: CommandLine, text: str, said: str) -> None:
+    run("tenants", "add", "kept")
+    Path("tenants.yaml").write_text(text)
+    ran = run("tenants", "apply", "tenants.yaml")
+    assert ran.code == Exit.FAILED
+    assert said in ran.err
+    assert run("tenants", "list").out.startswith("kept")
+
+
 def test_who_changed_what_is_told(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("events").out.strip() == "Nothing was changed."
     monkeypatch.setattr("getpass.getuser", lambda: "ann")

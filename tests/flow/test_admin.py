@@ -88,6 +88,24 @@ async def test_a_team_gets_a_key_and_loses_it(client: httpx.AsyncClient, admin: 
     assert (await admin.get(f"/admin/events?after={events[-2]['id']}")).json()["data"] == events[-1:]
 
 
+async def test_the_form_of_an_answer_is_no_member_of_a_body(admin: httpx.AsyncClient) -> None:
+    await admin.post("/admin/tenants", json={"name": "acme"})
+    made = (await admin.post("/admin/keys", json={"tenant": "acme"})).json()
+    before = len((await admin.get("/admin/events")).json()["data"])
+    asked = [
+        ("POST", "/admin/keys", {"tenant": "acme"}),
+        ("POST", f"/admin/keys/{made['id']}/rotate", {"overlap_s": 0}),
+        ("POST", "/admin/tenants", {"name": "beta"}),
+        ("PATCH", "/admin/tenants/acme", {"weight": 2}),
+        ("PUT", "/admin/tenants", {"tenants": []}),
+    ]
+    for method, path, body in asked:
+        for form in ("csv", "json", "odd"):
+            refused = await admin.request(method, path, json={**body, "format": form})
+            assert refused.status_code == 400, (path, form, refused.text)
+    assert len((await admin.get("/admin/events")).json()["data"]) == before
+
+
 async def test_answers_are_as_they_are_described(admin: httpx.AsyncClient) -> None:
     document = (await admin.get("/openapi.json")).json()
     made: dict[str, str] = {}

@@ -63,12 +63,14 @@ class Echo:
         """A status and a Retry-After."""
         self.told: list[int] = []
         self.ids: list[list[bytes]] = []
+        self.headers: list[dict[bytes, bytes]] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.num_asked += 1
         self.told.append(told(scope))
+        self.headers.append(dict(scope["headers"]))
         self.ids.append([value for name, value in scope["headers"] if name == b"x-request-id"])
         body = b""
         while (message := await receive()).get("more_body"):

@@ -96,27 +96,6 @@ async def test_it_says_what_the_application_would_say_in_each_dialect(name: str)
     assert body == expected.body
 
 
-@pytest.mark.parametrize("path", [b"/v1/completions", b"/health"])
-@pytest.mark.parametrize(
-    ("sent", "seen"),
-    [
-        ([b"mine.1"], [b"mine.1"]),
-        ([b"weird id"], []),
-        ([b"a" * 129], []),
-        ([b"mine", b"weird id", b"other"], [b"mine"]),
-        ([b"weird id", b"mine"], []),
-        ([], []),
-    ],
-)
-async def test_the_application_sees_no_id_that_it_would_not_take_over(
-    path: bytes, sent: list[bytes], seen: list[bytes]
-) -> None:
-    app = Echo()
-    ids = b"".join(b"X-Request-Id: " + each + b"\r\n" for each in sent)
-    await Line(Turnstile(), app).send_all(b"POST " + path + b" HTTP/1.1\r\nHost: x\r\n" + ids + COUNTED)
-    assert app.ids == [seen]
-
-
 async def test_an_unknown_dialect_and_a_malformed_request_id_are_not_taken_over() -> None:
     headers = b"X-Completions-Dialect: klingon\r\nContent-Length: 0\r\n"
     request = b"POST /completion HTTP/1.1\r\nHost: x\r\nX-Request-Id: not/one\r\n" + headers + b"\r\n"

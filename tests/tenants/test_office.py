@@ -165,6 +165,14 @@ def test_a_file_with_a_mistake_changes_nothing(ask: Ask, tenants: object) -> Non
     assert [each["name"] for each in ask("list_tenants")["data"]] == ["kept"]
 
 
+@pytest.mark.parametrize("odd", [{"dryrun": True}, {"dry-run": True}, {"dry_run": "false"}, {"dry_run": 0}, {"x": 1}])
+def test_a_dry_run_that_is_misspelt_is_no_run(ask: Ask, odd: dict[str, Any]) -> None:
+    ask("add_tenant", name="kept")
+    with pytest.raises(TenancyError):
+        ask("apply_tenants", tenants=[], **odd)
+    assert [each["name"] for each in ask("list_tenants")["data"]] == ["kept"]
+
+
 def test_another_pepper_than_that_of_the_keys_is_refused(store: TenantStore, tmp_path: Path) -> None:
     with pytest.raises(TenancyError, match="not the pepper that the keys"):
         open_store(f"sqlite:///{tmp_path / 'kept.db'}", pepper_file=tmp_path / "none", environment="q" * 32)

@@ -127,6 +127,8 @@ def test_a_revoked_key_is_not_brought_back_by_rotation(store: TenantStore, admin
         administration.rotate_key(made.key.id, by(2.0), overlap_s=100.0)
     administration.revoke_key(made.key.id, by(50.0))
     assert store.keys()[0].revoked_at == 1.0
+    ends = [each.details["revoked_at"] for each in store.events() if each.action == "end key"]
+    assert ends == [1.0, 1.0], "what came of it is written down"
 
 
 @pytest.mark.parametrize("conflict", ["added", "changed", "removed"])
