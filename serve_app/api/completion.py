@@ -34,7 +34,7 @@ class CompletionRequest(
 ):
     """What a client asked for, with the defaults of its dialect filled in; those here are of `union`.
 
-    max_tokens_name:    as the client spelled it
+    max_tokens_name:    as the client spelled it;  sends_max_tokens: whether it is no dialect's default
     ignored_parameters: names that were sent and are nobody's
     max_total_tokens:   what all completions together may come to
     id_prefix:          of the response's id;  prompt_name: what is completed, as clients call it
@@ -45,6 +45,7 @@ class CompletionRequest(
     prompt_name: ClassVar[str] = "prompt"
 
     max_tokens_name: Annotated[str, Field(exclude=True, repr=False)] = "max_tokens"
+    sends_max_tokens: Annotated[bool, Field(exclude=True, repr=False)] = False
     ignored_parameters: Annotated[tuple[str, ...], Field(exclude=True, repr=False)] = ()
     max_total_tokens: Annotated[int, Field(exclude=True, repr=False)] = DEFAULT_LIMITS.max_total_tokens
     dialect: Annotated[InstanceOf[Dialect], Field(default_factory=lambda: UNION, exclude=True, repr=False)]

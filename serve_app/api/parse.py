@@ -88,6 +88,7 @@ def read_request(
     internal = {
         "dialect": dialect,
         "max_tokens_name": fields.spelled("max_tokens"),
+        "sends_max_tokens": values.get("max_tokens") is not None,
         "ignored_parameters": (*overruled, *fields.ignored),
         "max_total_tokens": limits.max_total_tokens,
     }

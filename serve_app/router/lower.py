@@ -98,7 +98,7 @@ def _lowered(
 ) -> tuple[GenerationRequest, ...]:
     """What is the same for every prompt is made once; `sampling` is by base."""
     logprobs, context, texts = _logprobs(request), _context(request), unencoded(request)
-    stop = _within(tenant.max_tokens, _stop(request), name=context.max_tokens_name)
+    stop = _within(tenant.max_tokens, _stop(request), request)
     share, salt = tenant.share, _salt(tenant, request.cache_salt)
 
     def one(part: int, target: Target) -> GenerationRequest:
@@ -162,8 +162,11 @@ def _model(
     request: CompletionRequest, at: int, lora_path: str | None, *, resolve: Resolve, card_of: CardOf
 ) -> ModelRef:
     """What the name at this place means beside what names adapters."""
-    param = model_param(request, at)
-    model = resolve(Wanted(model=request.models[at], param=param, adapter=lora_path))
+    param, name = model_param(request, at), request.models[at]
+    if request.adapter is not None and lora_path is None:  # its base need not be allowed by itself
+        model = resolve(Wanted(model=name, param=param, adapter=request.adapter, adapter_param="adapter"))
+    else:
+        model = resolve(Wanted(model=name, param=param, adapter=lora_path))
     if request.scales and model.adapter is None:
         numbered = _numbered_adapters(request, card_of(model))
         return resolve(Wanted(model=model.base, param=param, adapter=numbered, adapter_param="lora"))
@@ -199,12 +202,13 @@ def _stop(request: CompletionRequest) -> StopParams:
     )
 
 
-def _within(most: int | None, stop: StopParams, *, name: str) -> StopParams:
-    """What had no bound is bound by the tenant's; a bound beyond that is refused."""
+def _within(most: int | None, stop: StopParams, request: CompletionRequest) -> StopParams:
+    """What had no bound, or a dialect's, is bound by the tenant's; one that was sent beyond that is refused."""
     if most is None or (stop.max_tokens is not None and stop.max_tokens <= most):
         return stop
-    if stop.max_tokens is not None:
-        raise InvalidRequest.refusing(name, must=f"be at most {most} with this key", found=str(stop.max_tokens))
+    if stop.max_tokens is not None and request.sends_max_tokens:
+        must = f"be at most {most} with this key"
+        raise InvalidRequest.refusing(request.max_tokens_name, must=must, found=str(stop.max_tokens))
     return replace(stop, max_tokens=most)
 
 

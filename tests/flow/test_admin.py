@@ -179,6 +179,8 @@ async def test_without_keys_nothing_is_administered_and_nothing_told_of_it(house
         ({"max_tokens": -1}, 5, 200),
         ({"max_completion_tokens": 9}, None, 400),
         ({"max_tokens": 0}, 0, 200),
+        ({}, 5, 200),
+        ({"max_tokens": None}, 5, 200),
     ],
 )
 async def test_no_completion_is_longer_than_the_tenants(

@@ -26,6 +26,7 @@ TENANTS = {
     "base": Tenant(name="base", rights=Rights(("tiny",))),
     "pirate": Tenant(name="pirate", rights=Rights(("tiny:pirate",)), max_n=2),
     "none": Tenant(name="none", rights=Rights(())),
+    "nowhere": Tenant(name="nowhere", rights=Rights(("*:nope",))),
 }
 SECRETS = {name: new_key() for name in TENANTS}
 
@@ -197,6 +198,7 @@ async def test_scopes_hold_where_the_service_is_mounted_below_a_prefix(backend: 
         ("base", ["tiny"]),
         ("pirate", ["sea", "tiny:pirate"]),
         ("none", []),
+        ("nowhere", []),
     ],
 )
 async def test_what_may_not_be_used_is_not_listed(client: httpx.AsyncClient, tenant: str, listed: list[str]) -> None:
@@ -220,6 +222,10 @@ async def test_what_may_not_be_used_is_not_listed(client: httpx.AsyncClient, ten
         ("pirate", "other", "nope"),
         ("none", "tiny", "nope"),
         ("none", "tiny:pirate", "nope:pirate"),
+        ("nowhere", "tiny:x", "nope:x"),
+        ("nowhere", "tiny::x", "nope::x"),
+        ("nowhere", "tiny", "nope"),
+        ("nowhere", "tiny:nope", "other:nope"),
     ],
 )
 @pytest.mark.parametrize(
@@ -247,8 +253,11 @@ async def test_what_may_not_be_used_is_refused_in_the_words_of_what_never_was(
 
 
 async def test_the_way_to_an_adapter_leads_past_a_hidden_base(client: httpx.AsyncClient, backend: FakeBackend) -> None:
-    for model in ("tiny:pirate", "pirate", "sea", "tiny:pirate*0.5"):
-        response = await client.post("/v1/completions", json=asking(model), headers=key("pirate"))
+    asked = [asking(model) for model in ("tiny:pirate", "pirate", "sea", "tiny:pirate*0.5")]
+    asked += [{**asking("tiny"), name: "pirate"} for name in ("adapter", "lora_path")]
+    asked += [{**asking("tiny:pirate"), "adapter": "pirate"}]
+    for body in asked:
+        response = await client.post("/v1/completions", json=body, headers=key("pirate"))
         assert response.status_code == 200, response.text
     for changes in ({"model": "tiny:pirate*0"}, {"model": "tiny", "lora": [{"id": 0, "scale": 0}]}, {"model": "tiny"}):
         response = await client.post("/v1/completions", json={**asking(""), **changes}, headers=key("pirate"))

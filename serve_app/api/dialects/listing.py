@@ -22,6 +22,7 @@ INTERNAL = frozenset(
     {
         "dialect",
         "max_tokens_name",
+        "sends_max_tokens",
         "ignored_parameters",
         "max_total_tokens",
         "model",
