@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import DeadlineExceeded
@@ -53,8 +53,10 @@ class Books:
         """Raises as `Quotas.reserve`."""
         if not self.quotas.bounds(tenant):
             return FREE
-        most, prompts = worst_case(run.requests, card_of=card_of, prices=self._prices)
-        return await self.quotas.reserve(tenant, most, prompts=prompts)
+        most, prompts, completions = worst_case(run.requests, card_of=card_of, prices=self._prices)
+        permit = await self.quotas.reserve(tenant, most, prompts=prompts)
+        permit.completions = completions
+        return permit
 
     async def reserve_one(self, tenant: Tenant) -> Permit:
         """Of a request that computes no tokens. Raises as `Quotas.reserve`."""
@@ -64,7 +66,8 @@ class Books:
         """The request, which replicas took, is over: settle it, and write it down.
 
         What a prompt came to that nobody told of no row can say: replicas count it, as unattributed. Of the limits it
-        uses what was reserved for it, unless the service did not get the request done.
+        uses what was reserved for it, unless the service did not get the request done. So do completions that are
+        told of now and then, as they are answered whole, and ended in between: by their own pace, if they had one.
         """
         rows = [
             self._row(identity, run, number, model, tally, request_id=request_id, status=status)
@@ -72,7 +75,7 @@ class Books:
         ]
         if permit is not None:
             is_failure = status >= ERROR and status not in ENDED_BY_CLIENTS
-            permit.settle(self._used(rows, run, () if is_failure else permit.prompts))
+            permit.settle(self._used(rows, run, None if is_failure else permit))
         self.scribe.write(rows)
 
     def rates(self, tenant: Tenant) -> Rates:
@@ -82,15 +85,15 @@ class Books:
         """As the ledger knows it, without what this router has still to bring there."""
         return await self._ledger.usage(question)
 
-    def _used(self, rows: Sequence[Row], run: Run, reserved: Sequence[int]) -> Amount:
-        """Of its tenant's limits. reserved: for the prompt of each part, which counts where it is not known"""
+    def _used(self, rows: Sequence[Row], run: Run, reserved: Permit | None) -> Amount:
+        """Of its tenant's limits. reserved: what counts where it is not known what a part came to"""
         tokens = sum([row.prompt_tokens + row.completion_tokens for row in rows])
         cost = sum([row.cost for row in rows])
-        for part in run.tally.unheard if reserved else ():
+        for part, prompt, completion in _unknown(run, reserved) if reserved is not None else ():
             model = run.requests[part].model
             price = self._prices.of(model.base, model.adapter)
-            tokens += reserved[part]
-            cost += price.cost(prompt_tokens=reserved[part], cached_tokens=0, completion_tokens=0)
+            tokens += prompt + completion
+            cost += price.cost(prompt_tokens=prompt, cached_tokens=0, completion_tokens=completion)
         return Amount(requests=1 if tokens else 0, tokens=tokens, cost=cost)
 
     def _row(
@@ -123,3 +126,14 @@ class Books:
             ),
             status=status,
         )
+
+
+def _unknown(run: Run, reserved: Permit) -> Iterator[tuple[int, int, int]]:
+    """Parts of which not all was told, with tokens of prompt and of completions that may have been computed besides."""
+    if not reserved.prompts:
+        return
+    for part in run.tally.unheard:
+        yield part, reserved.prompts[part], 0
+    for part, request in enumerate(run.requests):
+        if request.is_read_whole and (untold := run.tally.untold(part, n=request.n, most=reserved.completions[part])):
+            yield part, 0, untold

@@ -46,13 +46,14 @@ Rates = Mapping[Meter, Rate]
 class Permit:
     """What one request has reserved; whoever has it settles it once, or more often in vain.
 
-    prompts: tokens of that which are for the prompt of each of its parts
+    prompts, completions: tokens of that which are for the prompt, and for all completions, of each of its parts
     """
 
     def __init__(
         self, wallet: Wallet, reserved: Amounts, *, prompts: Sequence[int] = (), clock: Clock = time.monotonic
     ) -> None:
         self.prompts = prompts
+        self.completions: Sequence[int] = ()
         self._wallet = wallet
         self._reserved = reserved
         self._clock = clock

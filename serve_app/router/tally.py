@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -74,6 +75,18 @@ class Tally:
         """Parts that a replica was given and has not said of how long their prompts are."""
         prompts = self._prompts
         return [part for part in self._replicas if part not in prompts or prompts[part].report is None]
+
+    def untold(self, part: int, *, n: int, most: int) -> int:
+        """Tokens of completions that have not ended which may have been computed since they were last told of: at the
+        pace of those before, or, where nothing says what that is, all that are left of `most`.
+        """
+        prompt = self._prompts.get(part)
+        if prompt is None or prompt.first_at is None or prompt.last_at is None or prompt.finish_reasons.total() >= n:
+            return 0
+        left, elapsed = max(0, most - prompt.num_completion_tokens), prompt.last_at - prompt.first_at
+        if elapsed <= 0:
+            return left
+        return min(left, math.ceil(prompt.num_completion_tokens * (self._clock() - prompt.last_at) / elapsed))
 
     @property
     def num_generated(self) -> int:

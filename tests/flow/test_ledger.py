@@ -203,12 +203,16 @@ async def test_over_a_limit_clients_are_refused_in_their_dialect_and_told_when_t
     await slow.kill()
 
 
+@pytest.mark.parametrize(("is_stream", "completion"), [(True, 2), (False, 12)])
 async def test_a_client_that_leaves_pays_what_was_computed_and_gets_back_what_was_reserved(
-    accounts: FakeAccounts,
+    accounts: FakeAccounts, is_stream: bool, completion: int
 ) -> None:
+    """Of what is answered whole a replica tells now and then: who leaves in between has used what may have been
+    computed until then, which at this pace is all.
+    """
     stepped = backend(0, is_stepped=True)
     slow = house(accounts, [stepped])
-    slow.ask("acme")
+    slow.ask("acme", stream=is_stream)
     while not stepped.num_live:  # noqa: ASYNC110
         await asyncio.sleep(0)
     stepped.step()
@@ -220,7 +224,7 @@ async def test_a_client_that_leaves_pays_what_was_computed_and_gets_back_what_wa
     assert sums(accounts, tenant="acme")["completion_tokens"] == stepped.spent["acme"].completion_tokens
     await slow.books.quotas.renew()
     rates = slow.books.rates(TENANTS["acme"])
-    assert [rate.remaining for rate in rates.values()] == [99, 100_000 - 3 - 2]
+    assert [rate.remaining for rate in rates.values()] == [99, 100_000 - 3 - completion]
     assert accounts.lending.free("acme")
     await slow.kill()
 

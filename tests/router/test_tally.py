@@ -74,6 +74,28 @@ def test_parts_that_a_replica_was_given_are_unheard_until_it_tells_of_their_prom
     assert tally.unheard == [0, 1, 2]
 
 
+def test_what_was_computed_and_not_told_is_reckoned_by_the_pace_of_what_was() -> None:
+    now = 10.0
+    tally = Tally(lambda: now)
+    report = PromptReport(num_tokens=8, num_cached_tokens=3)
+    assert tally.untold(0, n=2, most=100) == 0, "nobody has told of the prompt"
+    for index in range(2):
+        tally.note(delta(tokens=1, prompt=report), part=0, index=index)
+    now = 10.1
+    assert tally.untold(0, n=2, most=100) == 98, "it has no pace"
+    now = 11.0
+    tally.note(delta(tokens=38), part=0, index=0)
+    assert tally.untold(0, n=2, most=100) == 0
+    now = 11.5
+    assert tally.untold(0, n=2, most=100) == 20, "40 a second"
+    now = 99.0
+    assert tally.untold(0, n=2, most=100) == 60
+    for index in range(2):
+        tally.note(delta(tokens=1, finish=Finish(reason=STOP, matched_stop=None, num_tokens=20)), part=0, index=index)
+    now = 199.0
+    assert tally.untold(0, n=2, most=100) == 0, "both have ended"
+
+
 def test_usage_is_added_up_once_for_all_who_ask_between_two_deltas_and_is_never_an_old_one() -> None:
     """Whatever was noted and dropped: it is what one says that has heard it all and was never asked."""
     drawn, tally = random.Random(3), Tally(lambda: 0.0)
