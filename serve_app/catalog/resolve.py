@@ -50,9 +50,10 @@ class Catalog:
         for model in models:
             if model.name in self._models:
                 raise CatalogError(f"the model {model.name!r} is there twice")
-            allowed = _as_allowed(model, rights)
-            if allowed.adapters or rights.allow(model.name):
-                self._models[model.name] = allowed
+            if rights.touch(model.name):
+                allowed = _as_allowed(model, rights)
+                if allowed.adapters or rights.allow(model.name):
+                    self._models[model.name] = allowed
         self._rights = rights
         _check_aliases(aliases or {})
         served = set(self._addresses())

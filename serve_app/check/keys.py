@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -82,7 +82,7 @@ def _nested(value: Any, annotation: Any, path: Path) -> Iterator[tuple[Any, Path
             (item_annotation,) = get_args(alternative) or (Any,)
             for index, item in enumerate(value):
                 yield from _nested(item, item_annotation, (*path, index))
-        elif get_origin(alternative) in (dict, Mapping) and isinstance(value, dict):
+        elif get_origin(alternative) is dict and isinstance(value, dict):
             _, item_annotation = get_args(alternative) or (Any, Any)
             for key, item in value.items():
                 yield from _nested(item, item_annotation, (*path, str(key)))

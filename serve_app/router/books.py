@@ -53,10 +53,8 @@ class Books:
         """Raises as `Quotas.reserve`."""
         if not self.quotas.bounds(tenant):
             return FREE
-        most, prompts, completions = worst_case(run.requests, card_of=card_of, prices=self._prices)
-        permit = await self.quotas.reserve(tenant, most, prompts=prompts)
-        permit.completions = completions
-        return permit
+        most, parts = worst_case(run.requests, card_of=card_of, prices=self._prices)
+        return await self.quotas.reserve(tenant, most, parts=parts)
 
     async def reserve_one(self, tenant: Tenant) -> Permit:
         """Of a request that computes no tokens. Raises as `Quotas.reserve`."""
@@ -130,10 +128,10 @@ class Books:
 
 def _unknown(run: Run, reserved: Permit) -> Iterator[tuple[int, int, int]]:
     """Parts of which not all was told, with tokens of prompt and of completions that may have been computed besides."""
-    if not reserved.prompts:
+    if not reserved.parts:
         return
     for part in run.tally.unheard:
-        yield part, reserved.prompts[part], 0
-    for part, request in enumerate(run.requests):
-        if request.is_read_whole and (untold := run.tally.untold(part, n=request.n, most=reserved.completions[part])):
+        yield part, reserved.parts[part][0], 0
+    for part, (request, (_, most)) in enumerate(zip(run.requests, reserved.parts, strict=True)):
+        if request.is_read_whole and (untold := run.tally.untold(part, n=request.n, most=most)):
             yield part, 0, untold

@@ -71,7 +71,7 @@ class Explainer:
         if request.conversation is not None:
             if request.conversation.images:
                 return None
-            return await self._tokens(request, TokenizeRequest(conversation=request.conversation))
+            return await self._tokens(request, TokenizeRequest(conversation=request.conversation, param="messages"))
         found, adds_special = request.prompt.num_ids, request.prompt.adds_special
         for at, part in enumerate(request.prompt.parts):
             if isinstance(part, str):

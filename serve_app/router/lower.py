@@ -163,10 +163,10 @@ def _model(
 ) -> ModelRef:
     """What the name at this place means beside what names adapters."""
     param, name = model_param(request, at), request.models[at]
-    if request.adapter is not None and lora_path is None:  # its base need not be allowed by itself
-        model = resolve(Wanted(model=name, param=param, adapter=request.adapter, adapter_param="adapter"))
-    else:
+    if request.adapter is None:
         model = resolve(Wanted(model=name, param=param, adapter=lora_path))
+    else:  # its base need not be allowed by itself
+        model = resolve(Wanted(model=name, param=param, adapter=request.adapter, adapter_param="adapter"))
     if request.scales and model.adapter is None:
         numbered = _numbered_adapters(request, card_of(model))
         return resolve(Wanted(model=model.base, param=param, adapter=numbered, adapter_param="lora"))

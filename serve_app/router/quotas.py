@@ -46,14 +46,13 @@ Rates = Mapping[Meter, Rate]
 class Permit:
     """What one request has reserved; whoever has it settles it once, or more often in vain.
 
-    prompts, completions: tokens of that which are for the prompt, and for all completions, of each of its parts
+    parts: tokens of that which are for the prompt, and for all completions, of each
     """
 
     def __init__(
-        self, wallet: Wallet, reserved: Amounts, *, prompts: Sequence[int] = (), clock: Clock = time.monotonic
+        self, wallet: Wallet, reserved: Amounts, *, parts: Sequence[tuple[int, int]] = (), clock: Clock = time.monotonic
     ) -> None:
-        self.prompts = prompts
-        self.completions: Sequence[int] = ()
+        self.parts = parts
         self._wallet = wallet
         self._reserved = reserved
         self._clock = clock
@@ -164,8 +163,8 @@ class Quotas:
         account = self._accounts.get(tenant.name)
         return account.bounds if account is not None and account.tenant is tenant else bounds_of(tenant.limits)
 
-    async def reserve(self, tenant: Tenant, amount: Amount, *, prompts: Sequence[int] = ()) -> Permit:
-        """prompts: see Permit
+    async def reserve(self, tenant: Tenant, amount: Amount, *, parts: Sequence[tuple[int, int]] = ()) -> Permit:
+        """parts: see Permit
 
         Raises QuotaExceeded where a limit has too little left now, InvalidRequest where it never has so much, and
         Unavailable where that cannot be found out.
@@ -177,12 +176,12 @@ class Quotas:
         _check_possible(need, bounds)
         wallet, now = account.wallet, self._clock()
         if not account.waiting and wallet.take(need, now):
-            return Permit(wallet, need, prompts=prompts, clock=self._clock)
+            return Permit(wallet, need, parts=parts, clock=self._clock)
         denied = wallet.denied(need, now)
         if denied is not None:
             raise account.refusal(denied, need)
         if await self._wait(account, need):
-            return Permit(wallet, need, prompts=prompts, clock=self._clock)
+            return Permit(wallet, need, parts=parts, clock=self._clock)
         if not (self._is_reached and wallet.is_valid(self._clock())):
             raise Unavailable(
                 "What is left of the limits is not known now; retry.", None, {"retry_after_s": MIN_RETRY_S}

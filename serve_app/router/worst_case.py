@@ -16,13 +16,13 @@ NUM_SPECIAL = 8
 
 def worst_case(
     requests: Sequence[GenerationRequest], *, card_of: Callable[[ModelRef], ModelCard], prices: Prices
-) -> tuple[Amount, list[int], list[int]]:
+) -> tuple[Amount, list[tuple[int, int]]]:
     """One request of a client, and of each of its parts the tokens of the prompt and of all completions. No text has
     more tokens than bytes, and none is longer than the model's context. Of a chat that is what was sent, names and
     quotes of its JSON included, and the template; a picture may be any length.
     """
     tokens = cost = 0
-    prompts, completions = [], []
+    parts = []
     for request in requests:
         card = card_of(request.model)
         context = card.max_model_len
@@ -30,11 +30,10 @@ def worst_case(
         longest = context if request.stop.max_tokens is None else min(context, request.stop.max_tokens)
         completion = request.n * longest
         tokens += prompt + completion
-        prompts.append(prompt)
-        completions.append(completion)
+        parts.append((prompt, completion))
         price = prices.of(request.model.base, request.model.adapter)
         cost += price.cost(prompt_tokens=prompt, cached_tokens=0, completion_tokens=completion)
-    return Amount(requests=1, tokens=tokens, cost=cost), prompts, completions
+    return Amount(requests=1, tokens=tokens, cost=cost), parts
 
 
 def _has_images(request: GenerationRequest) -> bool:

@@ -50,6 +50,15 @@ BODIES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("name", ["prompt", "messages"])
+async def test_what_is_too_long_to_be_cut_into_tokens_is_named_as_the_client_does(stack: Stack, name: str) -> None:
+    long = "a" * 3_000_000
+    sent = long if name == "prompt" else [{"role": "user", "content": long}]
+    response = await stack.post({"model": "demo", name: sent, "truncate_sequence": True}, "/v1/explain")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, name), response.text[:300]
+    assert "max_tokenized_chars" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: ", ".join(sorted(body)))
 async def test_what_is_explained_is_what_happens(stack: Stack, body: dict[str, Any]) -> None:
     told = await explained(stack, **body)

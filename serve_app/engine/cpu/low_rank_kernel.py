@@ -36,7 +36,7 @@ RANKS = 4
 VECTORS = 4
 """Of outputs, the same."""
 FULL = 4
-"""Rows that are computed together where there are as many; of fewer more outputs are, twice as many."""
+"""Rows that are computed together where there are as many; of fewer, in pairs, twice as many outputs are."""
 MOST_RANK = 256
 
 Group: TypeAlias = Callable[[int, Value], None]
@@ -146,7 +146,8 @@ class _Writer:
                 emit.at(down, build.mul(build.add(first, INT64(each)), self._of["num_inputs"]), self._number)
                 for each in range(ranks)
             ]
-            ahead = None if count == FULL else self._ahead(down, up, outputs, build.add(first, INT64(ranks)))
+            is_fetched = self._numbers.in_pairs and count != FULL
+            ahead = self._ahead(down, up, outputs, build.add(first, INT64(ranks))) if is_fetched else None
             sums = self._sums(inputs, weights, ahead)
             places = [build.add(self._place(row, at), first) for row in range(count)]
             if self._numbers.in_pairs:
@@ -232,7 +233,7 @@ class _Writer:
         targets = [self._emit.at(row, column, self._number) for row in self._rows("y", count, at)]
         number = INT16 if in_pairs else FLOAT
         lows = [self._emit.at(self._low, self._place(row, at), number) for row in range(count)]
-        most = VECTORS if count == FULL else 2 * VECTORS
+        most = 2 * VECTORS if in_pairs and count != FULL else VECTORS  # without pairs there may be half the registers
         together = most * width
         whole = build.mul(build.sdiv(outputs, INT64(together)), INT64(together))
         for begin, end, vectors in ((INT64(0), whole, most), (whole, outputs, 1)):
