@@ -121,8 +121,8 @@ def _closed(required: Mapping[str, Schema], optional: Mapping[str, Schema]) -> S
     return {**record(required, optional=optional), "additionalProperties": False}
 
 
-def _list_of(name: str) -> Schema:
-    return record({"object": {"const": "list"}, "data": array(reference(name))})
+def _list_of(name: str, **beside: Schema) -> Schema:
+    return record({"object": {"const": "list"}, "data": array(reference(name)), **beside})
 
 
 ADMIN_SCHEMAS: Mapping[str, Schema] = MappingProxyType(
@@ -142,11 +142,11 @@ ADMIN_SCHEMAS: Mapping[str, Schema] = MappingProxyType(
         "Rotation": _closed({}, {"overlap_s": nullable({**COUNT, "type": "number"})}),
         "ShownKey": record({**KEY, "key": STRING}),
         "Event": record(EVENT),
-        "EventList": _list_of("Event"),
+        "EventList": _list_of("Event", has_more={"type": "boolean"}),
         "Usage": record(
             {**dict.fromkeys(COUNTS, COUNT), "engine_seconds": NUMBER, "cost": NUMBER},
             optional=dict.fromkeys(DIMENSIONS, STRING),
         ),
-        "UsageList": _list_of("Usage"),
+        "UsageList": _list_of("Usage", columns={"type": "object", "additionalProperties": STRING}),
     }
 )

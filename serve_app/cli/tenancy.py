@@ -99,13 +99,15 @@ def _lines(service: str, answer: dict[str, Any]) -> list[str]:
     """The answer for a person."""
     match service:
         case "show_usage":
-            return ["  ".join(f"{name}={value}" for name, value in each.items()) for each in answer["data"]]
+            told = ["  ".join(f"{name}={value}" for name, value in each.items()) for each in answer["data"]]
+            return told or ["Nothing was used."]
         case "list_tenants":
             return [_told_of_tenant(each) for each in answer["data"]] or ["There is no tenant."]
         case "list_keys":
             return [_told_of_key(each) for each in answer["data"]] or ["There is no key."]
         case "list_events":
-            return [_told_of_event(each) for each in answer["data"]] or ["Nothing was changed."]
+            told = [_told_of_event(each) for each in answer["data"]] or ["Nothing was changed."]
+            return told + ([f"There are more: --after {answer['data'][-1]['id']}"] if answer["has_more"] else [])
         case "create_key" | "create_admin_key" | "rotate_key":
             told = [answer["key"], "", f"{answer['id']} of {answer['tenant']}; it is shown this once: keep it now."]
             return told

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 
-def as_csv(report: Sequence[Mapping[str, object]]) -> str:
-    """With a line of names (RFC 4180). What a spreadsheet would take for a formula is text."""
+def as_csv(columns: Iterable[str], report: Iterable[Mapping[str, object]]) -> str:
+    """With a line of names (RFC 4180), also where nothing follows. What a spreadsheet would take for a formula is text.
+
+    columns: those of every line of the report
+    """
     written = io.StringIO()
-    if report:
-        writer = csv.DictWriter(written, list(report[0]))
-        writer.writeheader()
-        writer.writerows({name: _harmless(value) for name, value in each.items()} for each in report)
+    writer = csv.DictWriter(written, list(columns))
+    writer.writeheader()
+    writer.writerows({name: _harmless(value) for name, value in each.items()} for each in report)
     return written.getvalue()
 
 

@@ -87,6 +87,8 @@ class Tenant:
     cors_origins: pages of these origins may call with its keys, besides those of the service; `*` is any
     log_texts:    share of its requests of which prompts and completions are logged, from 0 to 1
     cache_group:  tenants of the same group find the prefixes that one of them had computed; None is the tenant's own
+    added:        number of the event by which it was added, which no other tenant of its name has; no part of what
+                  is declared
     """
 
     name: str
@@ -99,11 +101,17 @@ class Tenant:
     cors_origins: tuple[str, ...] = ()
     cache_group: str | None = None
     log_texts: float = 0.0
+    added: int = 0
 
     @property
     def share(self) -> Share:
         """What its requests are computed from."""
         return Share(flow=self.name, weight=self.weight, priority=self.priority)
+
+    @property
+    def own(self) -> str:
+        """What is kept for it alone is found under this, and not by another that is later added under its name."""
+        return f"{self.name}#{self.added}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,19 +48,20 @@ def admin_routes(administer: Administer, *, max_body_bytes: int) -> list[Route]:
             arguments["tenant"] = identity.tenant.name
         found = await administer(service.name, arguments, identity.key_id)
         if form == "csv":
-            return Response(as_csv(_lines(found)), headers={**HEADERS, "content-type": "text/csv; charset=utf-8"})
+            return Response(as_csv(*_report(found)), headers={**HEADERS, "content-type": "text/csv; charset=utf-8"})
         if form == "parquet":
-            written = await asyncio.to_thread(as_parquet, _lines(found))  # its first call loads a large library
+            written = await asyncio.to_thread(as_parquet, *_report(found))  # its first call loads a large library
             return Response(written, headers={**HEADERS, "content-type": CONTENT_TYPE})
         return JSONResponse(found, headers=HEADERS)
 
     return [Route(path, answer, methods=[method for each, method in SERVICES if each is path]) for path in AdminPath]
 
 
-def _lines(found: Mapping[str, object]) -> list[dict[str, object]]:
-    data = found["data"]
+def _report(found: Mapping[str, object]) -> tuple[dict[str, str], list[dict[str, object]]]:
+    columns, data = found["columns"], found["data"]
+    assert isinstance(columns, dict)
     assert isinstance(data, list)
-    return data
+    return columns, data
 
 
 def _asked(request: Request, known: tuple[str, ...]) -> dict[str, object]:

@@ -94,8 +94,14 @@ def routes(
         found = Completions(router, settings, style)
         if replays is None:
             return found
-        bytes_, stall_s = settings.max_body_bytes, settings.max_stall_s
-        return Idempotent(found, replays, max_body_bytes=bytes_, max_stall_s=stall_s, book=book)
+        return Idempotent(
+            found,
+            replays,
+            max_body_bytes=settings.max_body_bytes,
+            max_stall_s=settings.max_stall_s,
+            book=book,
+            rates=lambda: router.rates,
+        )
 
     native = completions(NativeStyle(inquiries))
     return [

@@ -40,8 +40,9 @@ def cors(origins: Sequence[str]) -> list[Middleware]:
 def cors_of_tenants(origins: Sequence[str], of_tenants: Callable[[], frozenset[str]]) -> list[Middleware]:
     """The same where each tenant has origins of its own.
 
-    A preflight comes without a key: it is answered for an origin of any tenant. What a tenant is answered may be read
-    by its own pages and the service's alone.
+    A preflight comes without a key: it is answered for an origin of any tenant, and so is what is refused before it is
+    known whose it is: a page can tell that its key has expired. What a tenant is answered may be read by its own pages
+    and the service's alone.
     """
     return [Middleware(TenantCors, origins=frozenset(origins), of_tenants=of_tenants)]
 
@@ -78,7 +79,8 @@ class TenantCors:
 
     def _headers(self, origin: str, scope: Scope) -> list[tuple[bytes, bytes]]:
         identity = scope.get("state", {}).get("identity")
-        allowed = self._origins if identity is None else self._origins.union(identity.tenant.cors_origins)
+        of_tenants = self._of_tenants() if identity is None else identity.tenant.cors_origins
+        allowed = self._origins.union(of_tenants)
         if not ({origin, "*"} & allowed):
             return [(b"vary", b"Origin")]
         told = ", ".join(READABLE).encode()

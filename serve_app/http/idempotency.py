@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import Context
 from uuid import uuid4
 
@@ -18,9 +18,11 @@ from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.core.tenants import Identity
 from serve_app.http.exchange import read_body
 from serve_app.http.metrics import Served
+from serve_app.http.rate_headers import TOLD_OF_RATES, rate_headers
 from serve_app.http.refusals import as_serve_error
 from serve_app.http.streams import in_time
 from serve_app.router.claims import Claim, ClaimBook, Standing
+from serve_app.router.quotas import Rates
 from serve_app.router.replays import Message, Recording, Replays, fingerprint_of
 
 NAME = b"idempotency-key"
@@ -41,6 +43,7 @@ class Idempotent:
           still being computed; None asks nobody
     max_body_bytes: of the request
     max_stall_s: a client that reads nothing for so long is given up
+    rates: how the limits of whoever asks stand
     """
 
     def __init__(
@@ -51,8 +54,10 @@ class Idempotent:
         max_body_bytes: int,
         max_stall_s: float = 60.0,
         book: ClaimBook | None = None,
+        rates: Callable[[], Rates] = dict,
     ) -> None:
         self._app = app
+        self._rates = rates
         self._replays = replays
         self._book = book
         self._max_body_bytes = max_body_bytes
@@ -74,7 +79,7 @@ class Idempotent:
         body = await read_body(receive, content_length=length, max_bytes=self._max_body_bytes)
         fingerprint = fingerprint_of(scope["path"], headers.get(HEADER, ""), body)
         claim = Claim(
-            tenant=identity.tenant.name, key=key, fingerprint=fingerprint, attempt=uuid4().hex, seconds=seconds
+            tenant=identity.tenant.own, key=key, fingerprint=fingerprint, attempt=uuid4().hex, seconds=seconds
         )
         recording = self._replays.find(claim.tenant, key, fingerprint)
         if recording is not None:
@@ -156,12 +161,17 @@ class Idempotent:
         async for message in recording.messages():
             copy = dict(message)
             if copy["type"] == "http.response.start" and (recording.is_repeat or not is_first):
-                copy["headers"] = [*message.get("headers", ()), (REPLAYED.encode(), b"true")]  # type: ignore[misc]
+                copy["headers"] = self._headers_of_repeat(message.get("headers", ()))  # type: ignore[arg-type]
             try:
                 await in_time(send(copy), self._max_stall_s)
             except (DeadlineExceeded, OSError):  # ASGI 2.4: a server may say so when the client has gone
                 return True
         return False
+
+    def _headers_of_repeat(self, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """Those of the answer, and how the limits stand now: a repeat takes nothing from them."""
+        kept = [(name, value) for name, value in headers if name not in TOLD_OF_RATES]
+        return [*kept, *rate_headers(self._rates()), (REPLAYED.encode(), b"true")]
 
 
 async def _deliver(book: ClaimBook, claim: Claim, answer: tuple[Message, ...] | None) -> None:

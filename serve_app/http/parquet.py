@@ -10,8 +10,11 @@ from serve_app.core.errors import InvalidRequest
 CONTENT_TYPE = "application/vnd.apache.parquet"
 
 
-def as_parquet(report: Sequence[Mapping[str, object]]) -> bytes:
-    """Numbers as numbers, everything else as text. Raises InvalidRequest where there is no pyarrow."""
+def as_parquet(columns: Mapping[str, str], report: Sequence[Mapping[str, object]]) -> bytes:
+    """columns: those of every line of the report, each with its type as JSON Schema has it
+
+    Raises InvalidRequest where there is no pyarrow.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
@@ -23,6 +26,8 @@ def as_parquet(report: Sequence[Mapping[str, object]]) -> bytes:
             remedy="Parquet needs pyarrow: .venv/bin/pip install -c constraints.txt -e '.[parquet]'"
             " where the router runs.",
         ) from None
+    types = {"string": pyarrow.string(), "integer": pyarrow.int64(), "number": pyarrow.float64()}
+    schema = pyarrow.schema([(name, types[each]) for name, each in columns.items()])
     written = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(each) for each in report]), written)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(each) for each in report], schema=schema), written)
     return written.getvalue()

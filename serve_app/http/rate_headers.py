@@ -11,6 +11,7 @@ NAMES = {
     meter: tuple(f"x-ratelimit-{told}-{what}".encode() for told in ("limit", "remaining", "reset"))
     for meter, what in ((Meter.REQUESTS, "requests"), (Meter.TOKENS, "tokens"))
 }
+TOLD_OF_RATES = frozenset(name for names in NAMES.values() for name in names)
 
 
 def rate_headers(rates: Rates) -> list[tuple[bytes, bytes]]:

@@ -25,13 +25,16 @@ class Inquiries:
     def model_named(self, model: str | None) -> str:
         """The model meant: the one that was sent, or the only one there is.
 
-        Raises InvalidRequest where none was sent and several are served, ModelLoading where none is ready.
+        Raises InvalidRequest where none was sent and several are served or none may be used, ModelLoading where none
+        is ready.
         """
         if model is not None:
             return model
         names = sorted({*self._view.bases, *self._view.loading})
         if not names and self._view.cards:
             raise InvalidRequest.refusing("model", must="name an adapter, as no base may be used", found="nothing")
+        if not names and not self._view.rights.patterns:
+            raise InvalidRequest.refusing("model", must="be one that may be used, and none may", found="nothing")
         if not names:
             raise ModelLoading("No model is ready yet.", "model", {"retry_after_s": 5})
         if len(names) > 1:

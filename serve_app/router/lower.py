@@ -216,7 +216,7 @@ def _salt(tenant: Tenant, sent: str) -> str:
     """What is in the hash of a prefix, so that only those find it who may."""
     if tenant is LOCAL.tenant:
         return sent
-    return f"group {tenant.cache_group}\n{sent}" if tenant.cache_group else f"tenant {tenant.name}\n{sent}"
+    return f"group {tenant.cache_group}\n{sent}" if tenant.cache_group else f"tenant {tenant.own}\n{sent}"
 
 
 def _context(request: CompletionRequest) -> ContextParams:

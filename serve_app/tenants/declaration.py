@@ -36,7 +36,7 @@ def tenant_from(declared: object) -> Tenant:
 def told_of(tenant: Tenant) -> dict[str, object]:
     """All of it in the form that `tenant_from` reads."""
     told = asdict(tenant) | {"cors_origins": list(tenant.cors_origins)}
-    del told["rights"]
+    del told["rights"], told["added"]
     return {"name": told.pop("name"), "models": list(tenant.rights.patterns), **told}
 
 

@@ -10,7 +10,7 @@ from serve_app.tenants.administration import DEFAULT_SCOPES, Administration, New
 from serve_app.tenants.declaration import tenant_from, told_of
 from serve_app.tenants.errors import TenancyError
 from serve_app.tenants.ledger import LedgerStore
-from serve_app.tenants.reports import question_of, report_of
+from serve_app.tenants.reports import columns_of, question_of, report_of
 from serve_app.tenants.store import Author, TenantStore
 
 DAY_S = 86_400.0
@@ -18,6 +18,8 @@ DEFAULT_OVERLAP_S = DAY_S
 MAX_SECONDS = 36_525 * DAY_S
 """A century, which every calendar can add to today."""
 MAX_EVENT = 2**63 - 1
+MOST_EVENTS = 1000
+"""Of one answer; what was asked for after the last of them is the next one."""
 KNOWN_SCOPES = frozenset(map(str, Scope))
 
 Arguments = Mapping[str, object]
@@ -117,10 +119,12 @@ class Office:
         after = arguments.get("after") or 0
         if not isinstance(after, int) or not 0 <= after <= MAX_EVENT:
             raise TenancyError("after must be the number of an event.")
-        return _list_of([asdict(each) for each in self._store.events(after=after)])
+        found = self._store.events(after=after, most=MOST_EVENTS + 1)
+        return _list_of([asdict(each) for each in found[:MOST_EVENTS]]) | {"has_more": len(found) > MOST_EVENTS}
 
     def _show_usage(self, arguments: Arguments, by: Author) -> Answer:
-        return _list_of(report_of(self.ledger.usage(question_of(arguments))))
+        question = question_of(arguments)
+        return _list_of(report_of(self.ledger.usage(question))) | {"columns": columns_of(question)}
 
 
 def _list_of(found: list[dict[str, object]]) -> Answer:

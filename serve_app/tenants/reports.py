@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
+from types import MappingProxyType
 
 from serve_app.core.csv_lines import as_csv
 from serve_app.core.ledger import DIMENSIONS, UsageLine, UsageQuestion
@@ -13,8 +14,11 @@ from serve_app.tenants.declaration import is_name
 from serve_app.tenants.errors import TenancyError
 
 DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
-COLUMNS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "choices", "engine_seconds", "cost")
-"""Behind what is asked for by. Cost is in the currency of the prices."""
+COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "choices")
+COLUMNS: Mapping[str, str] = MappingProxyType(
+    {**dict.fromkeys(COUNTS, "integer"), "engine_seconds": "number", "cost": "number"}
+)
+"""Behind what is asked for by, each with its type as JSON Schema has it. Cost is in the currency of the prices."""
 
 
 def question_of(arguments: Mapping[str, object]) -> UsageQuestion:
@@ -32,12 +36,17 @@ def question_of(arguments: Mapping[str, object]) -> UsageQuestion:
     return UsageQuestion(by=by, tenant=None if tenant is None else str(tenant), **days)
 
 
+def columns_of(question: UsageQuestion) -> dict[str, str]:
+    """Names and types of what each line of a report has, also where it has none."""
+    return {**dict.fromkeys(question.by, "string"), **COLUMNS}
+
+
 def report_of(lines: Sequence[UsageLine]) -> list[dict[str, object]]:
     """One flat object per line."""
     return [
         {
             **line.by,
-            **{name: line.sums[name] for name in COLUMNS if name in line.sums and name != "cost"},
+            **{name: line.sums[name] for name in COUNTS},
             "engine_seconds": line.sums["engine_ns"] / NANO,
             "cost": line.sums["cost"] / NANO,
         }
@@ -55,6 +64,7 @@ def _is_day(text: str) -> bool:
 
 def csv_of(answer: Mapping[str, object]) -> str:
     """What the office answered of usage, as comma-separated values."""
-    data = answer["data"]
+    columns, data = answer["columns"], answer["data"]
+    assert isinstance(columns, dict)
     assert isinstance(data, list)
-    return as_csv(data)
+    return as_csv(columns, data)

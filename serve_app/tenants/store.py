@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, create_engine, delete, event, insert, select, update
+from sqlalchemy import Connection, Engine, Row, create_engine, delete, event, func, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from serve_app.core.tenants import Scope, Tenant
 from serve_app.tenants import tables
 from serve_app.tenants.declaration import is_name, tenant_from, told_of
 from serve_app.tenants.directory import Directory
-from serve_app.tenants.errors import NotThere, TenancyError
+from serve_app.tenants.errors import NotThere, TenancyError, unopened
 from serve_app.tenants.keys import Key
 from serve_app.tenants.pepper import fingerprint_of
 
 BUSY_TIMEOUT_MS = 10_000
+ADDED = "add tenant"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class TenantStore:
         try:
             self._engine = create_engine(url, pool_pre_ping=True)  # a server may have been started anew
         except (SQLAlchemyError, ImportError) as error:
-            raise _unopened(error) from error
+            raise unopened(error) from error
         if is_made and self._engine.dialect.name == "sqlite":
             event.listen(self._engine, "connect", _prepare_sqlite)
         try:
@@ -64,7 +65,7 @@ class TenantStore:
         except BaseException as error:
             self.close()
             if isinstance(error, SQLAlchemyError):
-                raise _unopened(error) from error
+                raise unopened(error) from error
             raise
 
     @property
@@ -106,8 +107,10 @@ class TenantStore:
         """Everything as it is at one moment."""
         with self._engine.connect() as connection:
             version = _fact(connection, "version")  # first: what changes meanwhile is looked at again
-            found = connection.execute(select(tables.tenants)).all(), connection.execute(select(tables.keys)).all()
-        return Directory(map(_tenant, found[0]), map(_key, found[1]), pepper=pepper, version=version)
+            rows, keys = connection.execute(select(tables.tenants)).all(), connection.execute(select(tables.keys)).all()
+            added = _added(connection)
+        tenants = [replace(_tenant(row), added=added.get(row.name, 0)) for row in rows]
+        return Directory(tenants, map(_key, keys), pepper=pepper, version=version)
 
     def tenants(self) -> list[Tenant]:
         """All of them, by name."""
@@ -166,7 +169,7 @@ class TenantStore:
         with self._growing() as connection:
             for tenant in added:
                 _add_tenant(connection, tenant)
-                _note(connection, by, "add tenant", tenant.name, told_of(tenant))
+                _note(connection, by, ADDED, tenant.name, told_of(tenant))
             for tenant in changed:
                 _set_tenant(connection, tenant)
                 _note(connection, by, "set tenant", tenant.name, told_of(tenant))
@@ -247,6 +250,14 @@ def _add_tenant(connection: Connection, tenant: Tenant) -> None:
         raise TenancyError(f"There is a tenant {tenant.name!r} already.") from None
 
 
+def _added(connection: Connection) -> dict[str, int]:
+    """The number of the event by which each tenant was added last."""
+    events = tables.events.c
+    number = func.max(events.id).label("number")
+    wanted = select(events.subject, number).where(events.action == ADDED).group_by(events.subject)
+    return {row.subject: row.number for row in connection.execute(wanted)}
+
+
 def _set_tenant(connection: Connection, tenant: Tenant) -> None:
     wanted = update(tables.tenants).where(tables.tenants.c.name == tenant.name)
     if not connection.execute(wanted.values(declared=told_of(tenant))).rowcount:
@@ -285,12 +296,3 @@ def _key(row: Row[Any]) -> Key:
         expires_at=row.expires_at,
         revoked_at=row.revoked_at,
     )
-
-
-def _unopened(error: Exception) -> TenancyError:
-    return TenancyError(f"The store of tenants cannot be opened: {_reason(error)}.")
-
-
-def _reason(error: Exception) -> str:
-    """What the driver says, without the statement and the address, which may hold a password."""
-    return str(getattr(error, "orig", None) or type(error).__name__).strip().splitlines()[0].rstrip(".")

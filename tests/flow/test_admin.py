@@ -233,7 +233,25 @@ async def test_pages_of_a_tenant_may_read_its_answers_and_no_other_pages(
             assert "Origin" in response.headers["vary"]
             assert "access-control-allow-credentials" not in response.headers
     console = {(name, "https://console.example") for name in ("acme", "beta", "nobody")}
-    assert {each for each, may_read in readers.items() if may_read} == console | {("acme", PAGE)}
+    assert {each for each, may_read in readers.items() if may_read} == console | {("acme", PAGE), ("nobody", PAGE)}
+
+
+async def test_a_page_can_read_that_its_key_is_good_for_nothing_or_not_for_this(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    acme = house.key("acme", cors_origins=[PAGE])
+    for headers, status in ((bearing("sa-old"), 401), (acme, 403)):
+        refused = await client.get("/admin/keys", headers={**headers, "origin": PAGE})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (status, PAGE)
+
+
+async def test_a_tenant_without_models_is_told_so_and_not_to_come_again(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    headers = house.key("acme", models=[])
+    refused = await client.post("/tokenize", json={"content": "a"}, headers=headers)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == '"model" must be one that may be used, and none may; found nothing.'
 
 
 async def test_who_cannot_be_asked_about_is_told_to_come_again(house: House) -> None:

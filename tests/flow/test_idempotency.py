@@ -13,13 +13,17 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from serve_app.core.errors import EngineFailed, Unavailable
+from serve_app.core.quotas import Meter
 from serve_app.core.tenants import Identity, Scope, Tenant
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
 from serve_app.http.idempotency import Idempotent
+from serve_app.http.metrics import Served
+from serve_app.http.rate_headers import rate_headers
 from serve_app.http.settings import HttpSettings
 from serve_app.router.claims import LOST_S, Claim, Claimed, Claims
 from serve_app.router.fleet import Fleet
+from serve_app.router.quotas import Rate, Rates
 from serve_app.router.replays import Message, Recording, Replays, ReplaySettings
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend
@@ -75,6 +79,7 @@ class Asking:
     replays: Replays
     book: LocalBook
     now: float = 0.0
+    added: int = 1
     other: httpx.AsyncClient = field(init=False)
 
     def post(
@@ -107,7 +112,12 @@ async def asking(request: pytest.FixtureRequest) -> AsyncIterator[Asking]:
     fleet.put(backend.card, backend)
     bounds = ReplaySettings(seconds=60, max_answers=3, max_bytes=10_000)
     replays = Replays(bounds, clock=lambda: made.now)
-    door = Door(identify=lambda key: Identity(tenant=Tenant(name=key or ""), key_id="key", scopes=frozenset(Scope)))
+
+    def identify(key: str | None) -> Identity:
+        tenant = Tenant(name=key or "", added=made.added)
+        return Identity(tenant=tenant, key_id="key", scopes=frozenset(Scope))
+
+    door = Door(identify=identify)
     claims = Claims(clock=lambda: made.now, settings=bounds)
     book = LocalBook(claims, "router-0")
     settings = HttpSettings(max_stall_s=0.05)
@@ -166,6 +176,15 @@ async def test_keys_are_each_tenants_own_and_of_one_request(asking: Asking) -> N
     assert (other.status_code, other.json()["error"]["error_code"]) == (422, "idempotency_key_reused")
     wrong = await asking.post(BODY, key="x" * 256)
     assert wrong.status_code == 400
+    assert asking.num_computed == 2
+
+
+@by_itself
+async def test_a_tenant_under_the_name_of_a_removed_one_finds_no_answer_of_it(asking: Asking) -> None:
+    await asking.post(BODY)
+    asking.added = 7
+    for router in (0, 1):
+        assert ("idempotency-replayed" in (await asking.post(BODY, router=router)).headers) is (router == 1)
     assert asking.num_computed == 2
 
 
@@ -308,6 +327,33 @@ async def test_a_claim_whose_answer_was_lost_is_given_back(asking: Asking) -> No
     assert ((await asking.post(BODY)).status_code, asking.num_computed) == (503, 0)
     assert (await asyncio.wait_for(asking.post(BODY, router=1), 5)).status_code == 200
     assert not asking.book.answering
+
+
+async def test_a_repeat_tells_how_the_limits_stand_now() -> None:
+    left = [7]
+
+    async def answer(scope: AsgiScope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"text/plain"), *rate_headers(rates())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"once"})
+        scope["state"]["served"] = Served(status=200, run=None)
+
+    def rates() -> Rates:
+        return {Meter.REQUESTS: Rate(limit=9, remaining=left[0], reset_s=1.0)}
+
+    made = Idempotent(answer, Replays(), max_body_bytes=100, rates=rates)
+
+    async def known(scope: AsgiScope, receive: Receive, send: Send) -> None:
+        scope["state"] = {"identity": Identity(tenant=Tenant(name="a")), "request_id": "r"}
+        await made(scope, receive, send)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=known), base_url="http://flow") as client:
+        first = await client.post("/", headers={"idempotency-key": "k"})
+        left[0] = 3
+        again = await client.post("/", headers={"idempotency-key": "k"})
+    assert (first.content, again.content, again.headers["idempotency-replayed"]) == (b"once", b"once", "true")
+    assert [each.headers.get_list("x-ratelimit-remaining-requests") for each in (first, again)] == [["7"], ["3"]]
+    assert again.headers["content-type"] == "text/plain"
 
 
 async def test_a_claim_whose_computation_raised_is_given_back() -> None:

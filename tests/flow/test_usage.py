@@ -44,6 +44,27 @@ async def test_csv_holds_no_formula(house: House) -> None:  # noqa: F811
     assert [line.split(",")[0] for line in lines[1:]] == ["'=beta", "acme"]
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+async def test_a_report_without_lines_has_the_columns_of_one_with(
+    house: House,  # noqa: F811
+    client: httpx.AsyncClient,  # noqa: F811
+    form: str,
+) -> None:
+    admin = {"authorization": f"Bearer {house.admin}"}
+
+    async def told() -> list[tuple[str, str]]:
+        answer = await client.get(f"/admin/usage?by=day,tenant&format={form}", headers=admin)
+        if form == "csv":
+            return [(name, "") for name in answer.text.splitlines()[0].split(",")]
+        schema = pyarrow.parquet.read_schema(io.BytesIO(answer.content))
+        return list(zip(schema.names, map(str, schema.types), strict=True))
+
+    nothing = await told()
+    record(house)
+    assert await told() == nothing
+    assert [name for name, _ in nothing][:3] == ["day", "tenant", "requests"]
+
+
 async def test_parquet_says_what_json_says(house: House, client: httpx.AsyncClient) -> None:  # noqa: F811
     record(house)
     admin = {"authorization": f"Bearer {house.admin}"}

@@ -38,7 +38,7 @@ def test_a_tenants_requests_are_anybodys_with_its_share_its_salt_and_its_bound()
         sent = {"model": "tiny", "prompt": "Hello", "max_tokens": 7, "seed": 1, **body}
         request = parse_completion(json.dumps(sent).encode(), DEFAULT_LIMITS)
         anybodys = lower(request, "cmpl-1", resolve=resolve, card_of=card_of)
-        own = f"group {tenant.cache_group}" if tenant.cache_group else f"tenant {tenant.name}"
+        own = f"group {tenant.cache_group}" if tenant.cache_group else f"tenant {tenant.own}"
         wanted = [
             replace(
                 each,

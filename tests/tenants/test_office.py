@@ -133,6 +133,16 @@ def test_every_change_leaves_an_event_and_what_is_refused_none(ask: Ask) -> None
     assert [each["at"] for each in ask("list_events", after=events[2]["id"])["data"]] == [4.0, 5.0]
 
 
+def test_events_say_whether_there_are_more(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve_app.tenants.office.MOST_EVENTS", 2)
+    for name in "abc":
+        ask("add_tenant", name=name)
+    first = ask("list_events")
+    assert ([each["subject"] for each in first["data"]], first["has_more"]) == (["a", "b"], True)
+    rest = ask("list_events", after=first["data"][-1]["id"])
+    assert ([each["subject"] for each in rest["data"]], rest["has_more"]) == (["c"], False)
+
+
 @pytest.mark.parametrize("statement", ["DELETE FROM events", "UPDATE events SET actor = 'nobody'"])
 def test_the_database_itself_lets_no_event_be_changed(ask: Ask, store: TenantStore, statement: str) -> None:
     ask("add_tenant", name="acme")

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,12 +113,27 @@ def test_a_rotated_key_and_the_new_one_are_both_good_for_the_overlap(
     old = administration.create_key("acme", by(0.0), scopes={Scope.INFER, Scope.METRICS}, lifetime_s=1000.0)
     new = administration.rotate_key(old.key.id, by(100.0), overlap_s=60.0)
     directory = store.directory(PEPPER)
-    assert directory.identify(old.secret, 159.0).tenant == ACME
+    assert directory.identify(old.secret, 159.0).tenant == replace(ACME, added=1)
     assert directory.identify(new.secret, 1099.0).scopes == {Scope.INFER, Scope.METRICS}
     with pytest.raises(Unauthenticated):
         directory.identify(old.secret, 160.0)
     with pytest.raises(Unauthenticated):
         directory.identify(new.secret, 1100.0)
+
+
+def test_a_tenant_under_the_name_of_a_removed_one_is_another(
+    store: TenantStore, administration: Administration
+) -> None:
+    def own() -> str:
+        return store.directory(PEPPER).tenants["acme"].own
+
+    first = own()
+    store.set_tenant(replace(ACME, max_n=2), by(1.0))
+    store.add_tenant(Tenant(name="beta"), by(1.0))
+    assert own() == first
+    store.remove_tenant("acme", by(2.0))
+    store.add_tenant(ACME, by(3.0))
+    assert len({first, own(), store.directory(PEPPER).tenants["beta"].own}) == 3
 
 
 def test_a_revoked_key_is_not_brought_back_by_rotation(store: TenantStore, administration: Administration) -> None:
