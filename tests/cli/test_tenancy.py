@@ -137,6 +137,8 @@ def test_who_changed_what_is_told(run: CommandLine, monkeypatch: pytest.MonkeyPa
     ]
     assert made["key"] not in "".join(lines)
     assert [each["id"] for each in run("events", "--after", "1", "--json").json["data"]] == [2]
+    monkeypatch.setattr("serve_app.tenants.office.MOST_EVENTS", 1)
+    assert run("events").out.splitlines()[-1] == "There are more: --after 1"
     assert run("events", "--after", "-1").code == Exit.FAILED
 
 
@@ -153,10 +155,11 @@ def test_usage_of_some_is_told_by_what_is_asked_for(run: CommandLine) -> None:
     assert {"tenant=acme", "model=demo", "requests=2", "completion_tokens=14", "cost=1.0"} <= set(line.split("  "))
     assert [each["tenant"] for each in run("usage", "--by", "tenant", "--json").json["data"]] == ["acme", "beta"]
     assert len(run("usage", "--csv").out.strip().splitlines()) == 3
-    assert run("usage", "--until", "2001-01-01").out.strip() == ""
+    assert run("usage", "--until", "2001-01-01").out.strip() == "Nothing was used."
 
 
 def test_usage_is_told_to_persons_programs_and_spreadsheets(run: CommandLine) -> None:
     assert run("usage").code == Exit.DONE
     assert run("usage", "--json").json["data"] == []
-    assert run("usage", "--csv").out.strip() == "", "nobody has used anything"
+    header = "tenant,model,day,requests,prompt_tokens,cached_tokens,completion_tokens,choices,engine_seconds,cost"
+    assert run("usage", "--csv").out.strip() == header, "nobody has used anything"
