@@ -19,8 +19,8 @@ from serve_app.tenants.errors import TenancyError
 from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
 from serve_app.tenants.pepper import DEFAULT_PEPPER, VARIABLE
+from serve_app.tenants.records import Author
 from serve_app.tenants.reports import csv_of
-from serve_app.tenants.store import Author
 
 MAX_ACTOR_CHARS = 96
 

@@ -24,23 +24,25 @@ from serve_app.core.quotas import Lease, Statement
 from serve_app.core.tenants import Identity, Limits
 from serve_app.deployments.logs import log_as_configured
 from serve_app.deployments.transport import by_value
-from serve_app.router.claims import Attempts, Claim, Claimed, Claims
+from serve_app.router.claims import Attempts, Claim, Claimed, Claims, Standing
 from serve_app.router.replays import Message
 from serve_app.tenants.directory import Directory
-from serve_app.tenants.errors import NotThere, TenancyError
+from serve_app.tenants.errors import NotThere, StoreUnavailable, TenancyError
 from serve_app.tenants.held import HeldDirectory
 from serve_app.tenants.keys import KEY
 from serve_app.tenants.lending import Lending, Period
 from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
 from serve_app.tenants.pepper import VARIABLE
+from serve_app.tenants.records import Author
 from serve_app.tenants.retention import prune
-from serve_app.tenants.store import Author
 from serve_app.tenants.wallet import NEVER_TOLD
 
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.5
+LEARNS_S = 3.0
+"""In which a router has asked a replica that began after another, and told it what it answers."""
 SPACING_S = 0.05
 """Between looks for keys that nobody knows, however many are presented."""
 TIMEOUT_S = 2.0
@@ -66,7 +68,7 @@ class Accounts:
         self._lending = Lending(
             self._limits_of, clock=time.monotonic, wall=time.time, spent_of=self._office.ledger.cost_of
         )
-        self._claims = Claims(clock=time.monotonic)
+        self._claims = Claims(clock=time.monotonic, learns_s=LEARNS_S)
         self._ledger_days, self._pruned_at = ledger_days, -math.inf
         self._writing = asyncio.Lock()
         self._reading: dict[tuple[str, Period], asyncio.Task[None]] = {}
@@ -82,6 +84,9 @@ class Accounts:
         by = Author(name=actor, at=time.time())
         try:
             return await asyncio.to_thread(self._office.answer, service, arguments, by)
+        except StoreUnavailable as error:
+            logger.warning("%s of %s was not done: %s", service, actor, error)
+            return Unavailable(str(error), None, {"retry_after_s": 2})
         except NotThere as error:
             return NotFound(str(error))
         except TenancyError as error:
@@ -166,6 +171,7 @@ class AccountsLink:
         self._router_id = router_id
         self._held = HeldDirectory(grace_s=grace_s)
         self._answering: dict[str, Claim] = {}  # by attempt
+        self._given: set[str] = set()  # of those, what is known to be this router's to answer
         self._prices: Prices | None = None
         self._is_reached = True
         self._looked_at = -math.inf
@@ -222,15 +228,20 @@ class AccountsLink:
         if isinstance(found, ServeError):
             raise found
         claimed: Claimed = found
+        if claimed is Standing.YOURS:
+            self._given.add(claim.attempt)
         return claimed
 
     async def deliver(self, claim: Claim, answer: Sequence[Message] | None) -> None:
         """Raises Unavailable."""
+        if answer is None:  # a book that knows nothing of it need not learn of it
+            self._given.discard(claim.attempt)
         ask = partial(self._accounts.deliver.remote, claim, self._router_id, answer)
         await self._ask(ask, timeout_s=ADMINISTRATION_TIMEOUT_S)
 
     def leave(self, claim: Claim) -> None:
         self._answering.pop(claim.attempt, None)
+        self._given.discard(claim.attempt)
 
     async def run(self) -> None:
         """Look for ever."""
@@ -241,7 +252,7 @@ class AccountsLink:
     async def look(self) -> None:
         """Hear what changed; where nobody answers, what is held stays."""
         asked_at = time.monotonic()
-        attempts = [((each.tenant, each.key), each.attempt) for each in self._answering.values()]
+        attempts = [(each, each.attempt in self._given) for each in self._answering.values()]
         ask = partial(self._accounts.directory.remote, self._held.version, self._router_id, attempts)
         try:
             found = await self._ask(ask, timeout_s=TIMEOUT_S)

@@ -81,11 +81,11 @@ class Idempotent:
         claim = Claim(
             tenant=identity.tenant.own, key=key, fingerprint=fingerprint, attempt=uuid4().hex, seconds=seconds
         )
-        recording = self._replays.find(claim.tenant, key, fingerprint)
-        if recording is not None:
-            if await self._has_left(recording, receive, send, is_first=False):
-                scope["state"]["served"] = Served(status=CLIENT_LEFT, run=None)
-            return
+        while (recording := self._replays.find(claim.tenant, key, fingerprint)) is not None:
+            with contextlib.suppress(DeadlineExceeded):
+                if await self._has_left(recording, receive, send, is_first=False):
+                    scope["state"]["served"] = Served(status=CLIENT_LEFT, run=None)
+                return
         recording = self._replays.begin(claim.tenant, key, fingerprint)
         task = self._begin(self._answer(scope, body, recording, claim))
         await self._has_left(recording, receive, send, is_first=True)
@@ -158,8 +158,12 @@ class Idempotent:
             leaving.cancel()
 
     async def _is_unread(self, recording: Recording, send: Send, *, is_first: bool) -> bool:
+        """Raises DeadlineExceeded where whoever asked first had too little time; who follows may have more."""
         async for message in recording.messages():
             copy = dict(message)
+            if not is_first and copy.get("status") == DeadlineExceeded.status:
+                await recording.over()
+                raise DeadlineExceeded("Whoever asked first had less time.")
             if copy["type"] == "http.response.start" and (recording.is_repeat or not is_first):
                 copy["headers"] = self._headers_of_repeat(message.get("headers", ()))  # type: ignore[arg-type]
             try:

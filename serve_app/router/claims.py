@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -41,8 +42,8 @@ class Claim:
 
 Place = tuple[str, str]
 """A tenant and its key."""
-Attempts = Iterable[tuple[Place, str]]
-"""Which are still being answered: where, and which attempt."""
+Attempts = Iterable[tuple[Claim, bool]]
+"""Which are still being answered; of each, whether the book said that it was the router's to answer."""
 Claimed = Standing | tuple[Message, ...]
 """A standing, or the answer that was given."""
 
@@ -104,9 +105,13 @@ class Claims:
     A request holds its key for as long as its router says again and again that it is still answered, however long that
     takes; that it was heard of says nothing, as a claim may come after the word that it is over, or that word never.
 
+    A book that was begun anew learns from the routers what they answer; until each can have told it, nobody is given
+    what it does not know.
+
     What a call costs does not grow with what is kept.
 
-    clock: seconds, monotonic
+    clock:    seconds, monotonic
+    learns_s: for how long it may be that a router has not told what it answers already
     """
 
     def __init__(
@@ -115,8 +120,10 @@ class Claims:
         clock: Callable[[], float],
         settings: ReplaySettings | None = None,
         max_total_bytes: int = MAX_TOTAL_BYTES,
+        learns_s: float = 0.0,
     ) -> None:
         self._clock = clock
+        self._learned_at = clock() + learns_s if learns_s else -math.inf
         self._settings = settings or ReplaySettings()
         self._max_total_bytes = max_total_bytes
         self._running: OrderedDict[Place, _Running] = OrderedDict()  # those last heard of are last
@@ -129,13 +136,16 @@ class Claims:
 
     def heard(self, holder: str, attempts: Attempts = ()) -> None:
         """The router still answers these. What nobody answers any more is anybody's."""
-        lost_at = self._clock() + LOST_S
-        for place, attempt in attempts:
-            running = self._running.get(place)
-            if running is not None and (running.holder, running.claim.attempt) == (holder, attempt):
-                running.lost_at = lost_at
-                self._running.move_to_end(place)
+        now = self._clock()
         self._forget_lost()
+        for claim, is_given in attempts:
+            place = claim.tenant, claim.key
+            running = self._running.get(place)
+            if running is None and is_given and self._answer(place) is None:
+                running = self._running[place] = _Running(claim, holder, now + claim.seconds, now + LOST_S)
+            if running is not None and _is_of(running, claim, holder):
+                running.lost_at = now + LOST_S
+                self._running.move_to_end(place)
 
     def claim(self, claim: Claim, holder: str) -> Claimed:
         """Raises KeyReused where another request came with the key."""
@@ -148,7 +158,7 @@ class Claims:
             )
         if isinstance(found, _Answer):
             return found.messages
-        if found is not None and found.holder != holder:
+        if (now < self._learned_at) if found is None else found.holder != holder:
             return Standing.RUNNING
         expires_at = now + claim.seconds if found is None else found.expires_at
         self._running[place] = _Running(claim, holder, expires_at, now + LOST_S)

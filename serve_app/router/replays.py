@@ -64,6 +64,11 @@ class Recording:
     def so_far(self) -> tuple[Message, ...]:
         return tuple(self._messages)
 
+    async def over(self) -> None:
+        """Wait until nothing follows any more."""
+        while not self.is_over:
+            await self._news.wait()
+
     async def messages(self) -> AsyncIterator[Message]:
         """From the first on, to the last of the body, or until it is over without one. Raises what it ended by."""
         place = 0

@@ -11,7 +11,21 @@ class NotThere(TenancyError):
     """There is no tenant or key of that name."""
 
 
+class StoreUnavailable(TenancyError):
+    """The database did not do what was asked; it may be locked, full or gone."""
+
+
 def unopened(error: Exception) -> TenancyError:
+    """No store is there to be asked."""
+    return TenancyError(f"The store of tenants cannot be opened: {_reason(error)}.")
+
+
+def unavailable(error: Exception) -> StoreUnavailable:
+    """The store was opened, and fails now."""
+    return StoreUnavailable(f"The store of tenants did not do what was asked: {_reason(error)}.")
+
+
+def _reason(error: Exception) -> str:
     """What the driver says, without the statement and the address, which may hold a password."""
-    reason = str(getattr(error, "orig", None) or type(error).__name__).strip().splitlines()[0].rstrip(".")
-    return TenancyError(f"The store of tenants cannot be opened: {reason}.")
+    said = str(getattr(error, "orig", None) or type(error).__name__).strip()
+    return said.splitlines()[0].rstrip(".") if said else type(error).__name__

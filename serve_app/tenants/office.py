@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from serve_app.core.tenants import Scope
 from serve_app.tenants.administration import DEFAULT_SCOPES, Administration, NewKey, told_of_key
 from serve_app.tenants.declaration import tenant_from, told_of
-from serve_app.tenants.errors import TenancyError
+from serve_app.tenants.errors import TenancyError, unavailable
 from serve_app.tenants.ledger import LedgerStore
+from serve_app.tenants.records import Author
 from serve_app.tenants.reports import columns_of, question_of, report_of
-from serve_app.tenants.store import Author, TenantStore
+from serve_app.tenants.store import TenantStore
 
 DAY_S = 86_400.0
 DEFAULT_OVERLAP_S = DAY_S
@@ -50,8 +53,11 @@ class Office:
         }
 
     def answer(self, service: str, arguments: Arguments, by: Author) -> Answer:
-        """Raises TenancyError; NotThere where what is named is not there."""
-        return self._services[service](arguments, by)
+        """Raises TenancyError; NotThere where what is named is not there, StoreUnavailable where the database fails."""
+        try:
+            return self._services[service](arguments, by)
+        except SQLAlchemyError as error:
+            raise unavailable(error) from error
 
     def _list_tenants(self, arguments: Arguments, by: Author) -> Answer:
         return _list_of([told_of(tenant) for tenant in self._store.tenants()])
@@ -68,7 +74,7 @@ class Office:
         return told_of(self._administration.change_tenant(str(arguments["name"]), arguments, by))
 
     def _remove_tenant(self, arguments: Arguments, by: Author) -> Answer:
-        self._store.remove_tenant(str(arguments["name"]), by)
+        self._administration.remove_tenant(str(arguments["name"]), by)
         return {"removed": arguments["name"]}
 
     def _apply_tenants(self, arguments: Arguments, by: Author) -> Answer:

@@ -31,7 +31,7 @@ from serve_app.tenants.inspection import Inspection, PepperState, inspect_store
 from serve_app.tenants.keys import Key
 from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
-from serve_app.tenants.store import Author
+from serve_app.tenants.records import Author
 from tests.cli.runs import needs_proc
 
 PEPPER = "p" * 32

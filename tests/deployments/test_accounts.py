@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 
+from serve_app.core.errors import Unavailable
 from serve_app.core.ledger import Counted, Row, Spent
 from serve_app.core.prices import Price, Prices
 from serve_app.core.quotas import Meter, Statement
@@ -26,10 +29,11 @@ LOOKS = 3
 
 
 @pytest.fixture
-def accounts(tmp_path: Path) -> Iterator[Accounts]:
+def accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Accounts]:
     """With a tenant that has a budget and one that has none."""
     loggers = [logging.getLogger(name) for name in ("serve_app", ACCESS_LOGGER)]
     before = [(each.handlers[:], each.level, each.propagate) for each in loggers]
+    monkeypatch.setattr("serve_app.deployments.accounts.LEARNS_S", 0.0)
     made = Accounts(f"sqlite:///{tmp_path / 'kept.db'}", str(tmp_path / "pepper"), 30)
     yield made
     made._store.close()
@@ -121,3 +125,26 @@ async def test_a_ledger_that_fails_is_asked_again(accounts: Accounts) -> None:
     statement = wanted("rich", Meter.DAY)
     assert await accounts.renew("r0", [statement]) == [NEVER_TOLD]
     assert (await accounts.renew("r0", [statement]))[0].granted == {Meter.DAY: 5}
+
+
+async def test_a_store_that_is_locked_is_told_with_when_to_come_again_and_without_what_was_sent(
+    accounts: Accounts, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await with_tenants(accounts)
+    logging.getLogger("serve_app").propagate = True
+    monkeypatch.setattr("serve_app.tenants.store.BUSY_TIMEOUT_MS", 20)
+    accounts._store.engine.dispose()  # connections from here on wait no longer than that
+    with sqlite3.connect(str(accounts._store.engine.url.database), isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        refused = await accounts.administer("add_tenant", {"name": "new"}, "key-boss")
+        assert isinstance(refused, Unavailable)
+        assert refused.facts == {"retry_after_s": 2}
+        assert str(refused) == "The store of tenants did not do what was asked: database is locked."
+        row = Row(id="secret-id", tenant="plain", key_id="k", request_id="r", model="tiny", at=0.0)
+        with pytest.raises(OperationalError) as error:
+            await accounts.record([row], ())
+        assert "secret-id" not in str(error.value), "whoever writes it down"
+        other.execute("ROLLBACK")
+    other.close()
+    assert not isinstance(await accounts.administer("add_tenant", {"name": "new"}, "key-boss"), Exception)
+    assert "add_tenant of key-boss was not done" in caplog.text

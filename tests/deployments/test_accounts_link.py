@@ -10,7 +10,7 @@ import pytest
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import Scope, Tenant
 from serve_app.deployments.accounts import SPACING_S, AccountsLink
-from serve_app.router.claims import Claim
+from serve_app.router.claims import Claim, Standing
 from serve_app.tenants.directory import Directory
 from serve_app.tenants.keys import Key, digest_of, new_key
 
@@ -25,6 +25,7 @@ class AskedAccounts:
         self.asked, self.most_at_once, self._at_once = 0, 0, 0
         self.does_answer = True
         self.told: list[object] = []
+        self.claimed: Standing | None = None
 
     @property
     def directory(self) -> AskedAccounts:
@@ -37,9 +38,13 @@ class AskedAccounts:
     def claim(self) -> AskedAccounts:
         return self
 
-    def remote(self, *arguments: object) -> AskedAnswer:
+    @property
+    def deliver(self) -> AskedAccounts:
+        return self
+
+    def remote(self, *arguments: object) -> Any:
         self.told.append(arguments)
-        return AskedAnswer(self)
+        return AskedAnswer(self, self.claimed if isinstance(arguments[0], Claim) else None)
 
     async def answer(self) -> Directory:
         self.asked += 1
@@ -57,11 +62,12 @@ class AskedAccounts:
 
 
 class AskedAnswer:
-    def __init__(self, accounts: AskedAccounts) -> None:
-        self._accounts = accounts
+    def __init__(self, accounts: AskedAccounts, claimed: Standing | None) -> None:
+        self._accounts, self._claimed = accounts, claimed
 
     def __await__(self) -> Any:
-        return self._accounts.answer().__await__()
+        found = yield from self._accounts.answer().__await__()
+        return self._claimed or found
 
     def cancel(self) -> None:
         pass
@@ -139,7 +145,27 @@ async def test_every_look_says_which_requests_are_still_answered_until_they_are_
     await link.claim(claim)
     for _ in range(2):
         await link.look()
-        assert accounts.told[-1] == (-1 if len(accounts.told) == 2 else 0, "router-0", [(("a", "k"), "1")])
+        assert accounts.told[-1] == (-1 if len(accounts.told) == 2 else 0, "router-0", [(claim, False)])
     link.leave(claim)
     await link.look()
     assert accounts.told[-1] == (0, "router-0", [])
+
+
+async def test_of_what_a_router_was_given_to_answer_a_new_book_can_learn_until_it_failed() -> None:
+    accounts, link = linked()
+    claim = Claim(tenant="a", key="k", fingerprint=b"f", attempt="1", seconds=60.0)
+    for found, is_given in ((Standing.RUNNING, False), (Standing.YOURS, True)):
+        accounts.claimed = found
+        await link.claim(claim)
+        await link.look()
+        assert accounts.told[-1][-1] == [(claim, is_given)]  # type: ignore[index]
+    await link.deliver(claim, ())
+    await link.look()
+    assert accounts.told[-1][-1] == [(claim, True)]  # type: ignore[index]
+    await link.deliver(claim, None)
+    await link.look()
+    assert accounts.told[-1][-1] == [(claim, False)]  # type: ignore[index]
+    link.leave(claim)
+    await link.claim(claim)
+    link.leave(claim)
+    assert not link._given

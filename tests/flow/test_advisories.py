@@ -28,7 +28,7 @@ from serve_app.http.headers import REFUSED
 from serve_app.http.metrics import Metrics
 from serve_app.http.settings import HttpSettings
 from serve_app.router.router import Router
-from serve_app.tenants.store import Author
+from serve_app.tenants.records import Author
 from tests.flow.test_admin import House, address, bearing, client, house  # noqa: F401
 
 JSON = {"content-type": "application/json"}

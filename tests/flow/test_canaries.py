@@ -28,7 +28,7 @@ from serve_app.router.scribe import Scribe
 from serve_app.tenants.lending import Lending
 from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
-from serve_app.tenants.store import Author
+from serve_app.tenants.records import Author
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 from tests.flow.test_ledger import FakeAccounts
 

@@ -83,9 +83,9 @@ class Asking:
     other: httpx.AsyncClient = field(init=False)
 
     def post(
-        self, body: dict[str, object], key: str = "k", tenant: str = "a", *, router: int = 0
+        self, body: dict[str, object], key: str = "k", tenant: str = "a", *, router: int = 0, **beside: str
     ) -> asyncio.Task[httpx.Response]:
-        headers = {"idempotency-key": key, "x-api-key": tenant}
+        headers = {"idempotency-key": key, "x-api-key": tenant, **beside}
         client = (self.client, self.other)[router]
         return asyncio.create_task(client.post("/v1/completions", json=body, headers=headers))
 
@@ -194,6 +194,21 @@ async def test_what_failed_is_tried_again(asking: Asking) -> None:
     assert (await asking.post(BODY)).status_code == 500
     asking.backend.refusal = None
     assert (await asking.post(BODY)).status_code == 200
+
+
+@stepped
+async def test_who_has_more_time_than_the_first_asks_again(asking: Asking) -> None:
+    hurried = asking.post(BODY, **{"x-request-timeout": "0.05"})
+    while not asking.backend.num_live:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    patient = [asking.post(BODY) for _ in range(3)]
+    assert (await hurried).status_code == 504
+    async with asyncio.timeout(10):
+        while not all(each.done() for each in patient):
+            await asking.step_to_the_end()
+            await asyncio.sleep(0)
+    assert {each.status_code for each in await asyncio.gather(*patient)} == {200}
+    assert asking.num_computed == 2, "one of those who had more time asked for all of them"
 
 
 @by_itself

@@ -14,7 +14,6 @@ from serve_app.router.replays import MESSAGE_BYTES, Message, ReplaySettings
 
 YOURS, RUNNING = Standing.YOURS, Standing.RUNNING
 ANSWER: tuple[Message, ...] = ({"type": "http.response.body", "body": b"x" * 100},)
-STILL = [(("acme", "k"), "1")]
 SIZE = MESSAGE_BYTES + 100
 
 
@@ -62,7 +61,7 @@ def test_a_router_that_was_not_heard_of_leaves_its_work_to_others(clock: Clock) 
     claims = Claims(clock=clock)
     claims.claim(claim(), "a")
     clock.now = LOST_S / 2
-    claims.heard("a", STILL)
+    claims.heard("a", [(claim(), True)])
     clock.now = LOST_S
     assert claims.claim(claim(), "b") is RUNNING
     clock.now = LOST_S * 1.5
@@ -76,7 +75,7 @@ def test_a_request_holds_its_key_for_as_long_as_it_is_answered(clock: Clock) -> 
     claims.claim(claim(), "a")
     for _ in range(50_000):  # the time for which an answer is good is long over
         clock.now += LOST_S / 2
-        claims.heard("a", STILL)
+        claims.heard("a", [(claim(), True)])
     assert claims.claim(claim(), "b") is RUNNING
 
 
@@ -88,9 +87,9 @@ def test_what_its_router_says_no_more_is_anybodys_though_the_router_lives(clock:
     claims.claim(claim("other"), "a")
     for _ in range(10):
         clock.now += LOST_S / 10
-        claims.heard("a", [(("acme", "other"), "1")])
-        claims.heard("b", STILL)  # which has nothing there
-        claims.heard("a", [(("acme", "k"), "2")])
+        claims.heard("a", [(claim("other"), True)])
+        claims.heard("b", [(claim(), False)])  # which has nothing there
+        claims.heard("a", [(claim(attempt="2"), False)])
     assert claims.claim(claim(), "b") is YOURS
     assert claims.claim(claim("other"), "b") is RUNNING
 
@@ -99,6 +98,19 @@ def test_an_answer_is_taken_in_by_a_book_that_was_begun_anew(clock: Clock) -> No
     claims = Claims(clock=clock)
     claims.deliver(claim(), "a", ANSWER)
     assert claims.claim(claim(), "b") == ANSWER
+
+
+def test_a_book_that_was_begun_anew_learns_what_routers_answer(clock: Clock) -> None:
+    claims = Claims(clock=clock, learns_s=3.0)
+    assert claims.claim(claim(attempt="2"), "b") is RUNNING, "another router may answer it, which has not told yet"
+    claims.heard("b", [(claim(attempt="2"), False)])
+    claims.heard("a", [(claim(), True)])
+    clock.now = 3.0
+    assert claims.claim(claim(attempt="2"), "b") is RUNNING
+    assert claims.claim(claim("other"), "b") is YOURS
+    claims.deliver(claim(), "a", ANSWER)
+    claims.heard("a", [(claim(), True)])  # said before it was delivered
+    assert claims.claim(claim(attempt="2"), "b") == ANSWER
 
 
 def test_what_is_kept_is_bounded_of_a_tenant_and_of_all(clock: Clock) -> None:

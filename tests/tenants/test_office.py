@@ -16,7 +16,8 @@ from serve_app.core.tenants import Scope
 from serve_app.tenants.errors import NotThere, TenancyError
 from serve_app.tenants.office import DEFAULT_OVERLAP_S, Office
 from serve_app.tenants.opening import open_store
-from serve_app.tenants.store import Author, TenantStore
+from serve_app.tenants.records import Author
+from serve_app.tenants.store import TenantStore
 
 PEPPER = "p" * 32
 Ask = Callable[..., dict[str, Any]]
@@ -56,6 +57,14 @@ def test_a_tenant_is_added_changed_shown_and_removed(ask: Ask) -> None:
     for service in ("show_tenant", "set_tenant", "remove_tenant"):
         with pytest.raises(NotThere):
             ask(service, name="acme")
+
+
+def test_the_tenant_of_the_administrators_stays(ask: Ask) -> None:
+    made = ask("create_admin_key")
+    with pytest.raises(TenancyError, match="'administrators' stays"):
+        ask("remove_tenant", name="administrators")
+    ask("apply_tenants", tenants=[])
+    assert [each["id"] for each in ask("list_keys")["data"]] == [made["id"]]
 
 
 def test_a_key_is_shown_when_it_is_made_and_never_again(ask: Ask, store: TenantStore) -> None:

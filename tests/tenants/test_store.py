@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,9 +16,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import Rights, Scope, Tenant
 from serve_app.tenants.administration import Administration
+from serve_app.tenants.declaration import changed
 from serve_app.tenants.errors import TenancyError
+from serve_app.tenants.keys import new_key_id
 from serve_app.tenants.pepper import make_pepper, read_pepper
-from serve_app.tenants.store import Author, TenantStore
+from serve_app.tenants.records import Author
+from serve_app.tenants.store import TenantStore
 from tests.tenants.conftest import BOTH
 from tests.tenants.postgres import Server
 
@@ -147,7 +151,50 @@ def test_a_revoked_key_is_not_brought_back_by_rotation(store: TenantStore, admin
     assert ends == [1.0, 1.0], "what came of it is written down"
 
 
-@pytest.mark.parametrize("conflict", ["added", "changed", "removed"])
+def test_changes_that_come_at_once_are_all_made(
+    administration: Administration, store: TenantStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reads what it changes when nobody else changes it any more."""
+
+    def slowly(tenant: Tenant, changes: object) -> Tenant:
+        time.sleep(0.05)
+        return changed(tenant, changes)
+
+    monkeypatch.setattr("serve_app.tenants.administration.changed", slowly)
+    changes: list[dict[str, object]] = [{"weight": 3}, {"max_tokens": 7}, {"limits": {"max_in_flight": 2}}]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda each: administration.change_tenant("acme", each, by(1.0)), changes))
+    found = store.tenant("acme")
+    assert (found.weight, found.max_tokens, found.limits.max_in_flight) == (3.0, 7, 2)
+
+
+def test_of_rotations_without_overlap_that_come_at_once_one_is_made(
+    administration: Administration, store: TenantStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = administration.create_key("acme", by(0.0))
+
+    def slowly() -> str:
+        time.sleep(0.05)
+        return new_key_id()
+
+    monkeypatch.setattr("serve_app.tenants.administration.new_key_id", slowly)
+
+    def rotated(_: int) -> bool:
+        try:
+            administration.rotate_key(made.key.id, by(1.0), overlap_s=0.0)
+        except TenancyError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(rotated, range(4))) == [False, False, False, True]
+    keys = store.keys()
+    assert [each.is_valid(2.0) for each in keys] == [False, True]
+    assert [each.action for each in store.events()][-2:] == ["create key", "end key"]
+    assert store.events()[-1].details == {"revoked_at": 1.0, "replaced_by": keys[-1].id}
+
+
+@pytest.mark.parametrize("conflict", ["added", "changed", "removed", "elsewhere"])
 def test_a_difference_that_cannot_be_made_any_more_leaves_nothing_half_done(
     store: TenantStore, administration: Administration, conflict: str
 ) -> None:
@@ -158,6 +205,8 @@ def test_a_difference_that_cannot_be_made_any_more_leaves_nothing_half_done(
             store.add_tenant(Tenant(name="newer"), by(1.0))
         case "changed":
             store.remove_tenant("acme", by(1.0))
+        case "elsewhere":
+            store.set_tenant(replace(ACME, max_n=9), by(1.0))
         case _:
             store.remove_tenant("old", by(1.0))
     before = store.tenants(), store.events(), store.version
