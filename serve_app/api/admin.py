@@ -17,6 +17,7 @@ from serve_app.core.tenants import Scope
 POSITIVE: Schema = {"type": "integer", "minimum": 1}
 COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "choices")
 AMOUNT: Schema = {"type": "number", "exclusiveMinimum": 0}
+BUDGET: Schema = {"type": "number", "minimum": 1e-9, "maximum": 1e12}
 SCOPES = array({"enum": list(Scope)})
 
 
@@ -84,13 +85,13 @@ LIMITS: Mapping[str, Schema] = MappingProxyType(
         "tokens_per_minute": nullable(POSITIVE),
         "max_in_flight": nullable(POSITIVE),
         "max_in_flight_tokens": nullable(POSITIVE),
-        "budget_per_day": nullable(AMOUNT),
-        "budget_per_month": nullable(AMOUNT),
+        "budget_per_day": nullable(BUDGET),
+        "budget_per_month": nullable(BUDGET),
     }
 )
 TENANT: Mapping[str, Schema] = MappingProxyType(
     {
-        "weight": AMOUNT,
+        "weight": {"type": "number", "minimum": 0.001, "maximum": 1000},
         "priority": {"enum": list(get_args(Priority))},
         "models": array(STRING),
         "limits": {"type": "object", "properties": dict(LIMITS), "additionalProperties": False},

@@ -38,6 +38,8 @@ GAUGES = frozenset({Meter.IN_FLIGHT, Meter.IN_FLIGHT_TOKENS})
 BUDGETS = frozenset({Meter.DAY, Meter.MONTH})
 RATES = frozenset({Meter.REQUESTS, Meter.TOKENS})
 """Of what is used within any minute."""
+SETTLED = BUDGETS | {Meter.TOKENS}
+"""Of which a request may come to spend less than it has reserved."""
 COUNTS_TOKENS = frozenset({Meter.TOKENS, Meter.IN_FLIGHT_TOKENS})
 COUNTS_REQUESTS = frozenset({Meter.REQUESTS, Meter.IN_FLIGHT})
 
@@ -65,13 +67,17 @@ class Statement:
 
     used:   all that the router ever took of what it was granted, less refunds; of gauges what is in use now
     wanted: what it wants to hold beyond that
+    spare:  of that, what nobody waits for
     recent: of limits per minute, what of `used` it took within the last minute
+    reserved: of `used`, what is reserved by requests that still run, which may come to less
     """
 
     tenant: str
     used: Mapping[Meter, int]
     wanted: Mapping[Meter, int]
     recent: Mapping[Meter, int] = field(default_factory=dict)
+    reserved: Mapping[Meter, int] = field(default_factory=dict)
+    spare: Mapping[Meter, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +88,7 @@ class Lease:
     left:    what nobody holds
     waits:   seconds until what was wanted and is missing should be there
     resets:  seconds until the whole limit should be there, if nothing more is used
+    pending: what other routers hold or have reserved, which may be there again before that
     lasts_s: from when it was asked for
     num_routers: that share what may be held without being needed yet
     """
@@ -92,6 +99,7 @@ class Lease:
     resets: Mapping[Meter, float]
     lasts_s: float
     num_routers: int = 1
+    pending: Mapping[Meter, int] = field(default_factory=dict)
 
 
 class Lender(Protocol):

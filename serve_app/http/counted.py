@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serve_app.core.errors import ServeError
 from serve_app.core.quotas import Amount
 from serve_app.http.rate_headers import rate_headers
 from serve_app.router.router import Router
@@ -21,7 +22,11 @@ def counted(endpoint: Endpoint, router: Router) -> Endpoint:
     """
 
     async def answer(request: Request) -> Response:
-        permit = await router.reserve_one()
+        try:
+            permit = await router.reserve_one()
+        except ServeError:
+            request.scope["state"]["beside"] = rate_headers(router.rates)
+            raise
         spent = Amount()
         try:
             response = await endpoint(request)

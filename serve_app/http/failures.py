@@ -51,6 +51,7 @@ class FailuresAsJson:
             if has_started:
                 raise
             response = error_response(as_serve_error(error, request_id), dialect_heard(scope, self._dialect))
+            response.raw_headers.extend(scope["state"].get("beside", ()))
             await response(scope, receive, send_with_id)
 
 

@@ -12,7 +12,8 @@ from serve_app.core.names import ModelRef
 from serve_app.core.prices import Prices
 from serve_app.core.quotas import Amount
 from serve_app.core.tenants import Identity, Tenant
-from serve_app.router.quotas import FREE, Permit, Quotas, Rates
+from serve_app.router.account import FREE, Permit, Rates
+from serve_app.router.quotas import Quotas
 from serve_app.router.run import Run
 from serve_app.router.scribe import Scribe
 from serve_app.router.tally import Tally

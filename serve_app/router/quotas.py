@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import random
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass
+from functools import partial
 
-from serve_app.core.errors import InvalidRequest, OutOfBudget, QuotaExceeded, Unavailable
-from serve_app.core.quotas import COUNTS_REQUESTS, GAUGES, NANO, Amount, Amounts, Lender, Meter, Statement, bounds_of
+from serve_app.core.errors import InvalidRequest, Unavailable
+from serve_app.core.quotas import COUNTS_REQUESTS, NANO, Amount, Amounts, Lender, Meter, bounds_of
 from serve_app.core.tenants import Tenant
-from serve_app.router.appointments import MAX_RETRY_S, OBEYED_S, Appointments
-from serve_app.tenants.meters import MINUTE_S
-from serve_app.tenants.wallet import Wallet
+from serve_app.router.account import FREE, Account, Clock, Permit, Rate, Rates, Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -26,121 +21,13 @@ RENEW_S = 0.5
 ANSWER_S = 1.0
 """A lender that does not answer for so long is taken for gone."""
 MIN_RETRY_S = 1
-
-Clock = Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """How a limit per minute stands. reset_s: until the whole limit is there again"""
-
-    limit: int
-    remaining: int
-    reset_s: float
-
-
-Rates = Mapping[Meter, Rate]
-"""Of requests and of tokens per minute, those that are limited."""
-
-
-class Permit:
-    """What one request has reserved; whoever has it settles it once, or more often in vain.
-
-    parts: tokens of that which are for the prompt, and for all completions, of each
-    """
-
-    def __init__(
-        self, wallet: Wallet, reserved: Amounts, *, parts: Sequence[tuple[int, int]] = (), clock: Clock = time.monotonic
-    ) -> None:
-        self.parts = parts
-        self._wallet = wallet
-        self._reserved = reserved
-        self._clock = clock
-        self._minute_ends, self._ends = clock() + MINUTE_S, wallet.ends
-
-    def settle(self, spent: Amount) -> None:
-        """Give back what was not spent, of the minute, day and month that it was reserved in and of no later one; where
-        more was, it is taken from what comes next.
-        """
-        reserved, self._reserved = self._reserved, {}
-        left, now = spent.over(reserved), self._clock()
-        for meter, held in reserved.items():  # a comprehension is a call more
-            left[meter] = held if meter in GAUGES else held - left[meter]
-            if meter not in GAUGES and left[meter] > 0 and self._ends.get(meter, self._minute_ends) <= now:
-                left[meter] = 0
-        self._wallet.give(left)
-
-
-FREE = Permit(Wallet(), {})
-"""Of a tenant without limits."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Waiting:
-    need: Amounts
-    reserved: asyncio.Future[bool]
-
-
-class _Account:
-    """One tenant's wallet, and who waits for more in it."""
-
-    def __init__(self, tenant: Tenant, clock: Clock) -> None:
-        self.tenant = tenant
-        self.bounds = bounds_of(tenant.limits)
-        self.wallet = Wallet()
-        self.waiting: list[_Waiting] = []
-        self._clock = clock
-        self._appointments = {
-            meter: Appointments(max_s=MAX_RETRY_S, clock=clock, jitter=random.random) for meter in Meter
-        }
-
-    def become(self, tenant: Tenant) -> None:
-        """Go by what the tenant is now."""
-        self.tenant, self.bounds = tenant, bounds_of(tenant.limits)
-
-    @property
-    def needs_renewal(self) -> bool:
-        return bool(self.waiting) or not self.wallet.is_idle
-
-    def statement(self) -> Statement:
-        """What is used, and what is wanted for those who wait."""
-        wanted: Counter[Meter] = Counter()
-        for each in self.waiting:
-            wanted.update(each.need)
-        return self.wallet.statement(self.tenant.name, self.bounds, wanted, now=self._clock())
-
-    def refusal(self, meter: Meter, need: Amounts) -> QuotaExceeded:
-        """What is said to who finds too little left: nobody is told to come at the time of somebody else, nor before
-        there is enough, unless that is later than clients obey. When a day or month begins anew is told as it is.
-        """
-        bound, now = self.bounds[meter], self._clock()
-        wait_s = self.wallet.wait_s(meter, now)
-        if meter.is_budget:
-            when = math.ceil(self.wallet.reset_s(meter, now))
-            return OutOfBudget(
-                f"The tenant's {meter} is spent; it begins anew in {when} s.",
-                None,
-                {"limit": meter.value, "retry_after_s": when},
-            )
-        pace_per_s = max(bound, 1) / (1 if meter.is_gauge else MINUTE_S) / max(1, need[meter])
-        appointment = self._appointments[meter].make(pace_per_s=pace_per_s, excess_s=wait_s)
-        at = max(appointment, math.ceil(min(wait_s, OBEYED_S)))
-        return QuotaExceeded(
-            f"The tenant's {meter}, {bound}, has {self.wallet.remaining(meter)} left, and the request needs"
-            f" {need[meter]}; retry in {at} s.",
-            None,
-            {"limit": meter.value, "retry_after_s": at},
-        )
-
-    def serve(self, num_asked: int, now: float) -> None:
-        """Let those who were asked for have what is there now, in their order; the others are told that it is not.
-
-        num_asked: of those who wait, the first
-        """
-        asked, self.waiting = self.waiting[:num_asked], self.waiting[num_asked:]
-        for each in asked:
-            if not each.reserved.done():
-                each.reserved.set_result(self.wallet.take(each.need, now))
+AGAIN_S = (0.03, 0.05, 0.1, 0.1, 0.15, 0.2)
+"""After which the lender is asked again, before a request is refused, for what other routers give back meanwhile: until
+all of them have renewed, and a little longer."""
+MOST_PATIENT = 32
+"""Requests of a tenant that wait so at once; more are refused as they come."""
+SOON_S = 0.02
+"""After which more than a router keeps is given back, where others may want it."""
 
 
 class Quotas:
@@ -154,8 +41,9 @@ class Quotas:
         self._router_id = router_id
         self._lender = lender
         self._clock = clock
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, Account] = {}
         self._renewal: asyncio.Task[None] | None = None
+        self._soon: asyncio.Task[None] | None = None
         self._is_reached = True
 
     def bounds(self, tenant: Tenant) -> Mapping[Meter, int]:
@@ -176,12 +64,12 @@ class Quotas:
         _check_possible(need, bounds)
         wallet, now = account.wallet, self._clock()
         if not account.waiting and wallet.take(need, now):
-            return Permit(wallet, need, parts=parts, clock=self._clock)
+            return self._permit(account, need, parts)
         denied = wallet.denied(need, now)
-        if denied is not None:
+        if denied is not None and not self._is_worth_waiting(account, need):
             raise account.refusal(denied, need)
-        if await self._wait(account, need):
-            return Permit(wallet, need, parts=parts, clock=self._clock)
+        if await self._wait(account, need) or await self._wait_for_others(account, need):
+            return self._permit(account, need, parts)
         if not (self._is_reached and wallet.is_valid(self._clock())):
             raise Unavailable(
                 "What is left of the limits is not known now; retry.", None, {"retry_after_s": MIN_RETRY_S}
@@ -189,11 +77,11 @@ class Quotas:
         raise account.refusal(next(iter(wallet.short(need)), next(iter(need))), need)
 
     def rates(self, tenant: Tenant) -> Rates:
-        """How the tenant's limits per minute stand, as far as this router was told."""
-        account = self._accounts.get(tenant.name)
-        if account is None:
+        """How the tenant's limits per minute stand, as far as this router was told, and not too long ago."""
+        account, now = self._accounts.get(tenant.name), self._clock()
+        if account is None or not account.wallet.is_valid(now):
             return {}
-        bounds, now = self.bounds(tenant), self._clock()
+        bounds = self.bounds(tenant)
         return {
             meter: Rate(
                 limit=bounds[meter],
@@ -219,16 +107,50 @@ class Quotas:
             self._renewal = asyncio.get_running_loop().create_task(self._renew(), context=Context())
         return self._renewal
 
-    async def _wait(self, account: _Account, need: Amounts) -> bool:
+    def _permit(self, account: Account, need: Amounts, parts: Sequence[tuple[int, int]]) -> Permit:
+        return Permit(account.wallet, need, parts=parts, clock=self._clock, is_over=partial(self._end_one, account))
+
+    def _end_one(self, account: Account) -> None:
+        """What a request has left over is wanted elsewhere, if anybody shares these limits."""
+        account.note_end()
+        if self._soon is None and account.wallet.is_shared and account.wallet.has_too_much(account.bounds):
+            self._soon = asyncio.get_running_loop().create_task(self._renew_soon(), context=Context())
+
+    async def _renew_soon(self) -> None:
+        await asyncio.sleep(SOON_S)
+        self._soon = None
+        await self.renew()
+
+    def _is_worth_waiting(self, account: Account, need: Amounts) -> bool:
+        """Whether other routers may give back what is short, and few wait for that."""
+        return account.num_patient < MOST_PATIENT and account.wallet.may_come(need)
+
+    async def _wait_for_others(self, account: Account, need: Amounts) -> bool:
+        """Whether it could be taken, after asking again for a while."""
+        if not self._is_worth_waiting(account, need):
+            return False
+        account.num_patient += 1
+        try:
+            for pause_s in AGAIN_S:
+                await asyncio.sleep(pause_s)
+                if await self._wait(account, need):
+                    return True
+                if not account.wallet.may_come(need):
+                    return False
+            return False
+        finally:
+            account.num_patient -= 1
+
+    async def _wait(self, account: Account, need: Amounts) -> bool:
         """Whether it could be taken, after asking for it."""
-        waiting = _Waiting(need=need, reserved=asyncio.get_running_loop().create_future())
+        waiting = Waiting(need=need, reserved=asyncio.get_running_loop().create_future())
         account.waiting.append(waiting)
         self._renewing()
         try:
             return await waiting.reserved
         except asyncio.CancelledError:
             if not waiting.reserved.cancelled() and waiting.reserved.result():
-                account.wallet.give(need)
+                account.wallet.settle(need, need)
             raise
 
     async def _renew(self) -> None:
@@ -253,10 +175,10 @@ class Quotas:
             if any(account.waiting for account in self._accounts.values()):
                 self._renewing()  # for those who came meanwhile
 
-    def _account(self, tenant: Tenant) -> _Account:
+    def _account(self, tenant: Tenant) -> Account:
         account = self._accounts.get(tenant.name)
         if account is None:
-            account = self._accounts[tenant.name] = _Account(tenant, self._clock)
+            account = self._accounts[tenant.name] = Account(tenant, self._clock)
         if account.tenant is not tenant:
             account.become(tenant)
         return account

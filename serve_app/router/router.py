@@ -19,12 +19,12 @@ from serve_app.core.names import ModelRef
 from serve_app.core.prices import Prices
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tenants import LOCAL, Tenant
+from serve_app.router.account import Permit, Rates
 from serve_app.router.admission import Admission, Ticket
 from serve_app.router.books import Books
 from serve_app.router.fleet import Fleet
 from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_response_id
 from serve_app.router.placement import Placement
-from serve_app.router.quotas import Permit, Rates
 from serve_app.router.run import Run, RunSettings
 from serve_app.router.suffixes import with_suffix_mode
 from serve_app.tools.forms import JSON, AnyForm, form_for

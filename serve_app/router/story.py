@@ -16,10 +16,10 @@ from serve_app.api.parameters import PARAMETERS
 from serve_app.core.errors import ServeError
 from serve_app.core.quotas import Amount
 from serve_app.core.tenants import LOCAL, Identity
+from serve_app.router.account import Permit
 from serve_app.router.admission import Ticket
 from serve_app.router.books import Books
 from serve_app.router.excerpts import Excerpts, is_sampled
-from serve_app.router.quotas import Permit
 from serve_app.router.run import Run
 
 NAME = re.compile(r"([A-Za-z_][\w-]*)(?:\[\d+\])*")

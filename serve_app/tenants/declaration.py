@@ -17,8 +17,10 @@ PATTERN = re.compile(r"\*|[A-Za-z0-9._*-]{1,96}(:[A-Za-z0-9._*-]{1,96})?")
 ORIGIN = re.compile(r"\*|https?://[^/\s?#*]{1,255}")
 MAX_ELEMENTS = 256
 MAX_COUNT = 2**53
-MAX_WEIGHT = 1000.0
-MAX_BUDGET = 1e12
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
+"""Virtual counters are what was served divided by weights: between these, sums of them lose nothing that matters."""
+MIN_BUDGET, MAX_BUDGET = 1e-9, 1e12
+"""Costs are counted in billionths."""
 MAX_SHOWN_CHARS = 96
 
 Reader = Callable[[str, object], Any]
@@ -95,24 +97,22 @@ def _count(name: str, value: object) -> int:
     return value
 
 
-def _positive(name: str, value: object, *, most: float) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= most:
-        raise _refused(name, f"a number above 0, of at most {most:g}", value)
+def _number(name: str, value: object, *, least: float, most: float) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        raise _refused(name, f"a number from {least:g} to {most:g}", value)
     return float(value)
 
 
 def _budget(name: str, value: object) -> float:
-    return _positive(name, value, most=MAX_BUDGET)
+    return _number(name, value, least=MIN_BUDGET, most=MAX_BUDGET)
 
 
 def _share(name: str, value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-        raise _refused(name, "a number from 0 to 1", value)
-    return float(value)
+    return _number(name, value, least=0, most=1)
 
 
 def _weight(name: str, value: object) -> float:
-    return _positive(name, value, most=MAX_WEIGHT)
+    return _number(name, value, least=MIN_WEIGHT, most=MAX_WEIGHT)
 
 
 def _priority(name: str, value: object) -> str:

@@ -11,6 +11,8 @@ from serve_app.tenants.meters import MAX_PERIODS, AnyMeter, Budget, Gauge, Windo
 
 LEASE_S = 5.0
 """A router that was not heard of for so long is taken for gone, and itself refuses by then."""
+SHORT_S = 1.0
+"""For so long after a router was given too little others get no more than they need at once: until all have renewed."""
 KEPT_S = 900.0
 """For so long it is known what a router had that was gone or had nothing to say, should it come back."""
 
@@ -27,9 +29,14 @@ def nothing_spent(tenant: str, period: str) -> int:
 
 @dataclass(slots=True)
 class _Loan:
-    """What one router has of one tenant's limits. taken: of budgets, in which period, the last one last"""
+    """What one router has of one tenant's limits.
+
+    pending: of that, what it does not need or may come not to need
+    taken:   of budgets, in which period, the last one last
+    """
 
     expires_at: float
+    pending: Amounts = field(default_factory=dict)
     granted: Amounts = field(default_factory=dict)
     taken: dict[Meter, dict[str, int]] = field(default_factory=dict)
 
@@ -78,6 +85,7 @@ class Lending:
         self._lease_s = lease_s
         self._meters: dict[tuple[str, Meter], AnyMeter] = {}
         self._loans: dict[tuple[str, str], _Loan] = {}  # the one that expires last is last
+        self._short: dict[tuple[str, Meter], tuple[str, float]] = {}  # who got too little, and until when that is known
         self._lapsed: dict[tuple[str, str], _Loan] = {}  # the one that lapsed last is last
 
     def unread(self, tenant: str) -> list[Period]:
@@ -104,7 +112,16 @@ class Lending:
         now = self._clock()
         known = self._loan((router_id, statement.tenant), statement.used)
         known.expires_at = now + self._lease_s
-        waits = {meter: self._settle(statement, known, meter, bound) for meter, bound in self._bounds(statement.tenant)}
+        self._forget_short()
+        waits = {
+            meter: self._settle(router_id, statement, known, meter, bound)
+            for meter, bound in self._bounds(statement.tenant)
+        }
+        known.pending = {
+            meter: granted - (0 if meter.is_gauge else statement.used.get(meter, 0) - statement.reserved.get(meter, 0))
+            for meter, granted in known.granted.items()
+        }
+        others = [loan for (who, whose), loan in self._loans.items() if whose == statement.tenant and who != router_id]
         free = self.free(statement.tenant)
         resets = {meter: self._meters[statement.tenant, meter].reset_s(self._now(meter)) for meter in free}
         return Lease(
@@ -113,7 +130,8 @@ class Lending:
             waits=waits,
             resets=resets,
             lasts_s=self._lease_s,
-            num_routers=sum(tenant == statement.tenant for _, tenant in self._loans),
+            num_routers=1 + len(others),
+            pending={meter: sum(loan.pending.get(meter, 0) for loan in others) for meter in free},
         )
 
     def _loan(self, key: tuple[str, str], used: Mapping[Meter, int]) -> _Loan:
@@ -129,13 +147,28 @@ class Lending:
         self._loans[key] = loan
         return loan
 
-    def _settle(self, statement: Statement, loan: _Loan, name: Meter, bound: int) -> float:
+    def _note_short(self, tenant: str, name: Meter, router_id: str, *, is_short: bool) -> None:
+        """Whether somebody waits for it there, to whom what others have to spare is of more use."""
+        if is_short:
+            self._short.pop((tenant, name), None)  # those that were noted last are last
+            self._short[tenant, name] = router_id, self._clock() + SHORT_S
+        elif self._short.get((tenant, name), ("", 0.0))[0] == router_id:
+            del self._short[tenant, name]
+
+    def _forget_short(self) -> None:
+        now = self._clock()
+        while self._short and next(iter(self._short.values()))[1] <= now:
+            del self._short[next(iter(self._short))]
+
+    def _settle(self, router_id: str, statement: Statement, loan: _Loan, name: Meter, bound: int) -> float:
         """Bring one meter to what is wanted; how long to wait for what is missing.
 
         What a router that nothing is known of took within the last minute counts as if it were taken now.
         """
         meter, now = self._meter(statement.tenant, name, bound), self._now(name)
         used, wanted = statement.used.get(name, 0), statement.wanted.get(name, 0)
+        if self._short.get((statement.tenant, name), (router_id, now))[0] != router_id:
+            wanted -= statement.spare.get(name, 0)
         if name not in loan.granted:  # what the router took was before; what is in flight and of this minute is there
             loan.granted[name] = used
             meter.take(used if name.is_gauge else statement.recent.get(name, 0), now)
@@ -152,6 +185,9 @@ class Lending:
         if isinstance(meter, Budget):
             loan.take(name, meter, granted, now)
         loan.granted[name] += granted
+        if waited_for := statement.wanted.get(name, 0) - statement.spare.get(name, 0):
+            is_short = loan.granted[name] < used + waited_for
+            self._note_short(statement.tenant, name, router_id, is_short=is_short)
         return meter.wait_s(missing - granted, now)
 
     def _expire(self) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
 MINUTE_S = 60
+MOMENT_S = 0.1
+ROUNDING_S = 1e-9
+"""By which times that are sums of others may be too early."""
 DAY_S = 86_400
 GAUGE_WAIT_S = 1.0
 """When a place in flight becomes free nobody knows; so long is worth waiting."""
@@ -18,15 +22,16 @@ class Window:
     """At most so much within any minute, not only within those of the clock.
 
     A bucket that refills would let twice the limit through within a minute that begins with a full one. What was taken
-    is kept by the second, so that this takes at most 62 numbers whatever is asked. What is given back is taken off the
-    oldest, which errs on the side of the limit.
+    within a tenth of a second counts as taken at the last moment of it, so that this takes at most 602 entries whatever
+    is asked, and nobody is to wait for more than a minute, which is what clients obey. What is given back is taken off
+    the oldest, which errs on the side of the limit.
 
     limit: may be changed;  now: seconds, monotonic
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._taken: deque[tuple[int, int]] = deque()
+        self._taken: deque[_Taken] = deque()
         self._total = 0
 
     def free(self, now: float) -> int:
@@ -35,45 +40,57 @@ class Window:
         return max(0, self.limit - self._total)
 
     def take(self, amount: int, now: float) -> None:
-        second = int(now)
-        if self._taken and self._taken[-1][0] >= second:
-            second, before = self._taken.pop()
-            self._taken.append((second, before + amount))
-        else:
-            self._taken.append((second, amount))
+        self._forget(now)
+        if not amount:
+            return
+        if not self._taken or self._taken[-1].began_at + MOMENT_S <= now:
+            self._taken.append(_Taken(now, now, 0))
+        last = self._taken[-1]
+        last.at = max(last.at, now)
+        last.amount += amount
         self._total += amount
 
     def give(self, amount: int, now: float) -> None:
         self._forget(now)
         while amount > 0 and self._taken:
-            second, taken = self._taken.popleft()
-            self._total -= min(taken, amount)
-            if taken > amount:
-                self._taken.appendleft((second, taken - amount))
-            amount -= taken
+            part = min(amount, self._taken[0].amount)
+            self._taken[0].amount -= part
+            self._total -= part
+            amount -= part
+            if not self._taken[0].amount:
+                self._taken.popleft()
 
     def wait_s(self, amount: int, now: float) -> float:
         """Until so much is free, if nothing is taken meanwhile."""
         missing = amount - self.free(now)
-        for second, taken in self._taken if missing > 0 else ():
-            missing -= taken
+        for each in self._taken if missing > 0 else ():
+            missing -= each.amount
             if missing <= 0:
-                return _leaves_at(second) - now
+                return each.leaves_in_s(now)
         return 0.0 if missing <= 0 else float(MINUTE_S)
 
     def reset_s(self, now: float) -> float:
         """Until the whole limit is free."""
         self._forget(now)
-        return _leaves_at(self._taken[-1][0]) - now if self._taken else 0.0
+        return self._taken[-1].leaves_in_s(now) if self._taken else 0.0
 
     def _forget(self, now: float) -> None:
-        while self._taken and _leaves_at(self._taken[0][0]) <= now:
-            self._total -= self._taken.popleft()[1]
+        while self._taken and self._taken[0].at <= now - MINUTE_S:
+            self._total -= self._taken.popleft().amount
 
 
-def _leaves_at(second: int) -> int:
-    """When what was taken in the course of that second is a whole minute past."""
-    return second + 1 + MINUTE_S
+@dataclass(slots=True)
+class _Taken:
+    """What was taken within a moment, and when the moment began and ended."""
+
+    began_at: float
+    at: float
+    amount: int
+
+    def leaves_in_s(self, now: float) -> float:
+        """Until it is a minute past."""
+        wait_s = self.at + MINUTE_S - now
+        return wait_s if now + wait_s - MINUTE_S >= self.at else wait_s + ROUNDING_S
 
 
 class Gauge:

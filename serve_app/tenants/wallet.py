@@ -7,7 +7,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Mapping
 
-from serve_app.core.quotas import BUDGETS, RATES, Amounts, Lease, Meter, Statement
+from serve_app.core.quotas import BUDGETS, RATES, SETTLED, Amounts, Lease, Meter, Statement
 from serve_app.tenants.meters import MINUTE_S
 
 SHARE = 8
@@ -27,6 +27,7 @@ class Wallet:
     def __init__(self) -> None:
         self._granted: Amounts = {}
         self._used: Counter[Meter] = Counter()
+        self._reserved: Counter[Meter] = Counter()  # of that, by requests that may come to less
         self._demand: Counter[Meter] = Counter()
         self._denied_until: dict[Meter, float] = {}
         self.ends: Mapping[Meter, float] = {}
@@ -52,17 +53,42 @@ class Wallet:
             return False
         for meter, amount in need.items():  # Counter.update is made for other things, and slow
             self._used[meter] += amount
+            if meter in SETTLED:
+                self._reserved[meter] += amount
         return True
 
-    def give(self, amounts: Mapping[Meter, int]) -> None:
-        """Put back what was taken and not used."""
-        for meter, amount in amounts.items():
-            self._used[meter] -= amount
+    def settle(self, taken: Mapping[Meter, int], left: Mapping[Meter, int]) -> None:
+        """Put back what is left of what was taken by a request that is over."""
+        for meter, amount in taken.items():
+            self._used[meter] -= left[meter]
+            if meter in SETTLED:
+                self._reserved[meter] -= amount
 
     def short(self, need: Mapping[Meter, int]) -> list[Meter]:
         """The meters on which there is too little of this."""
         granted, used = self._granted, self._used
         return [meter for meter, amount in need.items() if amount and granted.get(meter, 0) - used[meter] < amount]
+
+    def may_come(self, need: Mapping[Meter, int]) -> bool:
+        """Whether all that is short may be with other routers, which do not need it or will not."""
+        return all(
+            need[meter] - self.remaining(meter) <= self._told.pending.get(meter, 0) for meter in self.short(need)
+        )
+
+    def is_only_reserved(self, meter: Meter, amount: int) -> bool:
+        """Whether so much would be there if nobody came to spend what is reserved."""
+        return amount - self.remaining(meter) <= self._told.pending.get(meter, 0) + self._reserved[meter]
+
+    def has_too_much(self, bounds: Mapping[Meter, int]) -> bool:
+        """Whether there is more in it than it keeps while there are other routers."""
+        return any(
+            self._granted.get(meter, 0) - self._used[meter] > self._most_spare(bound) for meter, bound in bounds.items()
+        )
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other routers have of the same limits."""
+        return 1 < self._told.num_routers < NEVER_TOLD.num_routers
 
     def denied(self, need: Mapping[Meter, int], now: float) -> Meter | None:
         """The meter that is known to have too little left, wherever one asks."""
@@ -86,16 +112,19 @@ class Wallet:
         """Ask for what is waited for, and for twice what was in demand since the last time, but never for more than
         the share. What is beyond that is given up at once, so that it is used by nobody but who gets it.
         """
-        wanted, num_routers = {}, self._told.num_routers
-        for meter, bound in bounds.items():
-            spare = min(-(-bound // SHARE) // num_routers, 2 * self._demand[meter])
-            wanted[meter] = waiting.get(meter, 0) + spare
+        wanted = {}
+        spare = {meter: min(self._most_spare(bound), 2 * self._demand[meter]) for meter, bound in bounds.items()}
+        for meter in bounds:
+            wanted[meter] = waiting.get(meter, 0) + spare[meter]
             self._granted[meter] = min(self._granted.get(meter, 0), self._used[meter] + wanted[meter])
         for gone in self._granted.keys() - bounds.keys():
             del self._granted[gone]
         self._demand.clear()
         used = {meter: self._used[meter] for meter in bounds}
-        return Statement(tenant=tenant, used=used, wanted=wanted, recent=self._recent(used, now))
+        reserved = {meter: self._reserved[meter] for meter in SETTLED & bounds.keys()}
+        return Statement(
+            tenant=tenant, used=used, wanted=wanted, spare=spare, recent=self._recent(used, now), reserved=reserved
+        )
 
     def accept(self, lease: Lease, asked_at: float) -> None:
         """Take over what was answered to the last statement."""
@@ -105,6 +134,10 @@ class Wallet:
         self._denied_until = {
             meter: asked_at + min(wait_s, MAX_DENIAL_S) for meter, wait_s in lease.waits.items() if wait_s > 0
         }
+
+    def _most_spare(self, bound: int) -> int:
+        """Of such a limit, what is held beyond what is waited for."""
+        return -(-bound // SHARE) // self._told.num_routers
 
     def _recent(self, used: Amounts, now: float) -> Amounts:
         """What was used within the last minute, or a second more. Nothing is between two statements of a wallet in use

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,8 +13,9 @@ import pytest
 from serve_app.core.errors import InvalidRequest, OutOfBudget, QuotaExceeded, Unavailable
 from serve_app.core.quotas import Amount, Lease, Meter, Statement, bounds_of
 from serve_app.core.tenants import Limits, Tenant
+from serve_app.router.account import Permit
 from serve_app.router.appointments import OBEYED_S
-from serve_app.router.quotas import Permit, Quotas
+from serve_app.router.quotas import AGAIN_S, Quotas
 from serve_app.tenants.lending import Lending
 from serve_app.tenants.wallet import NEVER_TOLD
 
@@ -134,7 +137,7 @@ async def test_a_refusal_says_which_limit_and_when_to_come_again() -> None:
     router = quotas(accounts)
     _, refused = await asked(router, tenant, Amount(requests=1), 9)
     assert [each.facts["limit"] for each in refused] == ["requests_per_minute"] * 3
-    assert [each.retry_after_s for each in refused] == [60] * 3, "no client would wait for longer"
+    assert [each.retry_after_s for each in refused] == [60] * 3, "then all of it is there, and no client waits longer"
     accounts.now += 30
     times = [(await asked(router, tenant, Amount(requests=1), 1))[1][0].retry_after_s or 0 for _ in range(9)]
     assert min(times) >= 31, "nobody is told to come in vain"
@@ -158,12 +161,106 @@ async def test_a_budget_that_is_spent_says_so_and_is_there_again_the_next_day() 
     limits = Limits(budget_per_day=1e-6)
     accounts, tenant = FakeAccounts(limits), Tenant(name="acme", limits=limits)
     router = quotas(accounts)
-    await router.reserve(tenant, Amount(cost=1000))
+    (await router.reserve(tenant, Amount(cost=1000))).settle(Amount(cost=1000))
     with pytest.raises(OutOfBudget) as refused:
         await router.reserve(tenant, Amount(cost=1))
     assert (refused.value.code, refused.value.retry_after_s) == ("insufficient_quota", 86_400 - 1000)
     accounts.now = 86_400.0
     await router.reserve(tenant, Amount(cost=1000))
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("limits", [Limits(budget_per_day=1e-6), Limits(tokens_per_minute=1000)])
+async def test_what_is_only_reserved_is_not_told_as_spent(limits: Limits, elsewhere: bool) -> None:
+    """Whoever asks for more than it uses, as most do, would be sent away until midnight, or for a minute."""
+    accounts, tenant = FakeAccounts(limits), Tenant(name="acme", limits=limits)
+    first, second = quotas(accounts, "a"), quotas(accounts, "b" if elsewhere else "a")
+    second = second if elsewhere else first
+    running = await first.reserve(tenant, Amount(cost=600, tokens=600))
+    with pytest.raises(QuotaExceeded, match="is reserved by requests that still run; retry in") as refused:
+        await second.reserve(tenant, Amount(cost=600, tokens=600))
+    assert not isinstance(refused.value, OutOfBudget)
+    assert (refused.value.retry_after_s or 99) <= 3
+    running.settle(Amount(cost=5, tokens=5))
+    for router in (first, second):
+        await router.renew()
+    accounts.now += refused.value.retry_after_s or 0
+    (await second.reserve(tenant, Amount(cost=600, tokens=600))).settle(Amount(cost=600, tokens=600))
+    for router in (second, first):
+        await router.renew()
+    with pytest.raises(QuotaExceeded, match=r"is spent|has \d+ left"):
+        await first.reserve(tenant, Amount(cost=600, tokens=600))
+
+
+@pytest.mark.parametrize(
+    ("limits", "amount"),
+    [
+        (Limits(max_in_flight=1), Amount(requests=1)),
+        (Limits(max_in_flight_tokens=40), Amount(requests=1, tokens=21)),
+        (Limits(tokens_per_minute=3000), Amount(requests=1, tokens=1800)),
+        (Limits(budget_per_day=2e-6), Amount(cost=1800)),
+        (Limits(requests_per_minute=40), Amount(requests=1)),
+    ],
+)
+async def test_one_request_after_the_other_is_let_in_at_whichever_router(limits: Limits, amount: Amount) -> None:
+    """What a router has no more use for comes to the other one, before anybody is refused for it."""
+    accounts, tenant = FakeAccounts(limits), Tenant(name="acme", limits=limits)
+    routers = [quotas(accounts, name) for name in "ab"]
+    renewing = [asyncio.create_task(each.run()) for each in routers]
+    drawn = random.Random(7)
+    for _ in range(36):
+        permit = await drawn.choice(routers).reserve(tenant, amount)
+        await asyncio.sleep(0.01)
+        accounts.now += 0.01
+        permit.settle(Amount(requests=1, tokens=1, cost=1))
+    for each in renewing:
+        each.cancel()
+
+
+async def test_four_at_a_time_find_four_places_at_two_routers() -> None:
+    limits = Limits(max_in_flight=4)
+    accounts, tenant = FakeAccounts(limits), Tenant(name="acme", limits=limits)
+    routers = [quotas(accounts, name) for name in "ab"]
+    renewing = [asyncio.create_task(each.run()) for each in routers]
+
+    async def client(seed: int) -> None:
+        drawn = random.Random(seed)
+        for _ in range(12):
+            permit = await drawn.choice(routers).reserve(tenant, Amount(requests=1))
+            await asyncio.sleep(drawn.uniform(0.005, 0.02))
+            permit.settle(Amount(requests=1))
+
+    await asyncio.gather(*map(client, range(4)))
+    for each in renewing:
+        each.cancel()
+
+
+async def test_few_wait_for_what_others_may_give_back_and_who_is_too_many_is_told_at_once() -> None:
+    limits = Limits(max_in_flight=2)
+    accounts, tenant = FakeAccounts(limits), Tenant(name="acme", limits=limits)
+    first, second = quotas(accounts, "a"), quotas(accounts, "b")
+    _ = [await first.reserve(tenant, Amount(requests=1)) for _ in range(2)]
+    with pytest.raises(QuotaExceeded):
+        await second.reserve(tenant, Amount(requests=1))
+    began = time.monotonic()
+    before = accounts.num_calls
+    _, refused = await asked(second, tenant, Amount(requests=1), 1000)
+    assert len(refused) == 1000
+    assert accounts.num_calls - before <= 3 * len(AGAIN_S)
+    assert time.monotonic() - began < 10 * sum(AGAIN_S)
+
+
+async def test_a_limit_per_minute_lets_in_who_comes_when_told() -> None:
+    """Whatever part of a second it is, and whatever was asked before."""
+    for fraction in (0.0, 0.3, 0.9):
+        limits = Limits(requests_per_minute=3)
+        accounts, tenant = FakeAccounts(limits, now=1000 + fraction), Tenant(name="acme", limits=limits)
+        router = quotas(accounts)
+        permits, refused = await asked(router, tenant, Amount(requests=1), 4)
+        for each in permits:
+            each.settle(Amount(requests=1))
+        accounts.now += refused[0].retry_after_s or 0
+        assert len((await asked(router, tenant, Amount(requests=1), 1))[0]) == 1
 
 
 async def test_a_refund_is_of_its_own_minute_and_day_and_makes_no_room_in_the_next() -> None:

@@ -55,6 +55,8 @@ def test_the_description_for_clients_has_the_same_fields() -> None:
         ({"name": "a", "models": [""]}, "models must"),
         ({"name": "a", "models": ["a"] * 257}, "models must"),
         ({"name": "a", "weight": 0}, "weight must"),
+        ({"name": "a", "weight": 1e-12}, "weight must be a number from 0.001 to 1000"),
+        ({"name": "a", "limits": {"budget_per_day": 1e-12}}, "budget_per_day must be a number from 1e-09 to 1e"),
         ({"name": "a", "weight": True}, "weight must"),
         ({"name": "a", "weight": float("inf")}, "weight must"),
         ({"name": "a", "weight": float("nan")}, "weight must"),

@@ -62,7 +62,7 @@ class FakeRouter:
         """Returns what was spent of it."""
         reserved = self.open.pop(place)
         spent = {meter: 0 if meter.is_gauge else int(amount * share) for meter, amount in reserved.items()}
-        self.wallet.give({meter: amount - spent[meter] for meter, amount in reserved.items()})
+        self.wallet.settle(reserved, {meter: amount - spent[meter] for meter, amount in reserved.items()})
         return spent
 
 

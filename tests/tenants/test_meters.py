@@ -64,8 +64,20 @@ def test_a_whole_window_is_free_when_its_reset_has_come() -> None:
     window = Window(10)
     window.take(4, 3.2)
     window.take(6, 9.9)
-    assert window.reset_s(10.0) == 60.0
-    assert (window.free(69.9), window.free(70.0), window.reset_s(70.0)) == (4, 10, 0.0)
+    assert window.reset_s(10.0) == pytest.approx(59.9)
+    assert (window.free(69.8), window.free(70.0), window.reset_s(70.0)) == (4, 10, 0.0)
+
+
+def test_nobody_waits_for_more_than_a_minute_and_what_is_kept_is_bounded() -> None:
+    """Clients obey no longer times than that, and a thousand a second may ask."""
+    window, now = Window(10**9), 1000.0
+    for number in range(100_000):
+        now += 0.001
+        window.take(1, now)
+        if number % 1000 == 0:
+            assert 0 < window.reset_s(now) <= 60 + 1e-9
+            assert window.wait_s(10**9, now) <= 60 + 1e-9
+    assert len(window._taken) <= 602
 
 
 def test_a_gauge_is_free_again_as_soon_as_it_is_given_back() -> None:
