@@ -20,6 +20,7 @@ from serve_app.core.delta import (
     TopLogprob,
 )
 from serve_app.core.errors import ServeError
+from serve_app.core.images import Image
 from serve_app.core.ledger import News, Spent
 from serve_app.core.recording import Recording
 from serve_app.core.request import GenerationRequest
@@ -302,11 +303,13 @@ def _recording(request: GenerationRequest, sample: int) -> Recording | None:
 
 
 def prompt_words(request: GenerationRequest) -> list[str]:
-    """The fake's tokens of a prompt: words of text with the blank before them, ids as `<id>`."""
+    """The fake's tokens of a prompt: words of text with the blank before them, ids as `<id>`, images as their marker."""
     words: list[str] = []
     for part in request.prompt.parts:
         if isinstance(part, str):
             words += [f" {word}" if i else word for i, word in enumerate(part.split(" "))]
+        elif isinstance(part, Image):
+            words.append(part.marker)
         else:
             words += [f"<{token_id}>" for token_id in part]
     return words

@@ -9,8 +9,12 @@ tests/cluster/test_doctor.py.
 from __future__ import annotations
 
 import json
+import select
+import socket
 import tracemalloc
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -21,6 +25,7 @@ from starlette.routing import Route
 from serve_app.api.admin import SERVICES
 from serve_app.api.paths import OPEN, AdminPath, Path
 from serve_app.core.errors import InvalidRequest, NotFound
+from serve_app.core.images import ImageCard
 from serve_app.core.tenants import Scope
 from serve_app.http.app import routes
 from serve_app.http.guard import Door
@@ -29,7 +34,9 @@ from serve_app.http.metrics import Metrics
 from serve_app.http.settings import HttpSettings
 from serve_app.router.router import Router
 from serve_app.tenants.records import Author
+from tests.fakes import FakeBackend, model_card, replica_card
 from tests.flow.test_admin import House, address, bearing, client, house  # noqa: F401
+from tests.pictures import sent
 
 JSON = {"content-type": "application/json"}
 BODY = {"model": "tiny", "prompt": "a", "max_tokens": 2}
@@ -148,16 +155,39 @@ async def test_no_more_of_a_body_is_read_than_it_may_have(
     assert body.num_bytes <= before + 1000, "who has no key has nothing read"
 
 
-@pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:8265/api/jobs/", "https://example.org/x.png", "file:///etc/passwd", "//x/y.png"]
-)
+ADDRESSES = ["http://127.0.0.1:{port}/api/jobs/", "HTTP://localhost:{port}/x.png", "file:///etc/passwd", "FILE:x.png"]
+ADDRESSES += ["//127.0.0.1:{port}/y.png", " http://127.0.0.1:{port}/", "data:text/uri-list,http://127.0.0.1:{port}/"]
+
+
+@pytest.mark.parametrize("url", ADDRESSES)
 async def test_no_address_of_a_client_is_fetched(house: House, client: httpx.AsyncClient, url: str) -> None:  # noqa: F811
     """Loaders fetched what a request named: vLLM, CVE-2026-22773; Ray's dashboard, CVE-2023-48023."""
-    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": url}}]
-    body = {"model": "tiny", "messages": [{"role": "user", "content": parts}]}
-    answer = await client.post("/v1/chat/completions", json=body, headers=house.key("acme"))
-    assert answer.status_code == 400, answer.text
-    assert house.backend.submissions == []
+    seeing = replace(model_card("seeing"), images=ImageCard(), chat_template="{{ messages }}")
+    backend = FakeBackend(replica_card("r1", seeing))
+    house.fleet.put(backend.card, backend)
+    headers = house.key("acme")
+    with socket.create_server(("127.0.0.1", 0)) as named:
+        for (path, body), place in in_every_place(url.format(port=named.getsockname()[1])):
+            answer = await client.post(path, json=body, headers=headers)
+            assert answer.status_code == 400, answer.text
+            error = answer.json()["error"]
+            assert error["param"] == place
+            assert "must be the base64 of a PNG" in error["message"], "the address itself was looked at"
+        assert select.select([named], [], [], 0)[0] == [], "somebody came to the address"
+    assert backend.submissions == []
+    for (path, body), _ in in_every_place(sent(1)):
+        answer = await client.post(path, json=body, headers=headers)
+        assert answer.status_code == 200, "a picture in that place is seen"
+
+
+def in_every_place(url: str) -> Iterator[tuple[tuple[str, dict[str, object]], str]]:
+    """A route and a body for each place of an image, and its name."""
+    text = {"type": "text", "text": "a"}
+    for image, name in (({"url": url}, "image_url.url"), (url, "image_url")):
+        parts = [text, {"type": "image_url", "image_url": image}]
+        chat = {"model": "seeing", "messages": [{"role": "user", "content": parts}], "max_tokens": 1}
+        yield (Path.CHAT, chat), f"messages[0].content[1].{name}"
+    yield (Path.COMPLETIONS, {"model": "seeing", "prompt": "<image>", "images": [url], "max_tokens": 1}), "images[0]"
 
 
 ESCAPES = [
