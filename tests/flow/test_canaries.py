@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from serve_app.core.errors import EngineFailed, InvalidRequest
-from serve_app.deployments.logs import ACCESS_LOGGER
+from serve_app.deployments.logs import ACCESS_LOGGER, SERVES_LOGGER
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
 from serve_app.observe.guard import GuardedFormatter
@@ -89,13 +89,17 @@ async def client(house: House) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+LOGGERS = ("serve_app", "starlette", "uvicorn", "asyncio", SERVES_LOGGER)
+"""Of what runs in a router; Serve's own is the last."""
+
+
 @pytest.fixture
 def log() -> Iterator[io.StringIO]:
     """What a replica writes, of every level."""
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(GuardedFormatter("%(levelname)s %(name)s: %(message)s"))
-    loggers = [logging.getLogger(name) for name in ("serve_app", "starlette", "uvicorn", "asyncio")]
+    loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [(each, each.level) for each in loggers]
     access = logging.getLogger(ACCESS_LOGGER)
     was_apart, access.propagate = not access.propagate, True  # whatever a test before has set up
@@ -264,6 +268,12 @@ async def test_no_line_of_the_log_is_forged_by_a_name_or_a_header(
     lines = [line for line in log.getvalue().splitlines() if line.startswith("INFO serve_app.http.completions: {")]
     assert len(lines) == 4, lines
     assert [json.loads(line.partition(": ")[2])["tenant"] for line in lines] == ["acme"] * 4
+
+
+@pytest.mark.parametrize("name", [*LOGGERS, ACCESS_LOGGER])
+def test_a_canary_in_any_of_the_loggers_would_be_seen(log: io.StringIO, name: str) -> None:
+    logging.getLogger(f"{name}.below").debug(CANARY)
+    assert CANARY in log.getvalue()
 
 
 def test_messages_of_the_machine_are_told_and_others_withheld(log: io.StringIO) -> None:
