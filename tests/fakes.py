@@ -303,7 +303,7 @@ def _recording(request: GenerationRequest, sample: int) -> Recording | None:
 
 
 def prompt_words(request: GenerationRequest) -> list[str]:
-    """The fake's tokens of a prompt: words of text with the blank before them, ids as `<id>`, images as their marker."""
+    """The fake's tokens of a prompt: words of text with the blank before them, ids as `<id>`, images as markers."""
     words: list[str] = []
     for part in request.prompt.parts:
         if isinstance(part, str):
