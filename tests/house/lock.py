@@ -22,7 +22,8 @@ LOCK = REPOSITORY / "requirements.lock"
 LEFT_OUT = ("torch",)
 HEAD = """\
 # What constraints.txt pins, with digests, for {platform}; written by `make lock`.
-# Install torch first, from the index of your build; then: pip install --no-deps --require-hashes -r requirements.lock
+# torch is not here: each of its builds (CPU, CUDA 12, CUDA 13, …) has another digest, and only you know which you need.
+# Install it first, from the index of your build; then: pip install --no-deps --require-hashes -r requirements.lock
 """
 
 

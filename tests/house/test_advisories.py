@@ -154,6 +154,8 @@ def test_what_is_pinned_is_locked_with_digests() -> None:
     """A package was exchanged for one with another content: LiteLLM 1.82.7 and 1.82.8 on PyPI."""
     wanted = dict(pins((REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()))
     locked = {}
+    head = [line for line in LOCK.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    assert all(f"{name} is not here" in "\n".join(head) for name in LEFT_OUT)
     for line in LOCK.read_text(encoding="utf-8").splitlines():
         pin, sign, digest = line.partition(" --hash=sha256:")
         if sign:
