@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from serve_app.check import ray_token
+from serve_app.cli.haproxy import SERVES_VARIABLE, another_haproxy, loopback_haproxy
 
 RUN_VARIABLE = "SERVE_APP_RUN"
 """Inherited by every process of a cluster that `serve_app up` started; its value names the run."""
@@ -130,7 +131,8 @@ FAST_SETTINGS = (
 
 def environment(base: Mapping[str, str], *, is_fast: bool) -> dict[str, str]:
     """What a local cluster's processes are started with; what the caller has set already stays."""
-    return {each.name: each.value for each in (*LOCAL_SETTINGS, *cluster_settings(is_fast=is_fast))} | dict(base)
+    settings = {each.name: each.value for each in (*LOCAL_SETTINGS, *cluster_settings(is_fast=is_fast))}
+    return settings | (loopback_haproxy(base) if is_fast else {}) | dict(base)
 
 
 def cluster_settings(*, is_fast: bool) -> tuple[Setting, ...]:
@@ -149,3 +151,5 @@ def overridden(base: Mapping[str, str], *, is_fast: bool) -> Iterator[str]:
     for each in (*LOCAL_SETTINGS, *cluster_settings(is_fast=is_fast)):
         if base.get(each.name, each.value) != each.value:
             yield f"{each.name}={base[each.name]} from your environment, not {each.value}: {each.reason}"
+    if is_fast and (named := another_haproxy(base)) is not None:
+        yield f"{SERVES_VARIABLE}={named} from your environment: its statistics are open on every interface"

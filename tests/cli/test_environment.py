@@ -8,6 +8,7 @@ import pytest
 
 from serve_app.cli import main
 from serve_app.cli.environment import FAST_SETTINGS, LOCAL_SETTINGS, environment, overridden
+from serve_app.cli.haproxy import loopback_haproxy
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_what_the_caller_has_set_stays_and_is_said() -> None:
 
 def test_throughput_mode_adds_its_own_settings() -> None:
     added = environment({}, is_fast=True).keys() - environment({}, is_fast=False).keys()
-    assert added == {each.name for each in FAST_SETTINGS}
+    assert added == {each.name for each in FAST_SETTINGS} | loopback_haproxy({}).keys()
 
 
 @pytest.mark.parametrize("arguments", [["env"], ["env", "--fast"]])
@@ -45,6 +46,7 @@ def test_a_shell_reads_what_env_prints(arguments: list[str], capsys: pytest.Capt
     printed = subprocess.run(["sh", "-c", script], env={}, capture_output=True, text=True, check=True).stdout
     seen = dict(line.split("=", 1) for line in printed.splitlines())
     wanted = environment({}, is_fast="--fast" in arguments)
+    own = {each.name for each in LOCAL_SETTINGS} | loopback_haproxy({}).keys()
     assert {name: seen[name] for name in seen if name in wanted} == {
-        name: value for name, value in wanted.items() if name not in {each.name for each in LOCAL_SETTINGS}
+        name: value for name, value in wanted.items() if name not in own
     }, "one that other machines join must not bind its ports to loopback"

@@ -38,6 +38,8 @@ CONSTANT = re.compile(r"\b[A-Z]+(?:_[A-Za-z0-9]+)+\b")
 CLASS = re.compile(r"[A-Z]\w+(?:\.\w+)*")
 RAYS_OWN = frozenset(
     {
+        "RAY_SERVE_HAPROXY_METRICS_PORT",
+        "RAY_SERVE_HAPROXY_STATS_PORT",
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S",
         "RAY_USE_TLS",
         "RAY_worker_killing_policy_by_group",

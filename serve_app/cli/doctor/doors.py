@@ -13,7 +13,6 @@ PROXY_TLS = "docs/operations.md, TLS, has a proxy's whole configuration"
 UNAUTHENTICATED = 401
 CLOSED = frozenset({UNAUTHENTICATED, 503})
 """A proxy that is full refuses before anybody is asked for a key."""
-HAPROXY_PORTS = "8404, 9101"
 LEAKS = re.compile(r"Traceback|site-packages|/serve_app/\w+|\bFile \"")
 PAGES = {"page": "/docs", "console": "/console"}
 LOADED = re.compile(r"(?:src=|<link[^>]*href=)[\"'](https?://[^\"']+)")
@@ -121,15 +120,16 @@ def check_ray_ports(facts: Facts) -> Iterator[Verdict]:
 
 
 def check_haproxy(facts: Facts) -> Iterator[Verdict]:
-    """HAProxy's statistics bind every interface whatever the file says; without a host its frontend does too."""
+    """Serve's template binds HAProxy's statistics to every interface; `serve_app up --fast` puts them on loopback."""
     outside = [each for each in facts.listeners if each.is_outside and _is_haproxy(each) and each.port != facts.port]
     if outside:
         ports = sorted({each.port for each in outside})
         yield Verdict(
             severity=Severity.WARNING,
             found=f"HAProxy's statistics listen on every interface, without a key: {', '.join(map(str, ports))}",
-            mend="Close them by a firewall: Serve's template binds every interface, whatever `host` says.",
-            commands=(_firewall(ports),),
+            mend="Start it by `serve_app up --fast`, which puts them on loopback unless you name a HAProxy yourself, or"
+            " close them by a firewall.",
+            commands=("unset RAY_SERVE_HAPROXY_BINARY_PATH", f"serve_app up --fast {facts.file}", _firewall(ports)),
         )
 
 

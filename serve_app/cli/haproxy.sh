@@ -1,0 +1,15 @@
+#!/bin/sh
+# HAProxy, with what Serve's template binds to every interface (its statistics and metrics, which want no key) on loopback.
+# Serve starts this in its place (RAY_SERVE_HAPROXY_BINARY_PATH); SERVE_APP_HAPROXY is the program itself.
+set -eu
+before=
+for word do
+    shift
+    if [ "$before" = -f ]; then
+        sed 's/^\( *bind \)\*\{0,1\}\(:[0-9][0-9]*\)/\1127.0.0.1\2/' "$word" >"$word.loopback"
+        word=$word.loopback
+    fi
+    set -- "$@" "$word"
+    before=$word
+done
+exec "$SERVE_APP_HAPROXY" "$@"

@@ -1,0 +1,85 @@
+"""HAProxy on one machine listens for its statistics on loopback, whatever Serve's template says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serve_app.cli.environment import environment, overridden
+from serve_app.cli.haproxy import IN_PLACE, OURS_VARIABLE, SERVES_VARIABLE, loopback_haproxy
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Ray has HAProxy for Linux alone")
+
+NUMBERED = re.compile(r"\{\{ config\.(\w*)port \}\}")
+SHOWING = """\
+#!/bin/sh
+while [ "$1" != -f ]; do shift; done
+cat "$2"
+echo "$@"
+"""
+
+
+def written(folder: Path, config: str, *more: str) -> tuple[list[str], str]:
+    """Lines of the configuration that HAProxy reads, and the words that it is started with."""
+    program, file = folder / "shows", folder / "a file.cfg"
+    program.write_text(SHOWING)
+    program.chmod(0o755)
+    file.write_text(f"{config}\n")
+    done = subprocess.run(
+        [str(IN_PLACE), "-db", "-f", str(file), *more],
+        env={OURS_VARIABLE: str(program), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert file.read_text() == f"{config}\n", "Serve's own file stays as it is"
+    *lines, words = done.stdout.splitlines()
+    return lines, words
+
+
+def test_what_serves_template_binds_everywhere_is_bound_to_loopback(tmp_path: Path) -> None:
+    from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE as TEMPLATE
+
+    lines = [NUMBERED.sub("8404", line) for line in TEMPLATE.splitlines() if line.strip().startswith("bind ")]
+    lines = [re.sub(r"\{\{ config\.\w+host \}\}", "10.0.0.7", line) for line in lines]
+    before = [line.split()[1] for line in lines]
+    assert sorted(before) == ["*:8404", "10.0.0.7:8404", "10.0.0.7:8404", ":8404"], "Serve's template is another"
+    after = [line.split()[1] for line in written(tmp_path, "\n".join(lines))[0]]
+    assert sorted(after) == ["10.0.0.7:8404", "10.0.0.7:8404", "127.0.0.1:8404", "127.0.0.1:8404"]
+
+
+def test_the_file_decides_where_the_service_itself_listens(tmp_path: Path) -> None:
+    kept = [
+        "frontend a",
+        "    bind 0.0.0.0:80",
+        "    bind :::80",
+        "    bind [::]:80 proto h2",
+        "    http-request x *:80",
+    ]
+    assert written(tmp_path, "\n".join(kept))[0] == kept
+
+
+def test_every_other_word_is_passed_on(tmp_path: Path) -> None:
+    words = written(tmp_path, "x", "-sf", "1", "2", "-x", "a b")[1]
+    assert words == f"-f {tmp_path}/a file.cfg.loopback -sf 1 2 -x a b"
+
+
+def test_a_program_of_the_callers_stays(tmp_path: Path) -> None:
+    own = {SERVES_VARIABLE: "/opt/haproxy"}
+    assert loopback_haproxy(own) == {}
+    assert environment(own, is_fast=True)[SERVES_VARIABLE] == "/opt/haproxy"
+    (line,) = overridden(own, is_fast=True)
+    assert line.startswith(f"{SERVES_VARIABLE}=/opt/haproxy from your environment: its statistics are open")
+    assert list(overridden(own, is_fast=False)) == list(overridden(environment({}, is_fast=True), is_fast=True)) == []
+    assert OURS_VARIABLE not in environment({}, is_fast=False)
+
+
+def test_ours_is_one_that_serve_starts() -> None:
+    found = environment({}, is_fast=True)
+    assert found[SERVES_VARIABLE] == str(IN_PLACE)
+    version = subprocess.run([IN_PLACE, "-v"], env=found, capture_output=True, check=True, text=True).stdout
+    assert version.startswith("HAProxy version ")
