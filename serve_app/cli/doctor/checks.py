@@ -30,6 +30,15 @@ CHECKS = (
     Check(name="errors", sound="errors tell nothing of this machine", find=doors.check_errors, needs_service=True),
     Check(name="pages", sound="the page loads nothing of others", find=doors.check_pages, needs_service=True),
     Check(name="cors", sound="web pages call only where they are listed", find=doors.check_cors, needs_service=True),
+    Check(
+        name="addresses",
+        sound="nothing is fetched that a request names",
+        find=doors.check_addresses,
+        needs_service=True,
+    ),
+    Check(
+        name="adapters", sound="an adapter is a name and never a place", find=doors.check_adapters, needs_service=True
+    ),
     Check(name="ray-token", sound="Ray's ports want a token", find=kept.check_ray_token, needs_service=True),
     Check(name="ray-dashboard", sound="nobody submits jobs", find=doors.check_ray_dashboard, needs_service=True),
     Check(name="ray-ports", sound="Ray listens on loopback", find=doors.check_ray_ports, needs_service=True),
@@ -38,6 +47,7 @@ CHECKS = (
     Check(name="pepper", sound="the pepper is right, and its owner's alone", find=kept.check_pepper),
     Check(name="keys", sound="keys of administrators end", find=kept.check_keys),
     Check(name="tenants", sound="every tenant has a limit and a cache of its own", find=kept.check_tenants),
+    Check(name="texts", sound="no tenant's prompts are logged", find=kept.check_texts),
     Check(name="limits", sound="one request is bounded as usual", find=kept.check_limits),
     Check(name="models", sound="no pickled objects beside weights", find=kept.check_models),
     Check(name="debug", sound="no developer's switch is on", find=kept.check_debug, needs_service=True),

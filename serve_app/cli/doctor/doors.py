@@ -211,6 +211,37 @@ def check_cors(facts: Facts) -> Iterator[Verdict]:
             mend="List the pages that may call, in `cors_origins` of the router and of the tenants.",
             commands=("serve_app tenants list", f"serve_app check {facts.file}"),
         )
+    tenants = () if facts.store is None else facts.store.tenants
+    for tenant in (each for each in tenants if "*" in each.cors_origins):
+        yield Verdict(
+            severity=Severity.WARNING,
+            found=f"any web page that has a key of {tenant.name} may call and read: its cors_origins has `*`",
+            mend="List the pages that may.",
+            commands=(f"serve_app tenants set {tenant.name} --cors-origins https://app.example.org",),
+        )
+
+
+def check_addresses(facts: Facts) -> Iterator[Verdict]:
+    """Whoever has the service fetch what they name reaches what it reaches: Ray's ports, or a cloud's secrets."""
+    if facts.was_fetched:
+        yield Verdict(
+            severity=Severity.ERROR,
+            found="an image was fetched from the address that a request named",
+            mend="Something else than this service answers there; serve the router of serve_app.deployments.apps.",
+            commands=(f"serve_app check {facts.file}",),
+        )
+
+
+def check_adapters(facts: Facts) -> Iterator[Verdict]:
+    """An adapter is one of those in the folder that the file names, and a client knows it by its name alone."""
+    answer = facts.answers.get("place")
+    if answer is not None and answer.status < 400:
+        yield Verdict(
+            severity=Severity.ERROR,
+            found=f"a request may name a folder as its adapter: it was answered {answer.status}",
+            mend="Something else than this service answers there; serve the router of serve_app.deployments.apps.",
+            commands=(f"serve_app check {facts.file}",),
+        )
 
 
 def _says_keys(facts: Facts) -> bool:

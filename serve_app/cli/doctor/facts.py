@@ -69,6 +69,7 @@ class Facts:
     listeners:   of those processes
     doubt:       why nobody need believe the certificate there; None where it is trusted, or there is none
     answers:     of the service, by the name of the probe (`serve_app.cli.doctor.probes`)
+    was_fetched: whether an address that a request named was asked for an image
     anonymous:   status by method and path, without a key
     ray_answers: of Ray's dashboard without its token, by URL
     store:       of tenants and keys; None where the file names none
@@ -88,6 +89,7 @@ class Facts:
     listeners: tuple[Listener, ...] = ()
     doubt: str | None = None
     answers: Mapping[str, Answer] = field(default_factory=dict)
+    was_fetched: bool = False
     anonymous: Mapping[tuple[str, str], int] = field(default_factory=dict)
     ray_answers: Mapping[str, int] = field(default_factory=dict)
     store: Inspection | None = None

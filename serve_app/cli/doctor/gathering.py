@@ -12,7 +12,7 @@ from typing import Any
 from serve_app.check.cluster_file import check_file
 from serve_app.cli.address import address_of, read_cluster_file
 from serve_app.cli.client import check_url
-from serve_app.cli.doctor import probes
+from serve_app.cli.doctor import names, probes
 from serve_app.cli.doctor.advisories import PACKAGES
 from serve_app.cli.doctor.facts import Facts, Limit, Listener, SecretFile
 from serve_app.cli.names import KEY_VARIABLES
@@ -50,6 +50,7 @@ def gather(file: str, *, url: str | None = None, is_fast: bool = False) -> Facts
     asked = url or str(address)
     key = next(filter(None, map(os.environ.get, KEY_VARIABLES)), None)
     answers = probes.answers_of(asked, key)
+    place, was_fetched = names.tried(asked, key) if answers else (None, False)
     return Facts(
         file=file,
         content=content,
@@ -60,7 +61,8 @@ def gather(file: str, *, url: str | None = None, is_fast: bool = False) -> Facts
         environment=environment,
         listeners=listeners,
         doubt=probes.doubt_of(asked) if answers else None,
-        answers=answers,
+        answers=answers if place is None else {**answers, "place": place},
+        was_fetched=was_fetched,
         anonymous=probes.anonymous_statuses(asked) if answers else {},
         ray_answers=dict(_ray_answers(listeners)),
         store=_store(content, environment),

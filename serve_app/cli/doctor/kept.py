@@ -19,6 +19,7 @@ DEBUG_SWITCHES = {
     "PYTHONASYNCIODEBUG": "the loop writes what it carries to the log",
     "PYTHONINSPECT": "a program that ends leaves a prompt",
     "TRANSFORMERS_TRUST_REMOTE_CODE": "models may bring code",
+    "SERVE_APP_LOG_MESSAGES": "messages of errors are logged whole, and with them what clients send",
 }
 NOISY = frozenset({"DEBUG", "debug"})
 
@@ -155,6 +156,18 @@ def check_tenants(facts: Facts) -> Iterator[Verdict]:
                 found=f"{', '.join(members)} share cached prefixes (group {group}), and may tell each other's by time",
                 mend="Take out of the group whoever should not.",
                 commands=(f"serve_app tenants set {members[0]} --cache-group none",),
+            )
+
+
+def check_texts(facts: Facts) -> Iterator[Verdict]:
+    """What a tenant sends and is answered is logged where an administrator wants it, and stays while the log does."""
+    for tenant in () if facts.store is None else facts.store.tenants:
+        if tenant.log_texts > 0:
+            yield Verdict(
+                severity=Severity.NOTE,
+                found=f"prompts and completions of {tenant.name} are logged, {tenant.log_texts:.4g} of its requests",
+                mend="Set it to 0 when you have seen what you needed; lines that are there stay as long as the log.",
+                commands=(f"serve_app tenants set {tenant.name} --log-texts 0",),
             )
 
 

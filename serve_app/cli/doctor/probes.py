@@ -37,7 +37,7 @@ KEY_HEADER = "authorization"
 RAY_PATHS = ("/api/jobs/", "/api/serve/applications/")
 
 
-def ask(url: str, method: str, path: str, headers: Mapping[str, str]) -> Answer | None:
+def ask(url: str, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> Answer | None:
     """None where nothing that is HTTP comes back in time, and where a key would go to whom no certificate names."""
     connection: http.client.HTTPConnection | None = None
     try:
@@ -45,11 +45,13 @@ def ask(url: str, method: str, path: str, headers: Mapping[str, str]) -> Answer 
         connection.putrequest(method, path, skip_accept_encoding=True)
         for name, value in headers.items():
             connection.putheader(name, value)
-        connection.endheaders()
+        if body is not None:
+            connection.putheader("content-length", str(len(body)))
+        connection.endheaders(body)
         response = connection.getresponse()
-        body = response.read(MAX_BODY_BYTES).decode(errors="replace")
+        text = response.read(MAX_BODY_BYTES).decode(errors="replace")
         named = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(status=response.status, headers=named, body=body)
+        return Answer(status=response.status, headers=named, body=text)
     except (OSError, ValueError, http.client.HTTPException):
         return None
     finally:

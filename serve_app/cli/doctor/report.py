@@ -33,10 +33,11 @@ def object_of(facts: Facts, verdicts: Sequence[Verdict], code: int) -> dict[str,
         {
             "name": check.name,
             "makes_sure": check.sound,
-            "was_looked_at": facts.was_seen or not check.needs_service,
-            "findings": [asdict(each) for each in verdicts if each.check == check.name],
+            "was_looked_at": facts.was_seen or not check.needs_service or bool(found),
+            "findings": found,
         }
         for check in CHECKS
+        for found in [[asdict(each) for each in verdicts if each.check == check.name]]
     ]
     return {"exit_code": code, "url": facts.url, "checks": checks}
 
