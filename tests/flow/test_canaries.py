@@ -100,12 +100,13 @@ def log() -> Iterator[io.StringIO]:
     handler = logging.StreamHandler(written)
     handler.setFormatter(GuardedFormatter("%(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in LOGGERS]
-    levels = [(each, each.level) for each in loggers]
     access = logging.getLogger(ACCESS_LOGGER)
+    levels = [(each, each.level) for each in (*loggers, access)]
     was_apart, access.propagate = not access.propagate, True  # whatever a test before has set up
+    for each, _ in levels:
+        each.setLevel(logging.DEBUG)
     for each in loggers:
         each.addHandler(handler)
-        each.setLevel(logging.DEBUG)
     yield written
     for each, level in levels:
         each.removeHandler(handler)
