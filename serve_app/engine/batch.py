@@ -48,9 +48,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The spans of one step: single tokens first, by place, then chunks."""
+    """The spans of one step: single tokens first, by place, then chunks.
+
+    num_beyond: of those that decode, how many are beyond what all flows have
+    """
 
     spans: tuple[Span, ...]
+    num_beyond: int = 0
 
     @property
     def num_decoding(self) -> int:

@@ -46,7 +46,8 @@ class EngineConfig:
     max_step_stretch:  while some sequences decode, a step that computes prompts too should take at most so many times
                        one that does not; by up to four times as much more where many short prompts wait beside few
                        sequences that decode, all of flows that such prompts are of, as those are served sooner then;
-                       where others decode, too, the oldest prompt of each flow counts
+                       where others decode, too, the oldest prompt of each flow counts; and likewise a step with more
+                       sequences of a flow than another has that waits for no more
     min_prompt_tokens: which such a step may compute however long it takes, so that prompts get on
     max_bypass_s:      a queued sequence that lacks blocks or an adapter's slot may be overtaken for so long
     prefill_weight:    what a token of a prompt counts as where flows share this replica

@@ -258,7 +258,8 @@ class Engine:
     def _note(self, batch: Batch, work_s: float) -> None:
         """Learn what steps take; of those with guesses the prompts' pace learns nothing."""
         if not batch.num_guesses:
-            self._scheduler.pace.note(batch.num_decoding, batch.num_prompt_tokens, work_s)
+            pace = self._scheduler.pace
+            pace.note(batch.num_decoding, batch.num_prompt_tokens, work_s, num_beyond=batch.num_beyond)
         self.speculator.note(batch, work_s)
 
     def _settle(self, batch: Batch) -> list[Delta]:

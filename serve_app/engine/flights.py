@@ -119,7 +119,7 @@ class Flights:
         deltas = self._verifier.finish(flight.begun, standing)
         spans = tuple(span for span, stands in zip(flight.batch.spans, standing, strict=True) if stands)
         self.num_dropped += len(standing) - len(spans)
-        return Batch(spans), deltas
+        return replace(flight.batch, spans=spans), deltas
 
     def forget(self) -> None:
         """Of what was launched nothing is wanted."""

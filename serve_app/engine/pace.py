@@ -1,4 +1,4 @@
-"""How many prompt tokens a step may compute beside sequences that decode, so that these do not stutter."""
+"""How many prompt tokens and rows of others a step may compute beside sequences that decode, which would stutter."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 LEAST_TOKENS = 16
+LEAST_ROWS = 4
+FIRST_ROWS = 16
 MEMORY = 0.5
 """How much of the former estimate a new measurement leaves."""
 MOST_GROWTH = 1.25
@@ -20,7 +22,9 @@ SHORT_PROMPT = 256
 """Tokens; a prompt of twice as many is half a reason to hurry, as those that decode would wait twice as long for it."""
 MOST_HURRY = 4.0
 LOOK_AGAIN = 32
-"""After so many steps with prompts one is made without, to see what it takes by now."""
+"""After so many steps with prompts, or rows of others, one is made without, to see what it takes by now."""
+LOOK_SELDOM = 8
+"""So many times as seldom where nothing of others was left out."""
 
 
 def work_clock(device_type: str) -> Callable[[], float]:
@@ -35,7 +39,8 @@ def work_clock(device_type: str) -> Callable[[], float]:
 class Pace:
     """Learns from the steps that were made what a step takes, and steers the prompt work of those to come.
 
-    max_stretch: a step with prompt work should take at most so many times a step without, unless many prompts wait
+    max_stretch: a step with prompt work should take at most so many times a step without, unless many prompts wait;
+                 likewise one with rows beyond those that others have
     least:       tokens of prompts that a step may compute all the same, so that these get on
 
     The prompt tokens allowed follow what they were seen to cost: no model of the machine, the context or the model is
@@ -50,15 +55,16 @@ class Pace:
 
     def __init__(self, max_stretch: float, least: int = LEAST_TOKENS) -> None:
         self._max_stretch = max_stretch
-        self._least = least
+        self._tokens, self._rows = Allowance(least, least), Allowance(LEAST_ROWS, FIRST_ROWS)
         self._decode_s: dict[int, float] = {}  # by the size of the number of rows
         self._num_since: dict[int, int] = {}  # steps with prompts since that was seen
-        self._allowance = float(least)
+        self._num_beyond_since: dict[int, int] = {}  # steps with rows beyond so many
 
-    def allowance(self, num_decoding: int, budget: int, *, behind: Items[int] = ()) -> int:
+    def allowance(self, num_decoding: int, budget: int, *, behind: Items[int] = (), is_shared: bool = False) -> int:
         """Prompt tokens for the next step, at most `budget`; all of it where nobody would have to wait.
 
-        behind: the tokens that each prompt behind the first misses
+        behind:    the tokens that each prompt behind the first misses
+        is_shared: with rows beyond others' that not all are in the step either, so that each has half of what it might
 
         0 where it is not known, or no longer, what a step of that size without takes: the next one shows it. Another
         size's would make prompts look dearer than they are, or cheaper.
@@ -67,27 +73,64 @@ class Pace:
             return budget
         if self._num_since.get(_size(num_decoding), LOOK_AGAIN) >= LOOK_AGAIN:
             return 0
-        return max(1, min(budget, int(self._allowance * _hurry(behind, num_decoding))))
+        allowed = self._tokens.amount * _hurry(behind, num_decoding)
+        return max(1, min(budget, int(self._tokens.half_of(allowed) if is_shared else allowed)))
 
-    def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
-        """Learn from a step; seconds as `work_clock` counts them."""
+    def rows(self, num_level: int, num_beyond: int, *, is_shared: bool = False) -> int:
+        """Of the rows that some have beyond others', how many the next step may compute beside those that all have.
+
+        is_shared: with prompts
+
+        0 where it is not known, or no longer, what a step without them takes: the next one shows it.
+        """
+        amount = self._rows.amount
+        size, allowed = _size(num_level), int(self._rows.half_of(amount) if is_shared else amount)
+        many = LOOK_AGAIN if allowed < num_beyond else LOOK_AGAIN * LOOK_SELDOM
+        if self._num_beyond_since.get(size, many) >= many:
+            self._num_since[size] = LOOK_AGAIN  # nor are prompts in it
+            return 0
+        return min(allowed, num_beyond)
+
+    def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float, *, num_beyond: int = 0) -> None:
+        """Learn from a step; seconds as `work_clock` counts them.
+
+        num_beyond: of the rows that decoded, those that `rows` allowed
+        """
         if num_decoding == 0:
             return
-        size = _size(num_decoding)
+        size, level = _size(num_decoding), _size(num_decoding - num_beyond)
         if num_prompt_tokens == 0:
             self._decode_s[size] = MEMORY * self._decode_s.get(size, seconds) + (1 - MEMORY) * seconds
-            self._num_since[size] = 0
+            self._num_since[size] = self._num_beyond_since[size] = 0
         elif size in self._decode_s:
-            decode_s = self._decode_s[size]
             self._num_since[size] += 1
-            self._steer(num_prompt_tokens, extra_s=seconds - decode_s, allowed_s=(self._max_stretch - 1) * decode_s)
+            self._steer(self._tokens, num_prompt_tokens, seconds, without_s=self._decode_s[size])
+        if num_beyond and level != size and level in self._decode_s:
+            self._num_beyond_since[level] += 1
+            if num_prompt_tokens == 0:
+                self._steer(self._rows, num_beyond, seconds, without_s=self._decode_s[level])
 
-    def _steer(self, num_prompt_tokens: int, *, extra_s: float, allowed_s: float) -> None:
-        wanted = num_prompt_tokens * allowed_s / max(extra_s, 1e-9)
-        if wanted > self._allowance and num_prompt_tokens < 0.8 * self._allowance:
+    def _steer(self, allowance: Allowance, amount: int, seconds: float, *, without_s: float) -> None:
+        allowance.steer(amount, extra_s=seconds - without_s, allowed_s=(self._max_stretch - 1) * without_s)
+
+
+class Allowance:
+    """How much there may be in a step of what it could do without."""
+
+    def __init__(self, least: int, first: int) -> None:
+        self._least = least
+        self.amount = float(first)
+
+    def half_of(self, amount: float) -> float:
+        return max(amount / 2, self._least)
+
+    def steer(self, amount: int, *, extra_s: float, allowed_s: float) -> None:
+        """So much took the step so much longer than one without, where `allowed_s` would have been well."""
+        wanted = amount * allowed_s / max(extra_s, 1e-9)
+        if wanted > self.amount and amount < 0.8 * self.amount:
             return  # a step with less work than allowed says nothing of more
-        wanted = min(max(wanted, self._allowance / MOST_FALL), self._allowance * MOST_GROWTH)
-        self._allowance = min(max(wanted, self._least), 1e6)
+        wanted = min(max(wanted, self.amount / MOST_FALL), self.amount * MOST_GROWTH)
+        self.amount = min(max(wanted, self._least), 1e6)
 
 
 def _size(num_decoding: int) -> int:

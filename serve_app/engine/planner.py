@@ -9,6 +9,7 @@ from serve_app.engine.batch import Batch, Span
 from serve_app.engine.fairness.counters import Counters
 from serve_app.engine.pace import Pace
 from serve_app.engine.prompt_shares import prompt_shares, reasons_to_hurry
+from serve_app.engine.row_shares import RowShares
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.speculation.speculator import Room, Speculator
 
@@ -36,26 +37,33 @@ class Planner:
         self._max_logit_rows = max_logit_rows
         self._max_near = 1 + max_forced
         self._clock = clock
+        self._rows = RowShares(counters)
 
     def batch(self, running: Items[Sequence], pace: Pace) -> Batch:
-        """Sequences that miss a token, or forced ones too, then a share of the prompts; none that is not filled yet.
+        """Sequences that miss a token, or forced ones too, but not all that some flow has beyond others;
+        then a share of the prompts. None that is not filled yet.
 
         running: by age;  pace: at which prompts are computed beside others
         """
         filled = [each for each in running if each.holding is not None and not each.holding.pending]
-        spans = self._nearest(filled)
-        if chunks := self._chunks(filled, spans, pace):
-            return Batch(tuple(sorted(spans, key=_by_length_and_place) + chunks))
+        near: list[Sequence] = []
+        prompts: list[Sequence] = []
+        for each in filled:
+            (near if self.is_near(each) else prompts).append(each)
+        chosen, num_beyond = self._rows.chosen(near, pace, has_prompts=bool(prompts))
+        spans = self._nearest(chosen)
+        if chunks := self._chunks(prompts, spans, pace, is_shared=len(chosen) < len(near)):
+            return Batch(tuple(sorted(spans, key=_by_length_and_place) + chunks), num_beyond)
         guessed = self._guessed(spans, num_running=len(running))
-        return Batch(tuple(sorted(guessed, key=_by_length_and_place)))
+        return Batch(tuple(sorted(guessed, key=_by_length_and_place)), num_beyond)
 
     def is_near(self, sequence: Sequence) -> bool:
         """Whether it misses no more than one token and those that it forced."""
         return sequence.num_missing == 1 or (sequence.is_prompt_computed and sequence.num_missing <= self._max_near)
 
-    def _nearest(self, filled: Items[Sequence]) -> list[Span]:
+    def _nearest(self, near: Items[Sequence]) -> list[Span]:
         """A token of every sequence that is near, and as many as can be of those that were forced behind it."""
-        near = [each for each in filled if self.is_near(each)][: self._max_batch_tokens]
+        near = near[: self._max_batch_tokens]
         left, rows = self._max_batch_tokens - len(near), self._max_logit_rows
         spans = []
         for sequence in near:
@@ -66,15 +74,17 @@ class Planner:
             spans.append(span)
         return [span for span in spans if span.length]
 
-    def _chunks(self, filled: Items[Sequence], singles: Items[Span], pace: Pace) -> list[Span]:
-        """Parts of the prompts that miss more than a token."""
-        prompts = [each for each in filled if not self.is_near(each) and each.num_missing > 1]
+    def _chunks(self, prompts: Items[Sequence], singles: Items[Span], pace: Pace, *, is_shared: bool) -> list[Span]:
+        """Parts of the prompts that miss more than a token.
+
+        is_shared: with rows of which some sit out
+        """
         if not prompts:
             return []
         num_decoding = sum(span.decodes for span in singles)
         budget = self._max_batch_tokens - sum(span.length for span in singles)
         behind = reasons_to_hurry(prompts, [span.sequence for span in singles if span.decodes])
-        left = pace.allowance(num_decoding, budget, behind=behind) if budget > 0 else 0
+        left = pace.allowance(num_decoding, budget, behind=behind, is_shared=is_shared) if budget > 0 else 0
         rows = self._max_logit_rows - sum(span.scores for span in singles)
         shares = prompt_shares(prompts, left, self._counters, now=self._clock())
         spans = []

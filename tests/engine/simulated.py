@@ -59,8 +59,11 @@ class Story:
 class NoPace(Pace):
     """All that fits is allowed, so that steps do not depend on what others took."""
 
-    def allowance(self, num_decoding: int, budget: int, *, behind: Items[int] = ()) -> int:
+    def allowance(self, num_decoding: int, budget: int, *, behind: Items[int] = (), is_shared: bool = False) -> int:
         return budget
+
+    def rows(self, num_level: int, num_beyond: int, *, is_shared: bool = False) -> int:
+        return num_beyond
 
 
 @dataclass
@@ -81,6 +84,7 @@ class Simulation:
     prices: Prices = field(default_factory=Prices)
     stretch: float = 1.0
     prefix_cache: bool = False
+    pace: Pace = field(default_factory=lambda: NoPace(2.0))
     queue_kind: type[WaitingQueue] = WaitingQueue
     counters_kind: type[Counters] = Counters
 
@@ -97,7 +101,7 @@ class Simulation:
         self.waiting = self.queue_kind(self.counters, clock=clock)
         self.scheduler = Scheduler(
             self.store, self.slots, self.waiting, max_batch_tokens=self.max_batch_tokens, max_logit_rows=64,
-            pace=NoPace(2.0), max_bypass_s=self.max_bypass_s, uses_prefixes=self.prefix_cache, clock=clock,
+            pace=self.pace, max_bypass_s=self.max_bypass_s, uses_prefixes=self.prefix_cache, clock=clock,
         )  # fmt: skip
         self.stories: dict[str, Story] = {}
         self.num_steps = self.num_tokens = 0
@@ -123,8 +127,10 @@ class Simulation:
         began_ns = int(self.now * 1e9)
         self.slots.poll()
         batch = self.scheduler.schedule()
-        self.now += self.prices.of(batch) * self.stretch
+        step_s = self.prices.of(batch) * self.stretch
+        self.now += step_s
         if batch:
+            self.scheduler.pace.note(batch.num_decoding, batch.num_prompt_tokens, step_s, num_beyond=batch.num_beyond)
             self.num_steps += 1
             charge(batch, self.counters, since_ns=began_ns)
         self.compute(batch)

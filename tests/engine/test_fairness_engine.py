@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from serve_app.api.live import Moment
 from serve_app.core.request import Prompt
 from serve_app.core.shares import Share
 from serve_app.engine.engine import Engine
+from serve_app.engine.pace import Pace
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import Outcome, collect, complete, config, make_engine, request, sequences
 from tests.fakes import replica_card
@@ -143,6 +145,35 @@ def test_no_flow_changes_a_text_and_accounts_add_up(engine: Engine) -> None:
         assert usage.num_rows >= sum(each.num_tokens - each.num_cached_tokens for each in reports)
         assert usage.engine_ns > 0
     assert report.gap == 0
+
+
+class NoneBeyond(Pace):
+    """Lets no row beyond others' into a step, and all prompts."""
+
+    def allowance(self, num_decoding: int, budget: int, *, behind: Items[int] = (), is_shared: bool = False) -> int:
+        return budget
+
+    def rows(self, num_level: int, num_beyond: int, *, is_shared: bool = False) -> int:
+        return 0
+
+
+def test_who_sits_out_for_others_says_the_same_later(roomy: Engine) -> None:
+    job = [replace(request(f"j{number}", max_tokens=20), share=Share(flow="job")) for number in range(2)]
+    asked = [*job, replace(request("q", max_tokens=20), share=Share(flow="question"))]
+    prompts = [prompt_of(roomy, TEXT[4 * number :]) for number in range(3)]
+    alone = [complete(roomy, [each])[each[0].request_id, 0].token_ids for each in zip(asked, prompts, strict=True)]
+    roomy._scheduler.pace = NoneBeyond(2.0)
+    for one, prompt_ids in zip(asked, prompts, strict=True):
+        roomy.add(sequences(roomy, one, prompt_ids))
+    outcomes: dict[tuple[str, int], Outcome] = {}
+    ended: list[str] = []
+    while roomy.has_work:
+        deltas = roomy.step()
+        collect(outcomes, deltas)
+        ended += [delta.request_id for delta in deltas if delta.finish is not None]
+        roomy.check_integrity()
+    assert [outcomes[one.request_id, 0].token_ids for one in asked] == alone
+    assert ended[0] == "q", "the job's two took turns beside it"
 
 
 def test_a_question_does_not_wait_for_a_job_that_has_every_place_and_changes_none_of_its_texts(roomy: Engine) -> None:

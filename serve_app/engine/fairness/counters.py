@@ -63,6 +63,10 @@ class Counters:
     def of(self, flow: str) -> float:
         return self._counters.get(flow, 0.0)
 
+    def waits(self, flow: str) -> bool:
+        """Whether requests of it have not begun."""
+        return flow in self._num_lines
+
     def enter(self, flow: str) -> None:
         """A line of the flow's requests begins to wait."""
         if flow not in self._num_lines:
