@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from serve_app.core.errors import Unauthenticated
@@ -29,6 +31,29 @@ def test_what_is_kept_of_a_key_depends_on_the_pepper_and_does_not_hold_it() -> N
     secret = new_key()
     assert digest_of(secret, PEPPER) != digest_of(secret, b"q" * 32)
     assert secret[3:] not in repr(key_of(secret))
+
+
+def test_a_digest_is_the_hmac_sha256_of_the_key() -> None:
+    """By its definition (RFC 2104), for which a hash of pepper and key together is no substitute."""
+    inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in PEPPER.ljust(64, b"\0")) + b"sa-x").digest()
+    outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in PEPPER.ljust(64, b"\0")) + inner)
+    assert digest_of("sa-x", PEPPER) == outer.hexdigest()
+
+
+def test_digests_are_compared_in_constant_time_whether_the_key_is_known_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[str, str]] = []
+
+    def compare(one: str, other: str) -> bool:
+        compared.append((one, other))
+        return one == other
+
+    monkeypatch.setattr("serve_app.tenants.directory.hmac.compare_digest", compare)
+    secret, other = new_key(), new_key()
+    directory = Directory([ACME], [key_of(secret)], pepper=PEPPER)
+    directory.identify(secret, 1.0)
+    with pytest.raises(Unauthenticated):
+        directory.identify(other, 1.0)
+    assert compared == [(digest_of(secret, PEPPER),) * 2, (digest_of(other, PEPPER), "0" * 64)]
 
 
 def test_a_new_key_does_not_show_its_secret_where_it_is_printed() -> None:
