@@ -75,7 +75,7 @@ class Row:
     queue_s:    of the prompt that waited longest;  prefill_s: from there to the first token;  decode_s: to the last
     engine_ns:  of the engine's steps, as far as completions that ended told
     cost:       in billionths of the currency
-    status:     of the response: 499 where the client left
+    status:     of the response, or of the error that a stream ended by: 499 where the client left
     """
 
     id: str

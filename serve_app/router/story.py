@@ -18,7 +18,7 @@ from serve_app.core.quotas import Amount
 from serve_app.core.tenants import LOCAL, Identity
 from serve_app.router.account import Permit
 from serve_app.router.admission import Ticket
-from serve_app.router.books import Books
+from serve_app.router.books import ERROR, Books
 from serve_app.router.excerpts import Excerpts, is_sampled
 from serve_app.router.run import Run
 
@@ -92,10 +92,15 @@ class Story:
         return facts
 
     def end(self, status: int, books: Books | None = None) -> None:
-        """The request is over: its place is free, and where there are books it is written down."""
+        """The request is over: its place is free, and where there are books it is written down, a stream that ended by an
+        error as that.
+
+        status: of the response
+        """
         if self.ticket is not None:
             self.ticket.give_back(None if self.run is None else self.run.num_finished)
         if books is not None and self.run is not None:
+            status = status if self.error is None or status >= ERROR else self.error.status
             books.close(self.identity, self.run, request_id=self.request_id, status=status, permit=self.permit)
         elif self.permit is not None:  # no replica took it
             self.permit.settle(Amount())
