@@ -92,8 +92,8 @@ class Story:
         return facts
 
     def end(self, status: int, books: Books | None = None) -> None:
-        """The request is over: its place is free, and where there are books it is written down, a stream that ended by an
-        error as that.
+        """The request is over: its place is free, and where there are books it is written down, a stream that ended by
+        an error as that.
 
         status: of the response
         """
