@@ -29,6 +29,8 @@ from serve_app.core.tokenization import Tokenization, TokenizeRequest
 EOS = 2
 VOCAB_SIZE = 1000
 HIDDEN_SIZE = 4
+DELTA_NS = 1000
+"""Of a step's time, for each delta that it gave."""
 NUM_OF_ALL = 7
 """Likeliest tokens where all are asked for."""
 
@@ -86,6 +88,7 @@ class FakeBackend:
 
     Steps come by themselves, one per turn of the event loop, unless `is_stepped`: then `step` makes them. What is
     paused takes no part in them.
+    `spent` by flow and `spent_on` by request are what a replica counts, and stay.
     `refusal` refuses every submission; while `submit_gate` is not set, submissions wait. `tail` ends every prompt.
     """
 
@@ -114,6 +117,7 @@ class FakeBackend:
         self._stepper: asyncio.Task[None] | None = None
         self._has_died = False
         self.spent: dict[str, Spent] = {}
+        self.spent_on: dict[str, Spent] = {}
 
     @property
     def num_live(self) -> int:
@@ -198,7 +202,9 @@ class FakeBackend:
         for request_id, sequences in list(self._live.items()):
             for sequence in list(sequences) if request_id not in self.paused else ():
                 delta = self._advance(sequence)
-                self._count(sequence.request.share.flow, delta)
+                flow = sequence.request.share.flow
+                self.spent[flow] = _grown(self.spent.get(flow), delta, flow=flow)
+                self.spent_on[request_id] = _grown(self.spent_on.get(request_id), delta, flow=flow)
                 deltas.setdefault(self._routers[request_id], []).append(delta)
                 if delta.finish is not None:
                     sequences.remove(sequence)
@@ -231,16 +237,6 @@ class FakeBackend:
             await asyncio.sleep(0)
         self._stepper = None
 
-    def _count(self, flow: str, delta: Delta) -> None:
-        before, report = self.spent.get(flow) or Spent(flow=flow), delta.prompt
-        self.spent[flow] = Spent(
-            flow=flow,
-            prompt_tokens=before.prompt_tokens + (0 if report is None else report.num_tokens),
-            cached_tokens=before.cached_tokens + (0 if report is None else report.num_cached_tokens),
-            completion_tokens=before.completion_tokens + len(delta.token_ids),
-            engine_ns=before.engine_ns + 1000,
-        )
-
     def _outbox(self, router_id: str) -> Outbox:
         return self._outboxes.setdefault(router_id, Outbox())
 
@@ -261,9 +257,9 @@ class FakeBackend:
         shown = word if stop is None else word[: word.index(stop)]
         finish = None
         if stop is not None:
-            finish = Finish(reason=FinishReason.STOP, matched_stop=stop, num_tokens=sequence.position + 1)
+            finish = _finish(FinishReason.STOP, stop, num_tokens=sequence.position + 1)
         elif limit is not None and sequence.position + 1 == limit:
-            finish = Finish(reason=FinishReason.LENGTH, matched_stop=None, num_tokens=limit)
+            finish = _finish(FinishReason.LENGTH, None, num_tokens=limit)
         logprobs: tuple[TokenLogprob, ...] = ()
         if request.logprobs is not None and shown:
             logprobs = (_logprob(word, sequence.position, offset=sequence.num_chars, num_top=request.logprobs.top),)
@@ -289,9 +285,27 @@ class FakeBackend:
             sample=sequence.sample,
             token_ids=() if matched is None else (matched,),
             prompt=report,
-            finish=Finish(reason=reason, matched_stop=matched, num_tokens=sequence.position),
+            finish=_finish(reason, matched, num_tokens=sequence.position),
             recording=_recording(sequence.request, sequence.sample),
         )
+
+
+def _finish(reason: FinishReason, matched: str | int | None, *, num_tokens: int) -> Finish:
+    """A delta each, and one at least."""
+    engine_ns = DELTA_NS * max(1, num_tokens)
+    return Finish(reason=reason, matched_stop=matched, num_tokens=num_tokens, engine_ns=engine_ns)
+
+
+def _grown(before: Spent | None, delta: Delta, *, flow: str) -> Spent:
+    """With what this delta cost."""
+    spent, report = before or Spent(flow=flow), delta.prompt
+    return Spent(
+        flow=flow,
+        prompt_tokens=spent.prompt_tokens + (0 if report is None else report.num_tokens),
+        cached_tokens=spent.cached_tokens + (0 if report is None else report.num_cached_tokens),
+        completion_tokens=spent.completion_tokens + len(delta.token_ids),
+        engine_ns=spent.engine_ns + DELTA_NS,
+    )
 
 
 def _recording(request: GenerationRequest, sample: int) -> Recording | None:

@@ -30,7 +30,7 @@ from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
 from serve_app.tenants.records import Author
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
-from tests.flow.test_ledger import FakeAccounts
+from tests.flow.bookkeeping import FakeAccounts
 
 PEPPER = "p" * 32
 CANARY = "kanarienvogel"

@@ -7,7 +7,6 @@ import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -15,95 +14,21 @@ import pytest
 from sqlalchemy import create_engine
 
 from serve_app.core.errors import Overloaded
-from serve_app.core.ledger import UNATTRIBUTED, Counted, Row, Spent, UsageLine, UsageQuestion
-from serve_app.core.prices import Price, Prices
-from serve_app.core.quotas import Lease, Statement
-from serve_app.core.tenants import Identity, Limits, Tenant
-from serve_app.http.app import build_app
-from serve_app.http.guard import Door
-from serve_app.router.books import Books
-from serve_app.router.fleet import Fleet
-from serve_app.router.quotas import Quotas
-from serve_app.router.replays import Replays, ReplaySettings
-from serve_app.router.router import Router
-from serve_app.router.scribe import Scribe
+from serve_app.core.ledger import UNATTRIBUTED, Spent, UsageQuestion
 from serve_app.tenants.ledger import LedgerStore
 from serve_app.tenants.lending import Lending
-from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
+from tests.agreement import SPENT, disagreements
+from tests.flow.bookkeeping import TENANTS, FakeAccounts, House, backend, flushed, house
+from tests.flow.play import Client, Play
 
-LIMITS = Limits(requests_per_minute=100, tokens_per_minute=100_000, max_in_flight=8)
-TENANTS = {name: Tenant(name=name, limits=LIMITS if name == "acme" else Limits()) for name in ("acme", "beta")}
-SPENT = ("prompt_tokens", "cached_tokens", "completion_tokens", "engine_ns")
-
-
-@dataclass(slots=True)
-class FakeAccounts:
-    """Accounts in the process. drops: answers get lost after the rows were kept"""
-
-    store: LedgerStore
-    lending: Lending
-    drops: random.Random | None = None
-    num_recorded: int = 0
-    prices: Prices | None = None
-
-    def charge_by(self, prices: Prices) -> None:
-        self.prices = prices
-
-    async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
-        return [self.lending.renew(router_id, each) for each in statements]
-
-    async def record(self, rows: Sequence[Row], counted: Sequence[Counted]) -> None:
-        self.num_recorded += self.store.record(rows, counted, 0.0, prices=self.prices)
-        if self.drops is not None and self.drops.random() < 0.3:
-            raise ConnectionError("the answer was lost")
-
-    async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
-        return self.store.usage(question)
-
-
-@dataclass(slots=True)
-class House:
-    """One router, its clients and its books."""
-
-    fleet: Fleet
-    books: Books
-    client: httpx.AsyncClient
-    tasks: list[asyncio.Task[object]] = field(default_factory=list)
-
-    def ask(self, tenant: str, **body: object) -> None:
-        asked = {"model": "tiny", "prompt": "a b c", "max_tokens": 12, **body}
-        post = self.client.post("/v1/completions", json=asked, headers={"x-api-key": tenant})
-        self.tasks.append(asyncio.create_task(post))
-
-    async def kill(self) -> None:
-        """As by kill -9: what was not brought is lost."""
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-        await self.fleet.close()
-        await self.client.aclose()
+TURNS_TO_BE_TAKEN = 3
+"""Until a router knows that a replica took a request, which then has a row. Tokens may come before."""
 
 
 @pytest.fixture
 def accounts(tmp_path: Path) -> FakeAccounts:
     store = LedgerStore(create_engine(f"sqlite:///{tmp_path / 'ledger.db'}"))
     return FakeAccounts(store, Lending(lambda name: TENANTS[name].limits, clock=lambda: 0.0, wall=lambda: 0.0))
-
-
-def house(accounts: FakeAccounts, backends: Sequence[FakeBackend], name: str = "router-0") -> House:
-    fleet = Fleet(name)
-    for backend in backends:
-        fleet.put(backend.card, backend)
-    books = Books(Quotas(name, accounts), Scribe(accounts, fleet.counts), accounts, wall=lambda: 0.0)
-    books.prices = Prices(by_model={"tiny": Price(prompt=1.0, completion=2.0)})
-    door = Door(identify=lambda key: Identity(tenant=TENANTS[key or ""], key_id=f"key of {key}"))
-    app = build_app(Router(fleet, books=books), door=door, replays=Replays(ReplaySettings(seconds=60)))
-    transport = httpx.ASGITransport(app=app)
-    return House(fleet, books, httpx.AsyncClient(transport=transport, base_url="http://flow"))
-
-
-def backend(number: int, *, is_stepped: bool = False) -> FakeBackend:
-    return FakeBackend(replica_card(f"r{number}", model_card("tiny", adapter_card("pirate"))), is_stepped=is_stepped)
 
 
 @pytest.fixture
@@ -268,74 +193,68 @@ async def test_what_the_service_does_not_get_done_uses_up_no_limit(accounts: Fak
     await slow.kill()
 
 
+async def check(play: Play) -> None:
+    """That the ledger is exact: to the token, of every request."""
+    kept = play.kept
+    shown = {
+        (replica.card.replica_id, tenant): {name: getattr(spent, name) for name in SPENT}
+        for replica in play.replicas
+        for tenant, spent in replica.spent.items()
+    }
+    assert disagreements(kept, [play.asked(client) for client in play.clients], shown) == []
+    assert kept.counted.keys() == shown.keys()
+    assert kept.rows.keys() <= {client.name for client in play.clients}
+    for client in play.clients:
+        check_one(play, client, kept.row(client.name))
+    for each in play.houses:
+        await each.kill()
+
+
+def check_one(play: Play, client: Client, row: Counter[str] | None) -> None:
+    """By what replicas computed for it, which neither its client nor its router says."""
+    attempts = play.spent_on(client)
+    kept_by_living = [spent for replica, spent in attempts if replica is not play.dead]
+    answered = added(kept_by_living or [spent for _, spent in attempts])
+    has_lost_its_router = client.house is play.killed and not client.is_brought
+    if client.usage is not None:
+        assert has_lost_its_router or row is not None
+        assert row is None or {name: row[name] for name in SPENT} == answered
+    elif row is not None:
+        assert all(row[name] <= amount for name, amount in added([spent for _, spent in attempts]).items())
+    elif client.has_left:
+        assert has_lost_its_router or answered["completion_tokens"] <= TURNS_TO_BE_TAKEN * client.n
+    if not (client.has_left or client.house is play.killed or play.dead in [replica for replica, _ in attempts]):
+        assert client.usage is not None or client.task.result().status_code == 429
+
+
+def added(spent: Sequence[Spent]) -> dict[str, int]:
+    return {name: sum(getattr(each, name) for each in spent) for name in SPENT}
+
+
 @pytest.mark.parametrize("seed", range(100))
 async def test_whatever_dies_and_whenever_every_token_is_in_a_row_or_unattributed(
     accounts: FakeAccounts, seed: int
 ) -> None:
-    """Two routers and two replicas; at a random point one of the four dies, and answers of accounts get lost."""
-    drawn = random.Random(seed)
+    """At a random point one of the four dies, and calls of accounts get lost."""
     accounts.drops = random.Random(seed)
-    replicas = [backend(number, is_stepped=True) for number in range(2)]
-    houses = [house(accounts, replicas, f"router-{number}") for number in range(2)]
-    dies_at = drawn.randrange(40)
-    for turn in range(45):
-        if turn == dies_at:
-            victim = drawn.randrange(4)
-            if victim < 2:
-                await houses.pop(victim).kill()
-            else:
-                replicas[victim - 2].die()
-        for each in houses:
-            if drawn.random() < 0.4 and turn < 40:
-                each.ask(drawn.choice(["acme", "beta"]), n=drawn.randint(1, 2), stream=drawn.random() < 0.5)
-            if each.tasks and drawn.random() < 0.05:
-                drawn.choice(each.tasks).cancel()
-            if drawn.random() < 0.2:
-                await flushed(each, is_sure=False)
-        await asyncio.sleep(0)
-        for replica in replicas:
-            replica.step()
-    while not all(task.done() for each in houses for task in each.tasks):
-        for replica in replicas:  # also what moved from a replica that died
-            replica.step()
-        await asyncio.sleep(0)
-    while any(replica.num_live for replica in replicas):
-        for replica in replicas:
-            replica.step()
-    for each in houses:
-        await flushed(each, is_sure=False)
-    for replica in replicas:  # the next hello
-        for each in houses:
-            each.fleet.hear(await replica.hello("anybody"))
-    told = [
-        Counted(replica_id=replica.card.replica_id, model="tiny", spent=spent)
-        for replica in replicas
-        for spent in replica.spent.values()
-    ]
-    for each in houses:
-        await flushed(each, is_sure=True)
-    accounts.drops = None
-    await accounts.record((), told)
+    play = Play(accounts, random.Random(seed))
+    await play.run(dies_at=play.drawn.randrange(40), share_leaving=0.05)
+    await check(play)
     for tenant in TENANTS:
-        spent = [replica.spent.get(tenant, Spent(flow=tenant)) for replica in replicas]
         found = sums(accounts, tenant=tenant)
-        assert {name: found[name] for name in SPENT} == {
-            name: sum(getattr(each, name) for each in spent) for name in SPENT
-        }
         assert found["cost"] == 1000 * found["prompt_tokens"] + 2000 * found["completion_tokens"]
     assert sums(accounts)["requests"] == accounts.num_recorded
-    for each in houses:
-        await each.kill()
 
 
-async def flushed(house: House, *, is_sure: bool) -> None:
-    while True:
-        try:
-            await house.books.scribe.flush()
-            return
-        except ConnectionError:
-            if not is_sure:
-                return
+@pytest.mark.parametrize("seed", range(10))
+async def test_where_nothing_dies_and_nobody_leaves_every_token_is_in_a_row(accounts: FakeAccounts, seed: int) -> None:
+    """Though calls of accounts get lost."""
+    accounts.drops = random.Random(seed)
+    play = Play(accounts, random.Random(seed))
+    await play.run(dies_at=None, share_leaving=0.0)
+    await check(play)
+    assert sums(accounts)["requests"] == sum(client.usage is not None for client in play.clients) > 20
+    assert {name: sums(accounts, key_id=UNATTRIBUTED)[name] for name in SPENT} == dict.fromkeys(SPENT, 0)
 
 
 async def test_the_ledger_being_away_holds_up_no_request_and_loses_no_row(one: House, accounts: FakeAccounts) -> None:
