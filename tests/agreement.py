@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import httpx
 
 from serve_app.core.ledger import UNATTRIBUTED
 
@@ -26,6 +29,7 @@ class Asked:
     most:     what one replica may compute for it: tokens of its prompt and of all its completions
     usage:    what its client was told, in the order of TOKENS; None where it got no whole answer of status 200
     repeats:  the name of the request whose answer it was given again; "" where it was answered by itself
+    was_taken: whether a replica may have computed it, besides those that died
     num_lost: replicas that died while it ran: each may have computed it in vain
     may_lack_row:     the router that answered it was killed, and may not have brought its row before
     may_be_uncounted: a replica died so soon that it may not have told two routers what it had computed
@@ -36,6 +40,7 @@ class Asked:
     most: tuple[int, int]
     usage: tuple[int, int] | None = None
     repeats: str = ""
+    was_taken: bool = True
     num_lost: int = 0
     may_lack_row: bool = False
     may_be_uncounted: bool = False
@@ -106,20 +111,35 @@ def disagreements(
     return wrong
 
 
+def usage_of(answer: httpx.Response) -> tuple[int, int] | None:
+    """Prompt and completion tokens as it tells them; None where it is no success, or a stream that was broken off."""
+    if answer.status_code != 200:
+        return None
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        found = [answer.json()]
+    else:
+        events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+        found = [json.loads(event) for event in events if event != "[DONE]"]
+        if "[DONE]" not in events or any("error" in each for each in found):
+            return None
+    [usage] = [each["usage"] for each in found if each.get("usage")]
+    return usage["prompt_tokens"], usage["completion_tokens"]
+
+
 def unexplained(kept: Kept, each: Asked) -> tuple[int, int]:
     """What of the unattributed this request may be the reason of at most, in the order of TOKENS.
 
     A row tells what its router was told (`Books._row`), and a router is told everything of what ends (`Tally.note`).
     So nothing is left of a whole answer with a row but attempts that were lost with their replica, which the router
-    forgets (`Tally.drop`); without one, itself. What was cut off or left may go on where its router does not see it.
+    forgets (`Tally.drop`); without one, itself. What was cut off or left may go on where its router does not see it,
+    and has no row where the router did not know yet that it was taken (`Completions._answer`). Of what was refused
+    before nothing is left.
     """
     if each.repeats:
         return 0, 0  # nothing was computed for it
-    row = kept.row(each.name) or Counter[str]()
-    last = each.most if each.usage is None else each.usage
-    prompt, completion = (
-        max(0, end - row[name]) + each.num_lost * most for name, end, most in zip(TOKENS, last, each.most, strict=True)
-    )
+    row, end = kept.row(each.name) or Counter[str](), each.most if each.usage is None else each.usage
+    own = [max(0, amount - row[name]) * each.was_taken for name, amount in zip(TOKENS, end, strict=True)]
+    prompt, completion = (amount + each.num_lost * most for amount, most in zip(own, each.most, strict=True))
     return prompt, completion
 
 

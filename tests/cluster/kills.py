@@ -11,27 +11,34 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import signal
-import sqlite3
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from serve_app.cli.processes import Process, send
+from serve_app.core.ledger import CLIENT_LEFT
+from tests.agreement import SPENT, TOKENS, Asked, Kept, disagreements, kept_in, unexplained
+from tests.cluster.clients import PATIENCE_S, TENANTS, Heard, Request, clients
 from tests.cluster.house import House, with_keys
 from tests.cluster.started import REPOSITORY
 
-SPENT = ("prompt_tokens", "cached_tokens", "completion_tokens", "engine_ns")
-TENANTS = ("acme", "beta")
-CLIENTS = 6
-VICTIMS = ("ServeReplica:router:Router", "ServeReplica:demo:Model")
+ROUTER, REPLICA = "ServeReplica:router:Router", "ServeReplica:demo:Model"
+NUM_BEHIND = 10
+"""Answers, at least, of routers that were not killed."""
+TOLD_S = 10.0
+"""Within so long every router that lives has asked every replica that lives what it spent, many times over."""
+SHOWN = {
+    "serve_app_replica_flow_generated_tokens_total": ("completion_tokens", 1),
+    "serve_app_replica_flow_seconds_total": ("engine_ns", 10**9),
+}
 
 
 def with_two_of_each(content: dict[str, Any]) -> None:
@@ -45,118 +52,142 @@ def with_two_of_each(content: dict[str, Any]) -> None:
 
 @dataclass(slots=True)
 class Seen:
-    """What clients know. whole: completion tokens of answers that ended well, by request;  statuses: of all"""
+    """What clients heard, and who was killed: when, of what kind, and its process."""
 
-    whole: dict[str, tuple[str, int]] = field(default_factory=dict)
-    statuses: Counter[str] = field(default_factory=Counter)
+    heard: Heard
+    deaths: list[tuple[float, str, int]] = field(default_factory=list)
+
+    @property
+    def num_whole(self) -> int:
+        return sum(each.usage is not None for each in self.heard.requests)
+
+    @property
+    def killed(self) -> Counter[str]:
+        return Counter(kind.split(":")[-1] for _, kind, _ in self.deaths)
+
+    def asked(self, logged: Mapping[str, Logged]) -> list[Asked]:
+        """logged: by routers, of requests that they were done with"""
+        return [self._asked(each, logged.get(each.name)) for each in self.heard.requests]
+
+    def _asked(self, request: Request, logged: Logged | None) -> Asked:
+        """Of what no router logged, the router died, or it never had it."""
+        killed = {pid for _, kind, pid in self.deaths if kind == ROUTER}
+        has_lost_its_router = self._num_dead(ROUTER, request) > 0 if logged is None else logged.pid in killed
+        return Asked(
+            name=request.name,
+            tenant=request.tenant,
+            most=request.most,
+            usage=request.usage,
+            repeats=request.repeats,
+            was_taken=has_lost_its_router if logged is None else logged.was_taken,
+            num_lost=self._num_dead(REPLICA, request, within_s=0.0 if request.usage else TOLD_S),
+            may_lack_row=has_lost_its_router,
+            may_be_uncounted=self._num_dead(REPLICA, request) > 0,
+        )
+
+    def _num_dead(self, kind: str, request: Request, *, within_s: float = TOLD_S) -> int:
+        """Of those that died while it ran, or so soon after: a router may notice late that its client has left."""
+        until = request.ended_at + within_s
+        return sum(kind == its_kind and request.began_at <= at <= until for at, its_kind, _ in self.deaths)
 
 
-async def ask_for_ever(house: House, keys: dict[str, str], seen: Seen, number: int, is_over: asyncio.Event) -> None:
-    """One client after the other: whole answers, streams, and some that leave before the end."""
-    drawn, count = random.Random(number), 0
-    while not is_over.is_set():
-        tenant, count = drawn.choice(TENANTS), count + 1
-        name, length = f"{tenant}-{number}-{count}", drawn.randint(1, 60)
-        headers = {"authorization": f"Bearer {keys[tenant]}", "x-request-id": name}
-        body = {"model": "demo", "prompt": f"Tell me of {count}", "max_tokens": length, "ignore_eos": True}
-        patience_s = drawn.choice([60.0, 60.0, 60.0, 0.3])
-        try:
-            async with httpx.AsyncClient(base_url=house.run.url, timeout=patience_s) as client:
-                answer = await client.post("/v1/completions", json=body, headers=headers)
-            seen.statuses[str(answer.status_code)] += 1
-            if answer.status_code == 200:
-                seen.whole[name] = tenant, answer.json()["usage"]["completion_tokens"]
-        except httpx.HTTPError as error:
-            seen.statuses[type(error).__name__] += 1
-        await asyncio.sleep(0.02)
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """What a router's line says of a request. pid: the router's process;  was_taken: whether a replica may have it"""
+
+    pid: int
+    was_taken: bool
 
 
-def kill_one(house: House, drawn: random.Random) -> str | None:
-    """By kill -9, a router or a replica; its kind, or None where the one that was drawn is not there just now."""
-    kind = drawn.choice(VICTIMS)
+def kill_one(house: House, drawn: random.Random) -> tuple[float, str, int] | None:
+    """By kill -9, a router or a replica of this house; None where the one that was drawn is not there just now."""
+    kind = drawn.choice([ROUTER, REPLICA])
     found = [each for each in house.run.processes() if kind in each.command]
     if len(found) < 2:
         return None
-    os.kill(drawn.choice(found).pid, signal.SIGKILL)
-    return kind.split(":")[-1]
+    victim: Process = drawn.choice(found)
+    at = time.monotonic()
+    return (at, kind, victim.pid) if send(victim, signal.SIGKILL) else None
 
 
-async def with_kills(
-    house: House, keys: dict[str, str], *, most: int, seconds: float, seed: int
-) -> tuple[Seen, Counter[str]]:
-    """What clients saw, and who was killed, until so many were or so much time has gone by."""
-    seen, killed, is_over, drawn = Seen(), Counter[str](), asyncio.Event(), random.Random(seed)
-    clients = [asyncio.create_task(ask_for_ever(house, keys, seen, each, is_over)) for each in range(CLIENTS)]
-    until = time.monotonic() + seconds
-    while killed.total() < most and time.monotonic() < until:
-        await asyncio.sleep(drawn.uniform(0.5, 2.5))
-        kind = await asyncio.to_thread(kill_one, house, drawn)
-        killed.update([kind] if kind else [])
-    await asyncio.sleep(1)
-    is_over.set()
-    await asyncio.gather(*clients)
-    return seen, killed
+async def with_kills(house: House, keys: dict[str, str], *, most: int, seconds: float, seed: int) -> Seen:
+    """Until so many were killed or so much time has gone by, and then some answers more of who lives on."""
+    seen, drawn = Seen(Heard(f"killed-{seed}")), random.Random(seed)
+    async with clients(house.run.url, keys, seen.heard, share_leaving=0.25):
+        until = time.monotonic() + seconds
+        while len(seen.deaths) < most and time.monotonic() < until:
+            await asyncio.sleep(drawn.uniform(0.5, 2.5))
+            death = await asyncio.to_thread(kill_one, house, drawn)
+            seen.deaths += [death] if death else []
+        num_whole, until = seen.num_whole, time.monotonic() + PATIENCE_S
+        while seen.num_whole < num_whole + 2 * NUM_BEHIND and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    return seen
 
 
-def sums(folder: Path, question: str) -> dict[str, Counter[str]]:
-    """By tenant, as the ledger's file has it. question: gives the tenant and then what is in SPENT"""
-    with sqlite3.connect(folder / "kept.db") as connection:
-        rows = connection.execute(question).fetchall()
-    return {row[0]: Counter(dict(zip(SPENT, row[1:], strict=True))) for row in rows}
+async def without_kills(house: House, keys: dict[str, str], *, seconds: float) -> Seen:
+    """Nobody leaves, either."""
+    seen = Seen(Heard("calm"))
+    async with clients(house.run.url, keys, seen.heard, share_leaving=0.0):
+        await asyncio.sleep(seconds)
+    return seen
 
 
-def ledger_of(folder: Path) -> dict[str, Counter[str]]:
-    names = ", ".join(f"sum({name})" for name in SPENT)
-    return sums(folder, f"select tenant, {names} from days group by tenant")
+def kept(house: House) -> Kept:
+    return kept_in(house.folder / "kept.db")
 
 
-def counted_by(folder: Path) -> dict[str, Counter[str]]:
-    names = ", ".join(f"sum({name})" for name in SPENT)
-    return sums(folder, f"select flow, {names} from counted group by flow")
-
-
-def num_rows(folder: Path, names: list[str]) -> Counter[str]:
-    """Of each request, by the name that its client gave it."""
-    with sqlite3.connect(folder / "kept.db") as connection:
-        found = Counter(dict(connection.execute("select request_id, count(*) from ledger group by request_id")))
-    return Counter({name: found[name] for name in names})
-
-
-def told_by_replicas(house: House, admin: str) -> dict[tuple[str, str], int]:
-    """Generated tokens by replica and flow, of the replicas that live, as a router shows them."""
-    text = house.ask("GET", "/metrics", admin).text
+def logged_in(folders: Collection[Path]) -> dict[str, Logged]:
+    """By the name of each request that a router was done with. Of who left it may not know that a replica took it."""
     found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name == "serve_app_replica_flow_generated_tokens_total":
-                found[sample.labels["replica"], sample.labels["flow"]] = int(sample.value)
+    for file in (file for folder in folders for file in folder.glob("worker-*.err")):
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            if '"event":"completion"' in line:
+                facts, pid = json.loads(line), int(file.stem.rpartition("-")[2])
+                was_taken = "response_id" in facts or facts["status"] == CLIENT_LEFT
+                found[facts["request_id"]] = Logged(pid, was_taken)
     return found
 
 
-def disagreements(house: House, admin: str, seen: Seen) -> list[str]:
-    """What is wrong now; nothing, some seconds after the last request."""
-    ledger, counted, nothing = ledger_of(house.folder), counted_by(house.folder), Counter[str]()
-    wrong = []
-    for tenant in TENANTS:
-        if ledger.get(tenant, nothing) != counted.get(tenant, nothing):
-            wrong.append(f"{tenant}: {ledger.get(tenant)} is not {counted.get(tenant)}")
-        told = sum(tokens for whose, tokens in seen.whole.values() if whose == tenant)
-        if told > ledger.get(tenant, nothing)["completion_tokens"]:
-            wrong.append(f"{tenant} was told of {told} tokens")
-    rows = num_rows(house.folder, list(seen.whole))
-    wrong += [f"{name} has {number} rows" for name, number in rows.items() if number > 1]
-    known = known_of(house.folder)
-    for key, tokens in told_by_replicas(house, admin).items():
-        if key[1] in TENANTS and known.get(key) != tokens:
-            wrong.append(f"{key} generated {tokens}, and {known.get(key)} are known")
-    return wrong
+def shown_by_replicas(house: House, admin: str) -> dict[tuple[str, str], dict[str, int]]:
+    """What living replicas spent, by replica and tenant, as a router shows it: not what it tells the ledger."""
+    text = house.ask("GET", "/metrics", admin).text
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    for sample in (sample for family in text_string_to_metric_families(text) for sample in family.samples):
+        if sample.name in SHOWN and sample.labels["flow"] in TENANTS:
+            name, scale = SHOWN[sample.name]
+            amounts = found.setdefault((sample.labels["replica"], sample.labels["flow"]), {})
+            amounts[name] = round(sample.value * scale)
+    return found
 
 
-def known_of(folder: Path) -> dict[tuple[str, str], int]:
-    """Generated tokens by replica and flow, as routers have told the ledger."""
-    with sqlite3.connect(folder / "kept.db") as connection:
-        found = connection.execute("select replica_id, flow, completion_tokens from counted").fetchall()
-    return {(replica, flow): tokens for replica, flow, tokens in found}
+def asked_of(house: House, seen: Seen) -> list[Asked]:
+    return seen.asked(logged_in(house.run.log_folders()))
+
+
+def wrong_now(house: House, admin: str, seen: Seen) -> list[str]:
+    """Nothing, some seconds after the last request."""
+    return disagreements(kept(house), asked_of(house, seen), shown_by_replicas(house, admin))
+
+
+def in_numbers(house: House, seen: Seen) -> dict[str, object]:
+    """How much of everything there was that could have been wrong."""
+    ledger, asked = kept(house), asked_of(house, seen)
+    whole = [each for each in asked if each.usage]
+    own = [each for each in whole if not each.repeats]
+    most = [unexplained(ledger, each) for each in asked]
+    return {
+        "killed": seen.killed,
+        "answers": seen.heard.statuses,
+        "whole": len(whole),
+        "of these given again": len(whole) - len(own),
+        "of these without a row": sum(ledger.row(each.name) is None for each in own),
+        "of these held to have one": sum(not each.may_lack_row for each in own),
+        "not whole with a row": sum(not each.usage and ledger.row(each.name) is not None for each in asked),
+        "ledger": {tenant: {name: ledger.days[tenant][name] for name in SPENT} for tenant in TENANTS},
+        "unattributed": {tenant: ledger.unattributed.get(tenant, {}) for tenant in TENANTS},
+        "explained at most": dict(zip(TOKENS, map(sum, zip(*most, strict=True)), strict=True)),
+    }
 
 
 def begun(folder: Path) -> tuple[House, str, dict[str, str]]:
@@ -165,7 +196,7 @@ def begun(folder: Path) -> tuple[House, str, dict[str, str]]:
     admin = house.command("keys", "create", "--admin")["key"]
     keys = {}
     for tenant in TENANTS:
-        house.command("tenants", "add", tenant, "--models", "demo")
+        house.command("tenants", "add", tenant, "--models", "demo", "demo:*")
         keys[tenant] = house.command("keys", "create", tenant)["key"]
     house.run.until_ready()
     house.run.until(lambda: all(house.complete(key).status_code == 200 for key in keys.values()))
@@ -181,14 +212,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         house, admin, keys = begun(Path(folder))
         try:
-            seen, killed = asyncio.run(
-                with_kills(house, keys, most=options.most, seconds=options.seconds, seed=options.seed)
-            )
+            seen = asyncio.run(with_kills(house, keys, most=options.most, seconds=options.seconds, seed=options.seed))
             until = time.monotonic() + 60
-            while (wrong := disagreements(house, admin, seen)) and time.monotonic() < until:
+            while (wrong := wrong_now(house, admin, seen)) and time.monotonic() < until:
                 time.sleep(1)
-            ledger = {tenant: dict(found) for tenant, found in ledger_of(house.folder).items()}
-            told = {"killed": killed, "answers": seen.statuses, "ledger": ledger, "wrong": wrong}
+            told = {
+                "killed": seen.killed,
+                "answers": seen.heard.statuses,
+                **in_numbers(house, seen),
+                "wrong": wrong,
+            }
             print(json.dumps(told, indent=1))
         finally:
             house.run.end()

@@ -60,6 +60,12 @@ class Started:
     def processes(self) -> list[Process]:
         return processes_of_runs(f"{self.port}-")
 
+    def log_folders(self) -> set[Path]:
+        """Where Ray keeps the logs of this cluster."""
+        words = [word for each in self.processes() for word in each.command.replace("=", " ").split()]
+        found = (word.partition("/session_") for word in words if "/session_" in word and word.startswith("/"))
+        return {Path(f"{before}/session_{name.partition('/')[0]}", "logs") for before, _, name in found}
+
     def until(self, holds: Callable[[], object]) -> None:
         """Fail with what it said where it never does."""
         deadline = time.monotonic() + TIMEOUT_S

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +19,20 @@ import pytest
 
 from serve_app.cli.processes import listener_on
 from serve_app.lab.client import KEY_VARIABLES, URL_VARIABLE
+from tests.cluster.clients import TENANTS
 from tests.cluster.house import House
-from tests.cluster.kills import begun, disagreements, ledger_of, with_kills
+from tests.cluster.kills import (
+    NUM_BEHIND,
+    Seen,
+    asked_of,
+    begun,
+    in_numbers,
+    kept,
+    shown_by_replicas,
+    with_kills,
+    without_kills,
+    wrong_now,
+)
 from tests.cluster.started import REPOSITORY
 from tests.cluster.test_notebooks import check_that_it_runs
 from tests.notebooks.execute import NOTEBOOKS, read, wants_keys
@@ -44,6 +57,7 @@ WRONG: list[dict[str, Any]] = [
 LIMIT = 64
 LEASE = LIMIT // 8
 """All that routers may hold beyond what is asked for."""
+AGREEMENT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +129,31 @@ def test_a_notebook_about_tenants_runs(town: Town, file: Path, monkeypatch: pyte
     assert town.house.complete(town.keys["acme"]).status_code == 200, "it ends nothing that it did not start"
 
 
-def test_whatever_is_killed_the_ledger_has_what_replicas_counted_and_no_row_twice(town: Town) -> None:
-    seen, killed = asyncio.run(with_kills(town.house, town.keys, most=4, seconds=90, seed=1))
-    assert killed.total() == 4
-    assert seen.whole
-    town.house.run.until(lambda: not disagreements(town.house, town.admin, seen))
-    assert ledger_of(town.house.folder)["acme"]["completion_tokens"] > 0
+def test_where_nothing_is_killed_and_nobody_leaves_every_token_is_in_a_row(town: Town) -> None:
+    seen = asyncio.run(without_kills(town.house, town.keys, seconds=5))
+    agree(town, seen)
+    assert seen.heard.statuses.keys() == {"200"}
+    assert all(each.usage for each in seen.heard.requests)
+    ledger, shown = kept(town.house), shown_by_replicas(town.house, town.admin)
+    assert {(replica, tenant) for replica, tenant in ledger.counted if tenant in TENANTS} == shown.keys()
+    assert not any(ledger.unattributed[tenant].total() for tenant in TENANTS if tenant in ledger.unattributed)
+
+
+def test_whatever_is_killed_every_whole_answer_has_its_row_and_no_request_has_two(town: Town) -> None:
+    """What no row explains is no more than what was cut off, left, or lost with who computed or answered it."""
+    seen = asyncio.run(with_kills(town.house, town.keys, most=4, seconds=90, seed=1))
+    assert len(seen.deaths) == 4
+    agree(town, seen)
+    held = [each for each in asked_of(town.house, seen) if each.usage and not each.may_lack_row and not each.repeats]
+    assert len(held) >= NUM_BEHIND
+
+
+def agree(town: Town, seen: Seen) -> None:
+    """Routers bring rows and counts a moment later."""
+    until = time.monotonic() + AGREEMENT_S
+    while (wrong := wrong_now(town.house, town.admin, seen)) and time.monotonic() < until:
+        time.sleep(0.5)
+    assert wrong == [], in_numbers(town.house, seen)
 
 
 def test_no_file_of_a_cluster_has_a_canary_and_a_repeat_is_one_request_at_any_router(town: Town) -> None:
@@ -128,7 +161,7 @@ def test_no_file_of_a_cluster_has_a_canary_and_a_repeat_is_one_request_at_any_ro
     house.command("tenants", "add", "birds", "--models", "demo", "demo:*")
     key = house.command("keys", "create", "birds")["key"]
     house.check_known(key)
-    sessions = {folder for each in house.run.processes() for folder in session_folders(each.command)}
+    sessions = house.run.log_folders()
     check_repeats(house, key)
     headers = {"authorization": f"Bearer {key}", "user-agent": f"{CANARY}-agent", "cookie": f"{CANARY}-cookie"}
     for body in WRONG:
@@ -182,10 +215,3 @@ def kill_among(house: House, headers: dict[str, str]) -> None:
             if each.command.startswith("ray::ServeReplica:demo:Model"):
                 os.kill(each.pid, signal.SIGKILL)
         assert any("error" in line for line in lines)
-
-
-def session_folders(command: str) -> set[Path]:
-    """Where Ray keeps the logs of the cluster that a process is of."""
-    words = command.replace("=", " ").split()
-    found = (word.partition("/session_") for word in words if "/session_" in word and word.startswith("/"))
-    return {Path(f"{before}/session_{name.partition('/')[0]}", "logs") for before, _, name in found}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from serve_app.core.ledger import Spent
-from tests.agreement import SPENT, Asked, Kept, kept_in
+from tests.agreement import SPENT, Asked, Kept, kept_in, usage_of
 from tests.fakes import FakeBackend
 from tests.flow.bookkeeping import TENANTS, FakeAccounts, House, backend, flushed, house
 
@@ -37,14 +36,7 @@ class Client:
     @property
     def usage(self) -> tuple[int, int] | None:
         """Of an answer that came whole."""
-        if self.has_left or self.task.cancelled() or self.task.result().status_code != 200:
-            return None
-        lines = self.task.result().text.splitlines()
-        pieces = [json.loads(line.removeprefix("data: ")) for line in lines if line[-1:] == "}"]
-        if any("error" in piece for piece in pieces):
-            return None
-        [usage] = [piece["usage"] for piece in pieces if piece.get("usage")]
-        return usage["prompt_tokens"], usage["completion_tokens"]
+        return None if self.has_left or self.task.cancelled() else usage_of(self.task.result())
 
 
 @dataclass(slots=True)
@@ -157,6 +149,7 @@ class Play:
             tenant=client.tenant,
             most=(client.num_words, client.n * client.max_tokens),
             usage=client.usage,
+            was_taken=bool(attempts),
             num_lost=max(0, len(attempts) - 1),
             may_lack_row=client.house is self.killed and not client.is_brought,
         )

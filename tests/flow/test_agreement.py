@@ -17,6 +17,7 @@ MOST = (5, 60)
 WHOLE = Asked(name="whole", tenant="acme", most=MOST, usage=(5, 50))
 AGAIN = replace(WHOLE, name="again", repeats="whole")
 LEFT = Asked(name="left", tenant="acme", most=MOST)
+REFUSED = replace(LEFT, name="refused", was_taken=False)
 MOVED = replace(WHOLE, name="moved", num_lost=1)
 LOST = replace(WHOLE, name="lost", may_lack_row=True)
 
@@ -87,6 +88,7 @@ def test_a_row_that_is_missing_wrong_or_doubled_is_found(
     [
         ([row("whole")], 51, [WHOLE], "acme: 1 completion_tokens are unattributed, and 0 to 0 may be"),
         ([row("left", 20)], 61, [LEFT], "acme: 41 completion_tokens are unattributed, and 0 to 40 may be"),
+        ([row("whole")], 51, [WHOLE, REFUSED], "acme: 1 completion_tokens are unattributed, and 0 to 0 may be"),
         ([row("moved")], 111, [MOVED], "acme: 61 completion_tokens are unattributed, and 0 to 60 may be"),
         ([], 51, [LOST], "acme: 51 completion_tokens are unattributed, and 50 to 50 may be"),
         ([], 49, [LOST], "acme: 49 completion_tokens are unattributed, and 50 to 50 may be"),
