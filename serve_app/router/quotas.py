@@ -21,7 +21,7 @@ RENEW_S = 0.5
 ANSWER_S = 1.0
 """A lender that does not answer for so long is taken for gone."""
 MIN_RETRY_S = 1
-AGAIN_S = (0.03, 0.05, 0.1, 0.1, 0.15, 0.2)
+AGAIN_S = (0.05, 0.1, 0.2, 0.25)
 """After which the lender is asked again, before a request is refused, for what other routers give back meanwhile: until
 all of them have renewed, and a little longer."""
 MOST_PATIENT = 32
