@@ -31,7 +31,7 @@ class Asked:
     repeats:  the name of the request whose answer it was given again; "" where it was answered by itself
     was_taken: whether a replica may have computed it, besides those that died
     num_lost: replicas that died while it ran: each may have computed it in vain
-    may_lack_row:     the router that answered it was killed, and may not have brought its row before
+    may_lack_row:     the router that answered it was killed so soon that it may not have brought its row before
     may_be_uncounted: a replica died so soon that it may not have told two routers what it had computed
     """
 

@@ -23,7 +23,11 @@ PATIENCE_S = 60.0
 
 @dataclass(slots=True)
 class Request:
-    """What its client knows of it, as `Asked`. began_at, ended_at: by the monotonic clock, seconds"""
+    """What its client knows of it, as `Asked`.
+
+    began_at, ended_at: by the monotonic clock, seconds
+    has_left: its client, before it was answered
+    """
 
     name: str
     tenant: str
@@ -32,6 +36,7 @@ class Request:
     ended_at: float = 0.0
     usage: tuple[int, int] | None = None
     repeats: str = ""
+    has_left: bool = False
 
 
 @dataclass(slots=True)
@@ -120,4 +125,5 @@ async def ask(
             request.repeats = other.name
     except (httpx.HTTPError, TimeoutError) as error:
         heard.statuses[type(error).__name__] += 1
+        request.has_left = isinstance(error, TimeoutError | httpx.TimeoutException)
     request.ended_at = time.monotonic()

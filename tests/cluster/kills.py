@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.cli.processes import Process, send
 from serve_app.core.ledger import CLIENT_LEFT
+from serve_app.router.scribe import FLUSH_S
 from tests.agreement import SPENT, TOKENS, Asked, Kept, disagreements, kept_in, unexplained
 from tests.cluster.clients import PATIENCE_S, TENANTS, Heard, Request, clients
 from tests.cluster.house import House, with_keys
@@ -33,6 +34,8 @@ from tests.cluster.started import REPOSITORY
 ROUTER, REPLICA = "ServeReplica:router:Router", "ServeReplica:demo:Model"
 NUM_BEHIND = 10
 """Answers, at least, of routers that were not killed."""
+BROUGHT_S = 10 * FLUSH_S
+"""Within so long a router has brought a row. One that dies later did, or has lost it for no reason."""
 TOLD_S = 10.0
 """Within so long every router that lives has asked every replica that lives what it spent, many times over."""
 SHOWN = {
@@ -70,25 +73,30 @@ class Seen:
         return [self._asked(each, logged.get(each.name)) for each in self.heard.requests]
 
     def _asked(self, request: Request, logged: Logged | None) -> Asked:
-        """Of what no router logged, the router died, or it never had it."""
-        killed = {pid for _, kind, pid in self.deaths if kind == ROUTER}
-        has_lost_its_router = self._num_dead(ROUTER, request) > 0 if logged is None else logged.pid in killed
+        """What no router logged was of one that died, or no router had it. Who answers has noticed before who died;
+        that a client has left, a router may notice later.
+        """
+        late_s = TOLD_S if request.has_left else 0.0
+        pid = None if logged is None else logged.pid
         return Asked(
             name=request.name,
             tenant=request.tenant,
             most=request.most,
             usage=request.usage,
             repeats=request.repeats,
-            was_taken=has_lost_its_router if logged is None else logged.was_taken,
-            num_lost=self._num_dead(REPLICA, request, within_s=0.0 if request.usage else TOLD_S),
-            may_lack_row=has_lost_its_router,
-            may_be_uncounted=self._num_dead(REPLICA, request) > 0,
+            was_taken=self._num_dead(ROUTER, request, late_s) > 0 if logged is None else logged.was_taken,
+            num_lost=self._num_dead(REPLICA, request, late_s),
+            may_lack_row=self._num_dead(ROUTER, request, BROUGHT_S, pid=pid) > 0,
+            may_be_uncounted=self._num_dead(REPLICA, request, TOLD_S) > 0,
         )
 
-    def _num_dead(self, kind: str, request: Request, *, within_s: float = TOLD_S) -> int:
-        """Of those that died while it ran, or so soon after: a router may notice late that its client has left."""
-        until = request.ended_at + within_s
-        return sum(kind == its_kind and request.began_at <= at <= until for at, its_kind, _ in self.deaths)
+    def _num_dead(self, kind: str, request: Request, late_s: float, *, pid: int | None = None) -> int:
+        """Of this kind, those that died while it ran or so soon after; pid: that one alone"""
+        until = request.ended_at + late_s
+        return sum(
+            kind == its_kind and request.began_at <= at <= until and pid in (None, its_pid)
+            for at, its_kind, its_pid in self.deaths
+        )
 
 
 @dataclass(frozen=True, slots=True)
