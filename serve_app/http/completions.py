@@ -117,6 +117,7 @@ class Completions:
             self._router.check_lengths(opened)
             story.permit = await self._router.reserve(opened)
             story.excerpt(opened)
+            story.opened = opened
             async with opened as run:
                 story.run = run  # from here on it is written down
                 own_id = run.response_id if request.request_id is None else f"{request.id_prefix}-{request.request_id}"

@@ -44,6 +44,8 @@ class Run:
 
     A prompt whose replica is lost is given to another one as long as nothing of it was taken. Where `holds_back`,
     events are kept until their prompt is complete, so that this is always the case.
+
+    is_refused: by a replica
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Run:
         self._num_submissions = 0
         self._accepted: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._has_left = False
+        self._has_left = self.is_refused = False
 
     @property
     def has_ready(self) -> bool:
@@ -168,9 +170,9 @@ class Run:
             return
         refusal = submission.result()
         if refusal is not None:
-            refusal = self.told((each.request.model for each in attempts), refusal)
+            self.is_refused = not isinstance(refusal, ReplicaLost)
             for attempt in attempts:
-                self._lose(attempt, refusal)
+                self._lose(attempt, self.told((each.request.model for each in attempts), refusal))
         is_accepted = not self._num_submissions and not self._homeless
         if is_accepted and self._accepted is not None and not self._accepted.done():
             self._accepted.set_result(None)

@@ -36,6 +36,7 @@ class Story:
     identity: who it is from
     models: what its model names were resolved to; empty as long as they are a client's words
     ticket: its place, where it was let in;  permit: what it holds of its tenant's limits
+    opened: what it is to be, before replicas have taken it;  run: that, from then on
     started_at, first_sent_at: by the monotonic clock, seconds
     """
 
@@ -46,6 +47,7 @@ class Story:
     request: CompletionRequest | None = None
     models: tuple[str, ...] = ()
     ticket: Ticket | None = None
+    opened: Run | None = None
     run: Run | None = None
     permit: Permit | None = None
     error: ServeError | None = None
@@ -99,11 +101,17 @@ class Story:
         """
         if self.ticket is not None:
             self.ticket.give_back(None if self.run is None else self.run.num_finished)
-        if books is not None and self.run is not None:
+        given = self.run or (self.opened if self.opened is not None and _may_be_computed(self.opened) else None)
+        if books is not None and given is not None:
             status = status if self.error is None or status >= ERROR else self.error.status
-            books.close(self.identity, self.run, request_id=self.request_id, status=status, permit=self.permit)
+            books.close(self.identity, given, request_id=self.request_id, status=status, permit=self.permit)
         elif self.permit is not None:  # no replica took it
             self.permit.settle(Amount())
+
+
+def _may_be_computed(opened: Run) -> bool:
+    """Whether replicas were given some of it, and none has refused."""
+    return bool(opened.tally.given) and not opened.is_refused
 
 
 def _now() -> str:

@@ -71,6 +71,11 @@ class Tally:
             yield part, prompt, self._replicas.get(part, ())
 
     @property
+    def given(self) -> Collection[int]:
+        """Parts that a replica was given."""
+        return self._replicas.keys()
+
+    @property
     def unheard(self) -> list[int]:
         """Parts that a replica was given and has not said of how long their prompts are."""
         prompts = self._prompts

@@ -174,6 +174,24 @@ async def test_a_client_that_leaves_before_its_first_token_has_used_a_request_an
     await slow.kill()
 
 
+async def test_who_leaves_before_a_replica_has_said_that_it_takes_it_has_used_a_request(accounts: FakeAccounts) -> None:
+    """It may be computed by then: whoever hung up so early again and again would have the engine for nothing."""
+    num_given = 0
+    for num_turns in range(12):
+        stepped = backend(0, is_stepped=True)
+        slow = house(accounts, [stepped], f"router-{num_turns}")
+        slow.ask("beta")
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        slow.tasks[0].cancel()
+        await asyncio.gather(*slow.tasks, return_exceptions=True)
+        num_given += bool(stepped.submissions)
+        await slow.books.scribe.flush()
+        assert sums(accounts, tenant="beta")["requests"] == num_given
+        await slow.kill()
+    assert 0 < num_given < 12
+
+
 @pytest.mark.parametrize("is_accepted", [False, True])
 async def test_what_the_service_does_not_get_done_uses_up_no_limit(accounts: FakeAccounts, is_accepted: bool) -> None:
     stepped = backend(0, is_stepped=True)
