@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from serve_app.core.errors import OutOfBudget, QuotaExceeded
-from serve_app.core.quotas import GAUGES, SETTLED, Amount, Amounts, Meter, Statement, bounds_of
+from serve_app.core.quotas import GAUGES, NANO, SETTLED, Amount, Amounts, Meter, Statement, bounds_of
 from serve_app.core.tenants import Tenant
 from serve_app.router.appointments import MAX_RETRY_S, OBEYED_S, Appointments
 from serve_app.tenants.meters import MINUTE_S
@@ -134,8 +134,10 @@ class Account:
             )
         if meter.is_budget:
             when = math.ceil(self.wallet.reset_s(meter, now))
+            left, most = self.wallet.remaining(meter) / NANO, need[meter] / NANO
+            what = f"has {left:g} left, and the request may come to {most:g}" if left else "is spent"
             return OutOfBudget(
-                f"The tenant's {meter} is spent; it begins anew in {when} s.",
+                f"The tenant's {meter} {what}; it begins anew in {when} s.",
                 None,
                 {"limit": meter.value, "retry_after_s": when},
             )
