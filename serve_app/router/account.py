@@ -17,8 +17,8 @@ from serve_app.router.appointments import MAX_RETRY_S, OBEYED_S, Appointments
 from serve_app.tenants.meters import MINUTE_S
 from serve_app.tenants.wallet import Wallet
 
-NUM_ENDS = 16
-"""Of requests, by which it is told how fast they end."""
+NUM_ENDS, ENDS_S = 16, 10.0
+"""Of requests, the last ones and not longer ago, by which it is told how fast they end."""
 
 Clock = Callable[[], float]
 
@@ -154,10 +154,13 @@ class Account:
         )
 
     def _pace_per_s(self, guess: float) -> float:
-        """At which requests of it end, as far as was seen."""
+        """At which requests of it end, as far as was seen of late."""
+        now = self._clock()
+        while self._ends and self._ends[0] < now - ENDS_S:
+            self._ends.popleft()
         if len(self._ends) < 2:
             return guess
-        return (len(self._ends) - 1) / max(self._clock() - self._ends[0], 1e-3)
+        return (len(self._ends) - 1) / max(now - self._ends[0], 1e-3)
 
     def serve(self, num_asked: int, now: float) -> None:
         """Let those who were asked for have what is there now, in their order; the others are told that it is not.

@@ -170,7 +170,7 @@ class Run:
             return
         refusal = submission.result()
         if refusal is not None:
-            self.is_refused = not isinstance(refusal, ReplicaLost)
+            self.is_refused |= not isinstance(refusal, ReplicaLost)
             for attempt in attempts:
                 self._lose(attempt, self.told((each.request.model for each in attempts), refusal))
         is_accepted = not self._num_submissions and not self._homeless

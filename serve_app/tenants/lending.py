@@ -85,6 +85,7 @@ class Lending:
         self._lease_s = lease_s
         self._meters: dict[tuple[str, Meter], AnyMeter] = {}
         self._loans: dict[tuple[str, str], _Loan] = {}  # the one that expires last is last
+        self._by_tenant: dict[str, dict[str, _Loan]] = {}  # the same by tenant and router
         self._short: dict[tuple[str, Meter], tuple[str, float]] = {}  # who got too little, and until when that is known
         self._lapsed: dict[tuple[str, str], _Loan] = {}  # the one that lapsed last is last
 
@@ -121,7 +122,7 @@ class Lending:
             meter: granted - (0 if meter.is_gauge else statement.used.get(meter, 0) - statement.reserved.get(meter, 0))
             for meter, granted in known.granted.items()
         }
-        others = [loan for (who, whose), loan in self._loans.items() if whose == statement.tenant and who != router_id]
+        others = [loan for who, loan in self._by_tenant[statement.tenant].items() if who != router_id]
         free = self.free(statement.tenant)
         resets = {meter: self._meters[statement.tenant, meter].reset_s(self._now(meter)) for meter in free}
         return Lease(
@@ -144,7 +145,7 @@ class Lending:
             loan.granted = {
                 name: amount if name.is_budget else used.get(name, 0) for name, amount in loan.granted.items()
             }
-        self._loans[key] = loan
+        self._loans[key] = self._by_tenant.setdefault(key[1], {})[key[0]] = loan
         return loan
 
     def _note_short(self, tenant: str, name: Meter, router_id: str, *, is_short: bool) -> None:
@@ -194,8 +195,11 @@ class Lending:
         """Of who was not heard of, what was in flight is lent again; what else it had is kept in mind for a while."""
         now = self._clock()
         while self._loans and (first := next(iter(self._loans.items())))[1].expires_at <= now:
-            (_, tenant), loan = first
+            (router_id, tenant), loan = first
             self._lapsed[first[0]] = self._loans.pop(first[0])
+            del self._by_tenant[tenant][router_id]
+            if not self._by_tenant[tenant]:
+                del self._by_tenant[tenant]
             for name in GAUGES & loan.granted.keys():
                 gauge, granted = self._meters.get((tenant, name)), loan.granted.pop(name)
                 if isinstance(gauge, Gauge):

@@ -332,3 +332,20 @@ async def test_what_the_lender_does_not_know_yet_is_not_said_to_be_spent() -> No
         await router.reserve(tenant, Amount(requests=1, cost=1))
     accounts.is_slow = False
     assert isinstance(await router.reserve(tenant, Amount(requests=1, cost=1)), Permit)
+
+
+async def test_after_a_rest_nobody_is_told_to_wait_by_how_long_it_was() -> None:
+    limits = Limits(max_in_flight=4)
+    accounts, tenant = FakeAccounts(limits), Tenant(name="acme", limits=limits)
+    router = quotas(accounts)
+    for _ in range(9):
+        (await router.reserve(tenant, Amount(requests=1))).settle(Amount(requests=1))
+    accounts.now += 3600
+    permits, refused = await asked(router, tenant, Amount(requests=1), 5)
+    assert len(permits) == 4
+    assert (refused[0].retry_after_s or 99) <= 2
+    for each in permits:  # one a second from here on
+        accounts.now += 1
+        each.settle(Amount(requests=1))
+    _, refused = await asked(router, tenant, Amount(requests=1), 12)
+    assert max(each.retry_after_s or 0 for each in refused) >= 6, "as fast as they ended of late"
