@@ -69,7 +69,7 @@ class FillingRunner(Runner):
 class Unpaced(Pace):
     """Prompts take all of a step's budget: rows are there together, however many decode meanwhile."""
 
-    def allowance(self, num_decoding: int, budget: int, *, behind: Items[int] = ()) -> int:
+    def allowance(self, num_decoding: int, budget: int, *, behind: Items[int] = (), is_shared: bool = False) -> int:
         return budget
 
 
