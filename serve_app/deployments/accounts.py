@@ -1,4 +1,4 @@
-"""The deployment that owns the store of tenants, and the way of a router to it."""
+"""The deployment that owns the store of tenants."""
 
 from __future__ import annotations
 
@@ -9,27 +9,18 @@ import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextvars import Context
-from functools import partial
 from pathlib import Path
-from typing import Any
-
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle
 
 from serve_app.core.errors import InvalidRequest, NotFound, ServeError, Unavailable
 from serve_app.core.ledger import Counted, Row, UsageLine, UsageQuestion
 from serve_app.core.prices import Prices
 from serve_app.core.quotas import Lease, Statement
-from serve_app.core.tenants import Identity, Limits
+from serve_app.core.tenants import Limits
 from serve_app.deployments.logs import log_as_configured
-from serve_app.deployments.transport import by_value
-from serve_app.router.claims import Attempts, Claim, Claimed, Claims, Standing
+from serve_app.router.claims import Attempts, Claim, Claimed, Claims
 from serve_app.router.replays import Message
 from serve_app.tenants.directory import Directory
 from serve_app.tenants.errors import NotThere, StoreUnavailable, TenancyError
-from serve_app.tenants.held import HeldDirectory
-from serve_app.tenants.keys import KEY
 from serve_app.tenants.lending import Lending, Period
 from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
@@ -40,13 +31,8 @@ from serve_app.tenants.wallet import NEVER_TOLD
 
 logger = logging.getLogger(__name__)
 
-PERIOD_S = 0.5
 LEARNS_S = 3.0
 """In which a router has asked a replica that began after another, and told it what it answers."""
-SPACING_S = 0.05
-"""Between looks for keys that nobody knows, however many are presented."""
-TIMEOUT_S = 2.0
-ADMINISTRATION_TIMEOUT_S = 20.0
 PRUNING_PERIOD_S = 3600.0
 READING_S = 0.5
 """Less than a router waits for its leases."""
@@ -158,137 +144,3 @@ class Accounts:
         """As of the last look of any router, which is half a second ago at most; of one that is gone none."""
         known = self._directory.tenants.get(tenant)
         return Limits() if known is None else known.limits
-
-
-class AccountsLink:
-    """A router's way to Accounts: it asks again and again for what changed, and goes on with what it has.
-
-    accounts: handle of the deployment
-    """
-
-    def __init__(self, accounts: DeploymentHandle[Any], router_id: str, *, grace_s: float) -> None:
-        self._accounts = by_value(accounts)
-        self._router_id = router_id
-        self._held = HeldDirectory(grace_s=grace_s)
-        self._answering: dict[str, Claim] = {}  # by attempt
-        self._given: set[str] = set()  # of those, what is known to be this router's to answer
-        self._prices: Prices | None = None
-        self._is_reached = True
-        self._looked_at = -math.inf
-        self._turn = asyncio.Lock()
-        self._again: asyncio.Task[None] | None = None
-
-    def last_for(self, grace_s: float) -> None:
-        """Go by what was heard for so long."""
-        self._held.grace_s = grace_s
-
-    def identify(self, presented: str | None) -> Identity:
-        """Raises Unauthenticated; Unavailable where nothing was heard for too long."""
-        return self._held.identify(presented, now=time.time(), at=time.monotonic())
-
-    def origins(self) -> frozenset[str]:
-        return self._held.origins
-
-    async def administer(self, service: str, arguments: Mapping[str, object], actor: str) -> Mapping[str, object]:
-        """Raises ServeError. What this router holds is as new as the answer."""
-        ask = partial(self._accounts.administer.remote, service, dict(arguments), actor)
-        answer = await self._ask(ask, timeout_s=ADMINISTRATION_TIMEOUT_S)
-        if isinstance(answer, ServeError):
-            raise answer
-        await self.look()
-        found: Mapping[str, object] = answer
-        return found
-
-    async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
-        """Raises Unavailable."""
-        leases: Sequence[Lease] = await self._ask(
-            partial(self._accounts.renew.remote, router_id, statements), timeout_s=TIMEOUT_S
-        )
-        return leases
-
-    async def record(self, rows: Sequence[Row], counted: Sequence[Counted]) -> None:
-        """Raises Unavailable; what was kept by then, nobody knows."""
-        ask = partial(self._accounts.record.remote, rows, counted, self._prices)
-        await self._ask(ask, timeout_s=ADMINISTRATION_TIMEOUT_S)
-
-    def charge_by(self, prices: Prices) -> None:
-        self._prices = prices
-
-    async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
-        """Raises Unavailable."""
-        lines: Sequence[UsageLine] = await self._ask(
-            partial(self._accounts.usage.remote, question), timeout_s=ADMINISTRATION_TIMEOUT_S
-        )
-        return lines
-
-    async def claim(self, claim: Claim) -> Claimed:
-        """Raises KeyReused, Unavailable."""
-        self._answering[claim.attempt] = claim
-        found = await self._ask(partial(self._accounts.claim.remote, claim, self._router_id), timeout_s=TIMEOUT_S)
-        if isinstance(found, ServeError):
-            raise found
-        claimed: Claimed = found
-        if claimed is Standing.YOURS:
-            self._given.add(claim.attempt)
-        return claimed
-
-    async def deliver(self, claim: Claim, answer: Sequence[Message] | None) -> None:
-        """Raises Unavailable."""
-        if answer is None:  # a book that knows nothing of it need not learn of it
-            self._given.discard(claim.attempt)
-        ask = partial(self._accounts.deliver.remote, claim, self._router_id, answer)
-        await self._ask(ask, timeout_s=ADMINISTRATION_TIMEOUT_S)
-
-    def leave(self, claim: Claim) -> None:
-        self._answering.pop(claim.attempt, None)
-        self._given.discard(claim.attempt)
-
-    async def run(self) -> None:
-        """Look for ever."""
-        while True:
-            await self.look()
-            await asyncio.sleep(PERIOD_S)
-
-    async def look(self) -> None:
-        """Hear what changed; where nobody answers, what is held stays."""
-        asked_at = time.monotonic()
-        attempts = [(each, each.attempt in self._given) for each in self._answering.values()]
-        ask = partial(self._accounts.directory.remote, self._held.version, self._router_id, attempts)
-        try:
-            found = await self._ask(ask, timeout_s=TIMEOUT_S)
-        except Exception as error:  # whatever it is, this loop is how it ends
-            if self._is_reached:
-                logger.warning("accounts cannot be reached, what is known goes on being good: %s", error)
-            self._is_reached = False
-            return
-        self._held.hear(found, asked_at)
-        self._is_reached = True
-
-    async def look_again(self, presented: str) -> None:
-        """Look before this key is refused: it may have been made a moment ago, through another router.
-
-        Whoever comes before a look begins shares it.
-        """
-        if not self._is_reached or KEY.fullmatch(presented) is None:
-            return
-        if self._again is None:
-            self._again = asyncio.get_running_loop().create_task(self._look_in_turn(), context=Context())
-        await asyncio.shield(self._again)
-
-    async def _look_in_turn(self) -> None:
-        async with self._turn:
-            await asyncio.sleep(max(0.0, self._looked_at + SPACING_S - time.monotonic()))
-            self._looked_at = time.monotonic()
-            self._again = None  # who comes from here on may ask for what is newer
-            await self.look()
-
-    async def _ask(self, ask: Any, *, timeout_s: float) -> Any:
-        """In an empty context, as Serve would cancel the call with the client's request. Raises Unavailable."""
-        response = Context().run(ask)
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await response
-        except (TimeoutError, RayError, RayServeException) as error:
-            response.cancel()
-            facts = {"retry_after_s": 2}
-            raise Unavailable(f"Accounts do not answer ({type(error).__name__}); retry.", None, facts) from error

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve_app.api.dialects.tables import DIALECTS
 from serve_app.api.limits import WireLimits
 from serve_app.core.errors import Unavailable
-from serve_app.deployments.accounts import AccountsLink
+from serve_app.deployments.accounts_link import AccountsLink
 from serve_app.deployments.arguments import RouterSettings
 from serve_app.deployments.logs import log_as_configured
 from serve_app.deployments.serve_cluster import ServeCluster
@@ -64,12 +64,14 @@ class RouterReplica:
         context = serve.get_replica_context()
         router_id = f"router-{context.replica_id.unique_id}"
         grace_s = defaults.auth_grace_s
-        self._accounts = None if accounts is None else AccountsLink(accounts, router_id, grace_s=grace_s)
+        self._replays = Replays()
+        self._accounts = (
+            None if accounts is None else AccountsLink(accounts, router_id, grace_s=grace_s, kept=self._replays.kept)
+        )
         self._fleet = Fleet(router_id)
         self._admission = Admission(lambda: self._fleet.rooms)
         self._metrics = Metrics(self._fleet, router_id=router_id, admission=self._admission)
         self._books = None if self._accounts is None else self._books_with(self._accounts, router_id)
-        self._replays = Replays()
         self._tracing = Switch(os.environ)
         self._hot_app = HotApp(self._app_for(defaults))
         self._shortcuts = TakesShortcuts(TakesBodies(self._hot_app), on_taken=self._metrics.note_shortcut)

@@ -96,6 +96,17 @@ class _Kept:
     expires_at: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptAnswer:
+    """seconds: for which it is still good"""
+
+    tenant: str
+    key: str
+    fingerprint: bytes
+    messages: tuple[Message, ...]
+    seconds: float
+
+
 class Replays:
     """By tenant and key. What is still being answered is never given up for what is new.
 
@@ -119,6 +130,22 @@ class Replays:
     def num_bytes(self, tenant: str) -> int:
         """That are kept of a tenant."""
         return sum(each.recording.num_bytes for each in self._kept.get(tenant, OrderedDict()).values())
+
+    def kept(self) -> list[KeptAnswer]:
+        """All answers that are whole and good."""
+        now = self._clock()
+        return [
+            KeptAnswer(
+                tenant=tenant,
+                key=key,
+                fingerprint=each.recording.fingerprint,
+                messages=each.recording.so_far,
+                seconds=each.expires_at - now,
+            )
+            for tenant, mine in self._kept.items()
+            for key, each in mine.items()
+            if each.recording.is_over and each.expires_at > now
+        ]
 
     def find(self, tenant: str, key: str, fingerprint: bytes) -> Recording | None:
         """The answer to the same request, whether it is over or not.

@@ -9,8 +9,9 @@ import pytest
 
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import Scope, Tenant
-from serve_app.deployments.accounts import SPACING_S, AccountsLink
+from serve_app.deployments.accounts_link import SPACING_S, AccountsLink
 from serve_app.router.claims import Claim, Standing
+from serve_app.router.replays import KeptAnswer
 from serve_app.tenants.directory import Directory
 from serve_app.tenants.keys import Key, digest_of, new_key
 
@@ -169,3 +170,23 @@ async def test_of_what_a_router_was_given_to_answer_a_new_book_can_learn_until_i
     await link.claim(claim)
     link.leave(claim)
     assert not link._given
+
+
+async def test_accounts_that_were_away_are_told_what_was_answered_under_keys() -> None:
+    """Another replica of them knows no answers: a repeat elsewhere would be computed, and billed, again."""
+    accounts = AskedAccounts()
+    handle: Any = accounts
+    answer = KeptAnswer(tenant="a", key="k", fingerprint=b"f", messages=({"type": "x"},), seconds=7.0)
+    link = AccountsLink(handle, "router-0", grace_s=60.0, kept=lambda: [answer] * 2)
+    await link.look()
+    accounts.does_answer = False
+    await link.look()
+    accounts.told.clear()
+    for _ in range(2):  # once is enough
+        accounts.does_answer = True
+        await link.look()
+        await asyncio.sleep(4 * SPACING_S)
+    delivered = [told for told in accounts.told if isinstance(told[0], Claim)]  # type: ignore[index]
+    assert [told[1:] for told in delivered] == [("router-0", answer.messages)] * 2  # type: ignore[index]
+    told: Claim = delivered[0][0]  # type: ignore[index]
+    assert (told.tenant, told.key, told.fingerprint, told.seconds) == ("a", "k", b"f", 7.0)

@@ -255,6 +255,22 @@ async def test_what_is_kept_of_all_tenants_is_bounded_and_what_is_old_goes_whoev
     assert replays.find("tenant-15", "other", b"f") is running
 
 
+async def test_what_is_kept_is_told_as_long_as_it_is_good() -> None:
+    now = 0.0
+    replays = Replays(ReplaySettings(seconds=60), clock=lambda: now)
+    for key in ("whole", "failed", "running"):
+        recording = replays.begin("a", key, key.encode())
+        recording.add({"type": "http.response.body", "body": b"x"})
+        if key != "running":
+            replays.end("a", key, recording, is_kept=key == "whole")
+    now = 10.0
+    [kept] = replays.kept()
+    assert (kept.tenant, kept.key, kept.fingerprint, kept.seconds) == ("a", "whole", b"whole", 50.0)
+    assert kept.messages == ({"type": "http.response.body", "body": b"x"},)
+    now = 60.0
+    assert replays.kept() == []
+
+
 async def test_followers_have_what_they_follow_to_the_end_though_it_is_not_kept() -> None:
     replays = Replays(ReplaySettings(max_bytes=0))
     recording = replays.begin("a", "k", b"f")
