@@ -12,12 +12,12 @@ from serve_app.api.openapi_schemas import COUNT, INTEGER, NUMBER, STRING, array,
 from serve_app.api.paths import AdminPath
 from serve_app.core.ledger import DIMENSIONS
 from serve_app.core.shares import Priority
-from serve_app.core.tenants import Scope
+from serve_app.core.tenants import LEAST_BUDGET, LEAST_WEIGHT, MOST_BUDGET, MOST_WEIGHT, Scope
 
 POSITIVE: Schema = {"type": "integer", "minimum": 1}
 COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "choices")
 AMOUNT: Schema = {"type": "number", "exclusiveMinimum": 0}
-BUDGET: Schema = {"type": "number", "minimum": 1e-9, "maximum": 1e12}
+BUDGET: Schema = {"type": "number", "minimum": LEAST_BUDGET, "maximum": MOST_BUDGET}
 SCOPES = array({"enum": list(Scope)})
 
 
@@ -91,7 +91,7 @@ LIMITS: Mapping[str, Schema] = MappingProxyType(
 )
 TENANT: Mapping[str, Schema] = MappingProxyType(
     {
-        "weight": {"type": "number", "minimum": 0.001, "maximum": 1000},
+        "weight": {"type": "number", "minimum": LEAST_WEIGHT, "maximum": MOST_WEIGHT},
         "priority": {"enum": list(get_args(Priority))},
         "models": array(STRING),
         "limits": {"type": "object", "properties": dict(LIMITS), "additionalProperties": False},

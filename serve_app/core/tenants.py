@@ -10,6 +10,10 @@ from functools import cached_property
 
 from serve_app.core.shares import Priority, Share
 
+LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000.0
+"""Virtual counters are what was served divided by weights: between these, sums of them lose nothing that matters."""
+LEAST_BUDGET, MOST_BUDGET = 1e-9, 1e12
+"""Costs are counted in billionths."""
 EVERYTHING = "*"
 NOTHING = "(?!)"
 """No text is like this."""

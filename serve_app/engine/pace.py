@@ -81,13 +81,15 @@ class Pace:
 
         is_shared: with prompts
 
-        0 where it is not known, or no longer, what a step without them takes: the next one shows it.
+        0 where it is not known, or no longer, what a step without them takes: the next one shows it. Where it does not,
+        as prompts end in it, they are not kept waiting for that.
         """
         amount = self._rows.amount
         size, allowed = _size(num_level), int(self._rows.half_of(amount) if is_shared else amount)
         many = LOOK_AGAIN if allowed < num_beyond else LOOK_AGAIN * LOOK_SELDOM
         if self._num_beyond_since.get(size, many) >= many:
             self._num_since[size] = LOOK_AGAIN  # nor are prompts in it
+            self._num_beyond_since[size] = many - LOOK_SELDOM
             return 0
         return min(allowed, num_beyond)
 
@@ -105,9 +107,9 @@ class Pace:
         elif size in self._decode_s:
             self._num_since[size] += 1
             self._steer(self._tokens, num_prompt_tokens, seconds, without_s=self._decode_s[size])
-        if num_beyond and level != size and level in self._decode_s:
-            self._num_beyond_since[level] += 1
-            if num_prompt_tokens == 0:
+        if num_beyond and level != size:
+            self._num_beyond_since[level] = self._num_beyond_since.get(level, 0) + 1
+            if num_prompt_tokens == 0 and level in self._decode_s:
                 self._steer(self._rows, num_beyond, seconds, without_s=self._decode_s[level])
 
     def _steer(self, allowance: Allowance, amount: int, seconds: float, *, without_s: float) -> None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from serve_app.core.shares import Priority
-from serve_app.core.tenants import Limits, Rights, Tenant
+from serve_app.core.tenants import LEAST_BUDGET, LEAST_WEIGHT, MOST_BUDGET, MOST_WEIGHT, Limits, Rights, Tenant
 from serve_app.tenants.errors import TenancyError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -17,10 +17,6 @@ PATTERN = re.compile(r"\*|[A-Za-z0-9._*-]{1,96}(:[A-Za-z0-9._*-]{1,96})?")
 ORIGIN = re.compile(r"\*|https?://[^/\s?#*]{1,255}")
 MAX_ELEMENTS = 256
 MAX_COUNT = 2**53
-MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
-"""Virtual counters are what was served divided by weights: between these, sums of them lose nothing that matters."""
-MIN_BUDGET, MAX_BUDGET = 1e-9, 1e12
-"""Costs are counted in billionths."""
 MAX_SHOWN_CHARS = 96
 
 Reader = Callable[[str, object], Any]
@@ -104,7 +100,7 @@ def _number(name: str, value: object, *, least: float, most: float) -> float:
 
 
 def _budget(name: str, value: object) -> float:
-    return _number(name, value, least=MIN_BUDGET, most=MAX_BUDGET)
+    return _number(name, value, least=LEAST_BUDGET, most=MOST_BUDGET)
 
 
 def _share(name: str, value: object) -> float:
@@ -112,7 +108,7 @@ def _share(name: str, value: object) -> float:
 
 
 def _weight(name: str, value: object) -> float:
-    return _number(name, value, least=MIN_WEIGHT, most=MAX_WEIGHT)
+    return _number(name, value, least=LEAST_WEIGHT, most=MOST_WEIGHT)
 
 
 def _priority(name: str, value: object) -> str:

@@ -142,10 +142,6 @@ class TenantStore:
         """Raises TenancyError where the name is taken."""
         self.change_tenants(by, added=[tenant])
 
-    def set_tenant(self, tenant: Tenant, by: Author) -> None:
-        """Put another in the place of the one of that name. Raises NotThere."""
-        self.change_tenants(by, changed=[tenant])
-
     def remove_tenant(self, name: str, by: Author) -> None:
         """With all of its keys. Raises NotThere."""
         self.change_tenants(by, removed=[name])

@@ -206,3 +206,17 @@ def test_prompt_work_beside_a_stream_is_paced_by_the_work_clock() -> None:
 @pytest.mark.parametrize("least", [1, 8, 64])
 def test_prompts_get_on_by_the_least_that_is_configured_however_dear_they_are(least: int) -> None:
     assert settle(Pace(1.75, least), decode_s=0.010, token_s=1.0) == least
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_rows_of_others_get_on_though_no_step_shows_what_one_without_them_takes(is_known: bool) -> None:
+    """As where the last token of some prompt is in every step."""
+    pace = Pace(1.75)
+    if is_known:
+        pace.note(4, 0, 0.04)
+    allowed = []
+    for _ in range(200):
+        allowed.append(pace.rows(4, 60))
+        pace.note(4 + allowed[-1], 1, 0.04, num_beyond=allowed[-1])
+    assert sum(each == 0 for each in allowed[100:]) <= 100 / 8 + 1
+    assert max(allowed[100:]) > 0

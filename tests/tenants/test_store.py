@@ -73,7 +73,7 @@ def test_every_change_makes_the_version_grow_and_a_refused_one_does_not(
         lambda: administration.create_key("acme", by(0.0)),
         lambda: administration.rotate_key(store.keys()[0].id, by(1.0), overlap_s=5.0),
         lambda: administration.revoke_key(store.keys()[0].id, by(2.0)),
-        lambda: store.set_tenant(Tenant(name="acme", max_n=2), by(0.0)),
+        lambda: store.change_tenants(by(0.0), changed=[Tenant(name="acme", max_n=2)]),
         lambda: store.remove_tenant("acme", by(0.0)),
     ]
     for change in changes:
@@ -91,7 +91,7 @@ def test_a_name_is_taken_once_and_what_is_not_there_is_named(
     with pytest.raises(TenancyError, match="There is a tenant 'acme' already"):
         store.add_tenant(Tenant(name="acme"), by(0.0))
     for change in (
-        lambda: store.set_tenant(Tenant(name="nobody"), by(0.0)),
+        lambda: store.change_tenants(by(0.0), changed=[Tenant(name="nobody")]),
         lambda: store.remove_tenant("nobody", by(0.0)),
     ):
         with pytest.raises(TenancyError, match="There is no tenant 'nobody'"):
@@ -132,7 +132,7 @@ def test_a_tenant_under_the_name_of_a_removed_one_is_another(
         return store.directory(PEPPER).tenants["acme"].own
 
     first = own()
-    store.set_tenant(replace(ACME, max_n=2), by(1.0))
+    store.change_tenants(by(1.0), changed=[replace(ACME, max_n=2)])
     store.add_tenant(Tenant(name="beta"), by(1.0))
     assert own() == first
     store.remove_tenant("acme", by(2.0))
@@ -206,7 +206,7 @@ def test_a_difference_that_cannot_be_made_any_more_leaves_nothing_half_done(
         case "changed":
             store.remove_tenant("acme", by(1.0))
         case "elsewhere":
-            store.set_tenant(replace(ACME, max_n=9), by(1.0))
+            store.change_tenants(by(1.0), changed=[replace(ACME, max_n=9)])
         case _:
             store.remove_tenant("old", by(1.0))
     before = store.tenants(), store.events(), store.version
