@@ -66,28 +66,47 @@ def _start_as_the_file_logs(file: str) -> None:
 def say_farewell_first(farewell: Callable[[], None]) -> None:
     """Have the next SIGINT call this in a thread, and interrupt the main one behind it; another one does so at once.
     What ends then is interrupted no more.
-    """
-    asked, interrupted = threading.Event(), threading.Event()
-    main_thread = threading.get_ident()
 
-    def ask(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, interrupt)
-        asked.set()
+    One that comes just before the main thread sleeps does not wake it, so its handler runs when that sleep is over.
+    Signals are therefore counted by what Python writes of them at once, wherever they arrive, and the main thread is
+    woken until it is interrupted.
+    """
+    is_time, interrupted = threading.Event(), threading.Event()
+    main_thread = threading.get_ident()
+    noted, note = os.pipe()
+    os.set_blocking(note, False)
+    signal.set_wakeup_fd(note, warn_on_full_buffer=False)
 
     def interrupt(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        interrupted.set()
-        raise KeyboardInterrupt
+        if is_time.is_set() and not interrupted.is_set():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            interrupted.set()
+            raise KeyboardInterrupt
+
+    def await_signal() -> None:
+        while signal.SIGINT not in os.read(noted, 1):
+            pass
 
     def take_leave() -> None:
-        asked.wait()
+        await_signal()
+        threading.Thread(target=say_farewell, name="farewell", daemon=True).start()
+        await_signal()
+        is_time.set()
+
+    def say_farewell() -> None:
         with suppress(Exception):
             farewell()
-        while not interrupted.wait(INTERRUPT_AGAIN_S):  # one that comes just before the main thread sleeps wakes nobody
-            signal.pthread_kill(main_thread, signal.SIGINT)
+        is_time.set()
 
-    threading.Thread(target=take_leave, name="farewell", daemon=True).start()
-    signal.signal(signal.SIGINT, ask)
+    def wake() -> None:
+        is_time.wait()
+        while not interrupted.is_set():
+            signal.pthread_kill(main_thread, signal.SIGINT)
+            interrupted.wait(INTERRUPT_AGAIN_S)
+
+    for each in (take_leave, wake):
+        threading.Thread(target=each, name=each.__name__, daemon=True).start()
+    signal.signal(signal.SIGINT, interrupt)
 
 
 def _let_routers_go() -> None:

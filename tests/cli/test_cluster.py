@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -12,13 +13,17 @@ from serve_app.cli.cluster import ROUTER_DEPLOYMENT, TELL_S, TELL_SETTLED_S, pau
 from serve_app.deployments import apps
 
 ENDS = """
-import sys, time
+import signal, sys, threading, time
 from serve_app.cli.cluster import say_farewell_first
 def farewell():
     print("farewell", flush=True)
     {farewell}
     print("said", flush=True)
 say_farewell_first(farewell)
+def be_signalled():
+    while sys.stdin.readline():
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+threading.Thread(target=be_signalled, daemon=True).start()
 print("ready", flush=True)
 try:
     while True:
@@ -26,6 +31,7 @@ try:
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
+ENDS_S = 60.0  # it takes 1
 
 
 @pytest.mark.parametrize(
@@ -43,17 +49,31 @@ def test_serve_is_seldom_asked_where_all_run(statuses: list[str], pause_s: float
     assert pause_after(told) == pause_s
 
 
-def ended(farewell: str, *, num_signals: int = 1) -> str:
-    """What it says from the first interruption on, each further one behind the beginning of its farewell."""
+def ended(farewell: str, *, num_signals: int = 1, wake: bool = True) -> str:
+    """What it says from the first interruption on, each further one behind the beginning of its farewell. `wake`: they
+    interrupt the main thread's sleep; one that comes just before it sleeps does not.
+    """
     command = [sys.executable, "-c", ENDS.format(farewell=farewell)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
+        late = threading.Timer(ENDS_S, process.kill)
+        late.start()
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
+
+        def interrupt() -> None:
+            if wake:
+                process.send_signal(signal.SIGINT)
+            else:
+                print(file=process.stdin, flush=True)
+
+        interrupt()
         said = process.stdout.readline()
         for _ in range(num_signals - 1):
-            process.send_signal(signal.SIGINT)
-        return said + process.stdout.read()
+            interrupt()
+        said += process.stdout.read()
+        late.cancel()
+        return said
 
 
 def test_an_interruption_ends_it_behind_its_farewell() -> None:
@@ -66,6 +86,12 @@ def test_it_ends_though_its_farewell_fails() -> None:
 
 def test_a_second_interruption_waits_for_no_farewell() -> None:
     assert ended("time.sleep(600)", num_signals=2) == "farewell\ninterrupted\n"
+
+
+@pytest.mark.parametrize("farewell", ["pass", "time.sleep(600)"])
+def test_interruptions_that_do_not_wake_it_are_heard(farewell: str) -> None:
+    num_signals = 1 if farewell == "pass" else 2
+    assert ended(farewell, num_signals=num_signals, wake=False).splitlines()[-1] == "interrupted"
 
 
 def test_it_knows_routers_by_their_name() -> None:
