@@ -64,7 +64,7 @@ class ModelArgs(BaseModel):
     niceness: Annotated[int, Field(ge=0, le=19)] = 5
     tensor_parallel: PositiveInt = 1
     max_step_stretch: Annotated[float, Field(gt=1)] = 1.75
-    min_prompt_tokens: PositiveInt = 16
+    min_prompt_tokens: PositiveInt = 8
     max_bypass_s: Annotated[float, Field(ge=0)] = 5.0
     prefill_weight: PositiveFloat = 1.0
     decode_weight: PositiveFloat = 2.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
+from serve_app.engine.pace import NONE_BEYOND, Beyond
 from serve_app.engine.sequence import Sequence
 
 
@@ -50,11 +51,11 @@ class Span:
 class Batch:
     """The spans of one step: single tokens first, by place, then chunks.
 
-    num_beyond: of those that decode, how many are beyond what all flows have
+    beyond: of those that decode
     """
 
     spans: tuple[Span, ...]
-    num_beyond: int = 0
+    beyond: Beyond = NONE_BEYOND
 
     @property
     def num_decoding(self) -> int:

@@ -46,8 +46,9 @@ class EngineConfig:
     max_step_stretch:  while some sequences decode, a step that computes prompts too should take at most so many times
                        one that does not; by up to four times as much more where many short prompts wait beside few
                        sequences that decode, all of flows that such prompts are of, as those are served sooner then;
-                       where others decode, too, the oldest prompt of each flow counts; and likewise a step with more
-                       sequences of a flow than another has that waits for no more
+                       where others decode, too, the oldest prompt of each flow counts. Sequences of a flow beyond those
+                       that another has, which waits for no more, may stretch a step by half as much, or as far as
+                       prompts may one of the sequences of the flow that has the fewest
     min_prompt_tokens: which such a step may compute however long it takes, so that prompts get on
     max_bypass_s:      a queued sequence that lacks blocks or an adapter's slot may be overtaken for so long
     prefill_weight:    what a token of a prompt counts as where flows share this replica
@@ -103,7 +104,7 @@ class EngineConfig:
     niceness: int = 5
     tensor_parallel: int = 1
     max_step_stretch: float = 1.75
-    min_prompt_tokens: int = 16
+    min_prompt_tokens: int = 8
     max_bypass_s: float = 5.0
     prefill_weight: float = 1.0
     decode_weight: float = 2.0

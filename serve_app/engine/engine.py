@@ -259,7 +259,7 @@ class Engine:
         """Learn what steps take; of those with guesses the prompts' pace learns nothing."""
         if not batch.num_guesses:
             pace = self._scheduler.pace
-            pace.note(batch.num_decoding, batch.num_prompt_tokens, work_s, num_beyond=batch.num_beyond)
+            pace.note(batch.num_decoding, batch.num_prompt_tokens, work_s, beyond=batch.beyond)
         self.speculator.note(batch, work_s)
 
     def _settle(self, batch: Batch) -> list[Delta]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from typing import NamedTuple
 
-LEAST_TOKENS = 16
+LEAST_TOKENS = 8
+FIRST_TOKENS = 16
 LEAST_ROWS = 4
-FIRST_ROWS = 16
 MEMORY = 0.5
 """How much of the former estimate a new measurement leaves."""
 MOST_GROWTH = 1.25
@@ -27,6 +28,16 @@ LOOK_SELDOM = 8
 """So many times as seldom where nothing of others was left out."""
 
 
+class Beyond(NamedTuple):
+    """The rows of a step that are beyond what all flows have, and the rows of the flow that has the least of all."""
+
+    num_rows: int = 0
+    num_least: int = 0
+
+
+NONE_BEYOND = Beyond()
+
+
 def work_clock(device_type: str) -> Callable[[], float]:
     """Seconds of what a step takes by itself, for the thread that computes it.
 
@@ -39,8 +50,9 @@ def work_clock(device_type: str) -> Callable[[], float]:
 class Pace:
     """Learns from the steps that were made what a step takes, and steers the prompt work of those to come.
 
-    max_stretch: a step with prompt work should take at most so many times a step without, unless many prompts wait;
-                 likewise one with rows beyond those that others have
+    max_stretch: a step with prompt work should take at most so many times a step without, unless many prompts wait.
+                 Rows beyond those that others have may stretch one half as far, or as far as prompts might one of the
+                 rows of the flow that has the least
     least:       tokens of prompts that a step may compute all the same, so that these get on
 
     The prompt tokens allowed follow what they were seen to cost: no model of the machine, the context or the model is
@@ -55,7 +67,7 @@ class Pace:
 
     def __init__(self, max_stretch: float, least: int = LEAST_TOKENS) -> None:
         self._max_stretch = max_stretch
-        self._tokens, self._rows = Allowance(least, least), Allowance(LEAST_ROWS, FIRST_ROWS)
+        self._tokens, self._rows = Allowance(least, max(least, FIRST_TOKENS)), Allowance(LEAST_ROWS, LEAST_ROWS)
         self._decode_s: dict[int, float] = {}  # by the size of the number of rows
         self._num_since: dict[int, int] = {}  # steps with prompts since that was seen
         self._num_beyond_since: dict[int, int] = {}  # steps with rows beyond so many
@@ -93,27 +105,35 @@ class Pace:
             return 0
         return min(allowed, num_beyond)
 
-    def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float, *, num_beyond: int = 0) -> None:
+    def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float, *, beyond: Beyond = NONE_BEYOND) -> None:
         """Learn from a step; seconds as `work_clock` counts them.
 
-        num_beyond: of the rows that decoded, those that `rows` allowed
+        beyond: of the rows that decoded, those that `rows` allowed
         """
         if num_decoding == 0:
             return
-        size, level = _size(num_decoding), _size(num_decoding - num_beyond)
+        size, level = _size(num_decoding), _size(num_decoding - beyond.num_rows)
+        is_of_level = beyond.num_rows == 0 or level != size
         if num_prompt_tokens == 0:
-            self._decode_s[size] = MEMORY * self._decode_s.get(size, seconds) + (1 - MEMORY) * seconds
-            self._num_since[size] = self._num_beyond_since[size] = 0
+            self._num_since[size] = 0
+            if is_of_level:
+                self._decode_s[size] = MEMORY * self._decode_s.get(size, seconds) + (1 - MEMORY) * seconds
+                self._num_beyond_since[size] = 0
         elif size in self._decode_s:
             self._num_since[size] += 1
-            self._steer(self._tokens, num_prompt_tokens, seconds, without_s=self._decode_s[size])
-        if num_beyond and level != size:
+            without_s = self._decode_s[size]
+            self._tokens.steer(num_prompt_tokens, seconds - without_s, (self._max_stretch - 1) * without_s)
+        if beyond.num_rows:
             self._num_beyond_since[level] = self._num_beyond_since.get(level, 0) + 1
             if num_prompt_tokens == 0 and level in self._decode_s:
-                self._steer(self._rows, num_beyond, seconds, without_s=self._decode_s[level])
+                self._note_beyond(beyond, num_decoding, seconds, without_s=self._decode_s[level])
 
-    def _steer(self, allowance: Allowance, amount: int, seconds: float, *, without_s: float) -> None:
-        allowance.steer(amount, extra_s=seconds - without_s, allowed_s=(self._max_stretch - 1) * without_s)
+    def _note_beyond(self, beyond: Beyond, num_decoding: int, seconds: float, *, without_s: float) -> None:
+        extra_s = seconds - without_s
+        row_s = max(0.0, extra_s) / beyond.num_rows
+        least_s = without_s - row_s * (num_decoding - beyond.num_rows - beyond.num_least)
+        allowed_s = max((self._max_stretch - 1) / 2 * without_s, self._max_stretch * least_s - without_s)
+        self._rows.steer(beyond.num_rows, extra_s, allowed_s)
 
 
 class Allowance:
@@ -126,7 +146,7 @@ class Allowance:
     def half_of(self, amount: float) -> float:
         return max(amount / 2, self._least)
 
-    def steer(self, amount: int, *, extra_s: float, allowed_s: float) -> None:
+    def steer(self, amount: int, extra_s: float, allowed_s: float) -> None:
         """So much took the step so much longer than one without, where `allowed_s` would have been well."""
         wanted = amount * allowed_s / max(extra_s, 1e-9)
         if wanted > self.amount and amount < 0.8 * self.amount:

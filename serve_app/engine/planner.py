@@ -50,12 +50,12 @@ class Planner:
         prompts: list[Sequence] = []
         for each in filled:
             (near if self.is_near(each) else prompts).append(each)
-        chosen, num_beyond = self._rows.chosen(near, pace, has_prompts=bool(prompts))
+        chosen, beyond = self._rows.chosen(near, pace, has_prompts=bool(prompts))
         spans = self._nearest(chosen)
-        if chunks := self._chunks(prompts, spans, pace, is_shared=len(chosen) < len(near)):
-            return Batch(tuple(sorted(spans, key=_by_length_and_place) + chunks), num_beyond)
+        if chunks := self._chunks(prompts, spans, pace, is_shared=beyond.num_rows > 0):
+            return Batch(tuple(sorted(spans, key=_by_length_and_place) + chunks), beyond)
         guessed = self._guessed(spans, num_running=len(running))
-        return Batch(tuple(sorted(guessed, key=_by_length_and_place)), num_beyond)
+        return Batch(tuple(sorted(guessed, key=_by_length_and_place)), beyond)
 
     def is_near(self, sequence: Sequence) -> bool:
         """Whether it misses no more than one token and those that it forced."""

@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 
 from serve_app.engine.fairness.counters import Counters
 from serve_app.engine.fairness.turns import RANKS
-from serve_app.engine.pace import Pace
+from serve_app.engine.pace import NONE_BEYOND, Beyond, Pace
 from serve_app.engine.sequence import Sequence
 
 ROUNDING = 1e-9
@@ -40,33 +40,34 @@ class RowShares:
     """Takes turns with the rows that some flows have beyond others'.
 
     Nobody's rows sit out for who has as many, nor for who waits for more: that one has its turns. What is beyond may
-    stretch a step as prompts may; where a row more costs next to nothing, as on a device that reads weights far slower
-    than it multiplies them, none sits out.
+    stretch a step half as far as prompts may (`Pace`); where a row more costs next to nothing, as on a device that
+    reads weights far slower than it multiplies them, none sits out.
     """
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
         self._turns: dict[str, int] = {}
 
-    def chosen(self, near: Items[Sequence], pace: Pace, *, has_prompts: bool) -> tuple[Items[Sequence], int]:
-        """Those that the step computes, in their order, and how many of them are beyond what others have.
+    def chosen(self, near: Items[Sequence], pace: Pace, *, has_prompts: bool) -> tuple[Items[Sequence], Beyond]:
+        """Those that the step computes, in their order, and what of them is beyond what others have.
 
         near: by age; those that compute the last token of a prompt are all computed
         has_prompts: whether the step could compute parts of prompts, too
         """
-        lines = _lines(near, self._counters) if len({each.request.share.flow for each in near}) > 1 else {}
+        are_several = len({each.request.share.flow for each in near}) > 1
+        lines, num_least = _lines(near, self._counters) if are_several else ({}, 0)
         num_beyond = sum(len(line.places) - line.num_level for line in lines.values())
         if not num_beyond:
             self._turns.clear()
-            return near, 0
+            return near, NONE_BEYOND
         num_level = sum(line.num_level for line in lines.values())
         num_allowed = pace.rows(num_level, num_beyond, is_shared=has_prompts)
         if num_allowed >= num_beyond:
             self._turns.clear()
-            return near, num_beyond
+            return near, Beyond(num_beyond, num_least)
         _give(lines, num_allowed)
         out = self._sitting_out(lines)
-        return [each for place, each in enumerate(near) if place not in out], num_allowed
+        return [each for place, each in enumerate(near) if place not in out], Beyond(num_allowed, num_least)
 
     def _sitting_out(self, lines: Mapping[str, Line]) -> set[int]:
         """Whose turn it is not; each flow's go round."""
@@ -81,8 +82,8 @@ class RowShares:
         return out
 
 
-def _lines(near: Items[Sequence], counters: Counters) -> dict[str, Line]:
-    """By flow."""
+def _lines(near: Items[Sequence], counters: Counters) -> tuple[dict[str, Line], int]:
+    """By flow, and the rows of the one that all others are measured by."""
     lines: dict[str, Line] = {}
     for place, sequence in enumerate(near):
         if sequence.is_prompt_computed:
@@ -92,14 +93,15 @@ def _lines(near: Items[Sequence], counters: Counters) -> dict[str, Line]:
                 line = lines[share.flow] = Line(share.weight, RANKS[share.priority])
             line.rank = min(line.rank, RANKS[share.priority])
             line.places.append(place)
-    level = math.inf
+    level, num_least = math.inf, 0
     for flow, line in sorted(lines.items(), key=lambda each: (each[1].rank, len(each[1].places) / each[1].weight)):
-        if not counters.waits(flow):
-            level = min(level, len(line.places) / line.weight)
+        height = len(line.places) / line.weight
+        if height < level and not counters.waits(flow):
+            level, num_least = height, len(line.places)
         line.num_level = len(line.places)
         if level < line.num_level / line.weight:
             line.num_level = max(1, math.ceil(level * line.weight - ROUNDING))
-    return lines
+    return lines, num_least
 
 
 def _give(lines: Mapping[str, Line], num_beyond: int) -> None:

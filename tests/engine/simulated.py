@@ -130,7 +130,7 @@ class Simulation:
         step_s = self.prices.of(batch) * self.stretch
         self.now += step_s
         if batch:
-            self.scheduler.pace.note(batch.num_decoding, batch.num_prompt_tokens, step_s, num_beyond=batch.num_beyond)
+            self.scheduler.pace.note(batch.num_decoding, batch.num_prompt_tokens, step_s, beyond=batch.beyond)
             self.num_steps += 1
             charge(batch, self.counters, since_ns=began_ns)
         self.compute(batch)

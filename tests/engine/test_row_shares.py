@@ -1,4 +1,4 @@
-"""Rows that a flow has beyond others' stretch a step as prompts may, and no further; each has its turn."""
+"""Rows that a flow has beyond others' stretch a step so far and no further; each has its turn."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ ONE, MANY = Share(flow="one"), Share(flow="many")
 
 
 @pytest.mark.parametrize(("few", "many"), [(1, 63), (4, 60), (8, 56)])
-def test_rows_beyond_anothers_stretch_its_steps_no_further_than_prompts_may(few: int, many: int) -> None:
+def test_rows_beyond_anothers_stretch_its_steps_by_no_more_than_they_may(few: int, many: int) -> None:
     made = running({ONE: few, MANY: many})
     watched(made, 60)
     found = watched(made, 200)
     assert {rows["one"] for rows in found} == {few}, "nobody's own rows sit out for who has more"
-    allowed_s = STRETCH * (CPU.step_s + CPU.decode_s * 2 * few)
+    alone_s, level_s = (CPU.step_s + CPU.decode_s * rows for rows in (few, 2 * few))
+    allowed_s = max(STRETCH * alone_s, (1 + (STRETCH - 1) / 2) * level_s)
     took_s = [CPU.step_s + CPU.decode_s * rows.total() for rows in found]
     assert max(took_s) <= allowed_s * (1 + (MOST_GROWTH - 1) / 2)
     assert statistics.mean(took_s) >= 0.85 * min(allowed_s, CPU.step_s + CPU.decode_s * 64), "what is allowed is used"
@@ -62,7 +63,7 @@ def test_all_rows_of_a_flow_have_their_turns() -> None:
     watched(made, 600)
     gained = [each.num_generated - before[id(each)] for each in made.scheduler.running if each.request.share == MANY]
     assert max(gained) - min(gained) <= 2
-    assert min(gained) > 600 * 12 // 63
+    assert min(gained) > 600 * 10 // 63
 
 
 @pytest.mark.parametrize(
@@ -125,21 +126,24 @@ def test_what_is_beyond_is_shared_by_those_that_want_it() -> None:
     rows = {ONE: 2, Share(flow="some"): 6, MANY: 40, Share(flow="heavy", weight=2.0): 14}
     made = running(rows)
     watched(made, 60)
-    given = {flow: statistics.mean(found[flow] for found in watched(made, 100)) for flow in ("one", "some", "many")}
+    found = watched(made, 100)
+    given = {flow: statistics.mean(each[flow] for each in found) for flow in ("one", "some", "many", "heavy")}
     assert given["one"] == 2
-    assert given["some"] > 5
-    assert 6 <= given["many"] < 12
+    assert 3 < given["some"] == pytest.approx(given["many"], abs=0.5)
+    assert given["heavy"] == pytest.approx(2 * given["many"], abs=1)
 
 
 def test_as_many_tokens_come_of_a_crowd_where_arithmetic_is_what_costs() -> None:
-    """Eight beside 56: a step has fewer rows and takes as much less."""
+    """Eight beside 56: a step has fewer rows and takes nearly as much less. A step of these prices that takes 1.375
+    times as long as one of sixteen has 27 rows of 64, and 0.78 of the tokens per second.
+    """
     tokens = {}
     for name, pace in (("all", NoPace(STRETCH)), ("by turns", Pace(STRETCH))):
         made = running({ONE: 8, MANY: 56}, pace=pace)
         began, before = made.now, made.num_tokens
         watched(made, 400)
         tokens[name] = (made.num_tokens - before) / (made.now - began)
-    assert tokens["by turns"] > 0.88 * tokens["all"]
+    assert tokens["by turns"] > 0.77 * tokens["all"]
 
 
 def test_prompts_get_on_beside_rows_that_take_turns() -> None:
