@@ -65,48 +65,60 @@ def _start_as_the_file_logs(file: str) -> None:
 
 def say_farewell_first(farewell: Callable[[], None]) -> None:
     """Have the next SIGINT call this in a thread, and interrupt the main one behind it; another one does so at once.
-    What ends then is interrupted no more.
-
-    One that comes just before the main thread sleeps does not wake it, so its handler runs when that sleep is over.
-    Signals are therefore counted by what Python writes of them at once, wherever they arrive, and the main thread is
-    woken until it is interrupted.
+    What ends then is interrupted no more. For the main thread.
     """
-    is_time, interrupted = threading.Event(), threading.Event()
-    main_thread = threading.get_ident()
-    noted, note = os.pipe()
-    os.set_blocking(note, False)
-    signal.set_wakeup_fd(note, warn_on_full_buffer=False)
+    Interruptions(farewell).await_them()
 
-    def interrupt(number: int, frame: object) -> None:
-        if is_time.is_set() and not interrupted.is_set():
+
+class Interruptions:
+    """Of the main thread, by SIGINT.
+
+    One that comes just before that thread sleeps does not wake it, so its handler runs when the sleep is over. They are
+    therefore counted by what Python writes of signals at once, wherever they arrive, and the main thread is woken until
+    it is interrupted.
+    """
+
+    def __init__(self, farewell: Callable[[], None]) -> None:
+        self._farewell = farewell
+        self._main_thread = threading.get_ident()
+        self._is_time, self._interrupted = threading.Event(), threading.Event()
+        self._noted, self._note = os.pipe()
+        os.set_blocking(self._note, False)
+
+    def await_them(self) -> None:
+        signal.set_wakeup_fd(self._note, warn_on_full_buffer=False)
+        for each in (self._count, self._wake):
+            threading.Thread(target=each, name="interruptions", daemon=True).start()
+        signal.signal(signal.SIGINT, self._interrupt)
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        if signal.set_wakeup_fd(self._note, warn_on_full_buffer=False) != self._note:  # somebody else was told of it
+            os.write(self._note, bytes([number]))
+        if self._is_time.is_set() and not self._interrupted.is_set():
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            interrupted.set()
+            self._interrupted.set()
             raise KeyboardInterrupt
 
-    def await_signal() -> None:
-        while signal.SIGINT not in os.read(noted, 1):
+    def _count(self) -> None:
+        self._await_one()
+        threading.Thread(target=self._take_leave, name="farewell", daemon=True).start()
+        self._await_one()
+        self._is_time.set()
+
+    def _await_one(self) -> None:
+        while signal.SIGINT not in os.read(self._noted, 1):
             pass
 
-    def take_leave() -> None:
-        await_signal()
-        threading.Thread(target=say_farewell, name="farewell", daemon=True).start()
-        await_signal()
-        is_time.set()
-
-    def say_farewell() -> None:
+    def _take_leave(self) -> None:
         with suppress(Exception):
-            farewell()
-        is_time.set()
+            self._farewell()
+        self._is_time.set()
 
-    def wake() -> None:
-        is_time.wait()
-        while not interrupted.is_set():
-            signal.pthread_kill(main_thread, signal.SIGINT)
-            interrupted.wait(INTERRUPT_AGAIN_S)
-
-    for each in (take_leave, wake):
-        threading.Thread(target=each, name=each.__name__, daemon=True).start()
-    signal.signal(signal.SIGINT, interrupt)
+    def _wake(self) -> None:
+        self._is_time.wait()
+        while not self._interrupted.is_set():
+            signal.pthread_kill(self._main_thread, signal.SIGINT)
+            self._interrupted.wait(INTERRUPT_AGAIN_S)
 
 
 def _let_routers_go() -> None:

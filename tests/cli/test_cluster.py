@@ -20,6 +20,7 @@ def farewell():
     {farewell}
     print("said", flush=True)
 say_farewell_first(farewell)
+{meanwhile}
 def be_signalled():
     while sys.stdin.readline():
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
@@ -49,11 +50,11 @@ def test_serve_is_seldom_asked_where_all_run(statuses: list[str], pause_s: float
     assert pause_after(told) == pause_s
 
 
-def ended(farewell: str, *, num_signals: int = 1, wake: bool = True) -> str:
+def ended(farewell: str, *, num_signals: int = 1, wake: bool = True, meanwhile: str = "") -> str:
     """What it says from the first interruption on, each further one behind the beginning of its farewell. `wake`: they
     interrupt the main thread's sleep; one that comes just before it sleeps does not.
     """
-    command = [sys.executable, "-c", ENDS.format(farewell=farewell)]
+    command = [sys.executable, "-c", ENDS.format(farewell=farewell, meanwhile=meanwhile)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -92,6 +93,12 @@ def test_a_second_interruption_waits_for_no_farewell() -> None:
 def test_interruptions_that_do_not_wake_it_are_heard(farewell: str) -> None:
     num_signals = 1 if farewell == "pass" else 2
     assert ended(farewell, num_signals=num_signals, wake=False).splitlines()[-1] == "interrupted"
+
+
+@pytest.mark.parametrize(("farewell", "num_signals"), [("time.sleep(0.2)", 1), ("time.sleep(600)", 2)])
+def test_it_hears_interruptions_though_signals_are_told_to_somebody_else(farewell: str, num_signals: int) -> None:
+    said = ended(farewell, num_signals=num_signals, meanwhile="signal.set_wakeup_fd(-1)")
+    assert said == ("farewell\nsaid\ninterrupted\n" if num_signals == 1 else "farewell\ninterrupted\n")
 
 
 def test_it_knows_routers_by_their_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import replace
 
@@ -11,6 +12,8 @@ from serve_app.core.request import SamplingParams
 from serve_app.engine.pace import (
     FIRST_TOKENS,
     LEAST_TOKENS,
+    LOOK_AGAIN,
+    LOOK_SELDOM,
     MOST_GROWTH,
     MOST_HURRY,
     SHORT_PROMPT,
@@ -231,3 +234,29 @@ def test_rows_of_others_get_on_though_no_step_shows_what_one_without_them_takes(
         pace.note(4 + allowed[-1], 1, 0.04, beyond=Beyond(allowed[-1], 2))
     assert sum(each == 0 for each in allowed[100:]) <= 100 / 8 + 1
     assert max(allowed[100:]) > 0
+
+
+def test_what_a_step_takes_without_rows_of_others_is_told_by_none_with_them() -> None:
+    """Though both are of one size: 16 rows that all have, and up to seven more."""
+
+    def step_s(rows: int) -> float:
+        return 0.032 + 0.0021 * rows
+
+    pace, took_s = Pace(1.75), []
+    for _ in range(2 * LOOK_AGAIN * LOOK_SELDOM):
+        num_beyond = pace.rows(16, 16)
+        took_s.append(step_s(16 + num_beyond))
+        pace.note(16 + num_beyond, 0, took_s[-1], beyond=Beyond(num_beyond, 8))
+    assert statistics.median(took_s[LOOK_AGAIN:]) == pytest.approx(1.375 * step_s(16), rel=0.04)
+
+
+def test_rows_of_others_may_make_of_a_step_what_prompts_might_of_the_least_flows() -> None:
+    def step_s(rows: int) -> float:
+        return 0.032 + 0.0021 * rows
+
+    pace, took_s = Pace(1.75), []
+    for _ in range(400):
+        num_beyond = pace.rows(2, 62)
+        took_s.append(step_s(2 + num_beyond))
+        pace.note(2 + num_beyond, 0, took_s[-1], beyond=Beyond(num_beyond, 1))
+    assert statistics.median(took_s[100:]) == pytest.approx(1.75 * step_s(1), rel=0.08)

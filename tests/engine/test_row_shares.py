@@ -42,7 +42,7 @@ def watched(simulation: Simulation, num_steps: int) -> list[Counter[str]]:
 ONE, MANY = Share(flow="one"), Share(flow="many")
 
 
-@pytest.mark.parametrize(("few", "many"), [(1, 63), (4, 60), (8, 56)])
+@pytest.mark.parametrize(("few", "many"), [(1, 63), (4, 60), (8, 24), (8, 56)])
 def test_rows_beyond_anothers_stretch_its_steps_by_no_more_than_they_may(few: int, many: int) -> None:
     made = running({ONE: few, MANY: many})
     watched(made, 60)
