@@ -52,7 +52,7 @@ class Planner:
             (near if self.is_near(each) else prompts).append(each)
         chosen, beyond = self._rows.chosen(near, pace, has_prompts=bool(prompts))
         spans = self._nearest(chosen)
-        if chunks := self._chunks(prompts, spans, pace, is_shared=beyond.num_rows > 0):
+        if chunks := self._chunks(prompts, spans, pace, is_shared=len(chosen) < len(near)):
             return Batch(tuple(sorted(spans, key=_by_length_and_place) + chunks), beyond)
         guessed = self._guessed(spans, num_running=len(running))
         return Batch(tuple(sorted(guessed, key=_by_length_and_place)), beyond)
