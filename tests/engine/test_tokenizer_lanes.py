@@ -34,10 +34,12 @@ class Behind:
     def __init__(self, lanes: TokenizerLanes) -> None:
         self.lanes = lanes
         self.done: list[tuple[str, int]] = []
-        self.gate = threading.Event()
-        self.tasks = [self._begin(asked(LONG), self.gate.wait)]
+        self.begun, self.gate = threading.Event(), threading.Event()
+        self.tasks = [self._begin(asked(LONG), self._wait)]
 
     async def add(self, size: int, share: Share = A) -> asyncio.Task[object]:
+        while not self.begun.is_set():  # noqa: ASYNC110  # else what is added could pass it
+            await asyncio.sleep(0.001)
         task = self._begin(asked(size, share), lambda: self.done.append((share.flow, size)))
         self.tasks.append(task)
         await asyncio.sleep(0)
@@ -47,6 +49,10 @@ class Behind:
         self.gate.set()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         await asyncio.to_thread(self.lanes.close)
+
+    def _wait(self) -> None:
+        self.begun.set()
+        self.gate.wait()
 
     def _begin(self, requests: list[GenerationRequest], work: Callable[[], object]) -> asyncio.Task[object]:
         return asyncio.create_task(self.lanes.run(requests, work))
@@ -75,6 +81,7 @@ async def test_what_nobody_waits_for_any_more_is_not_done() -> None:
     gone = await behind.add(40_000)
     await behind.add(50_000)
     gone.cancel()
+    await asyncio.wait([gone])  # it is told with the next turn of the loop, and the gate would open before
     await behind.finish()
     assert behind.done == [("a", 50_000)]
     assert gone.cancelled()
