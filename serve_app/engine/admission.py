@@ -12,7 +12,7 @@ from serve_app.engine.fairness.places import Places
 from serve_app.engine.fairness.turns import Key, Standing, turn_key
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
-from serve_app.engine.prompts_in_work import PromptsInWork
+from serve_app.engine.prompts_in_work import PromptsInWork, Shared
 from serve_app.engine.queue import Lacks, Line, WaitingQueue, lacks_nothing
 from serve_app.engine.sequence import Sequence
 
@@ -73,8 +73,8 @@ class Admission:
         failures, self._failures = self._failures, []
         return failures
 
-    def admissible(self, running: Items[Sequence]) -> Iterator[Sequence]:
-        """Take out of the queue, one by one, what can run now, its adapter pinned.
+    def admissible(self, running: Items[Sequence]) -> Iterator[tuple[Sequence, Shared | None]]:
+        """Take out of the queue, one by one, what can run now, its adapter pinned, and what it begins with of another.
 
         The caller gives each its place and blocks before it asks for the next. There must be room for all of a
         sequence's tokens and a block more for each running one: less would only lead to its preemption.
@@ -91,7 +91,8 @@ class Admission:
         for sequence in self._in_turn(owed, lacks=partial(self._lacks_what_is_known, found=found)):
             if found.keeps_blocks or not self._has_place_for(sequence, running):
                 return
-            if self._finds(sequence) and self._in_work.compute_for(sequence):
+            shared = self._in_work.shared_with(sequence) if self._finds(sequence) else None
+            if shared is not None and not shared.is_there:
                 continue
             if self._lacks_blocks(sequence, found) or self._lacks_slots(sequence, found):
                 continue
@@ -102,7 +103,7 @@ class Admission:
                     continue
             self._waiting.note_turn(sequence)
             self._waiting.take(sequence)
-            yield sequence
+            yield sequence, shared
             self._in_work.add(sequence)
             self._owe(sequence, owed)
 
@@ -127,6 +128,10 @@ class Admission:
         )
         return None if place is None or not self._lacks_only_a_place(claimant, running) else running[place]
 
+    def cuts(self) -> dict[Sequence, int]:
+        """Up to where prompts had better be computed in a step beside which nobody decodes."""
+        return self._in_work.cuts()
+
     def note_found(self, sequence: Sequence, *, is_new: bool) -> None:
         """It has a place and what was cached of it; what it had computed and lost is told to those who give places."""
         if is_new:
@@ -145,7 +150,7 @@ class Admission:
         """Whether it is passed over for what can be told at once, so that it hides nobody behind it."""
         if found.keeps_blocks or not self._store.has_free_place:
             return False
-        if self._in_work.is_awaited_by(sequence):
+        if self._in_work.holds_up(sequence):
             return True
         if self._lacks_blocks(sequence, found) or self._lacks_slots(sequence, found):
             return True
@@ -181,7 +186,8 @@ class Admission:
     def _lacks_only_a_place(self, sequence: Sequence, running: Items[Sequence]) -> bool:
         """An adapter that is not there is sent for, and the place is asked for again when it has come."""
         self._in_work.begin(running)
-        if self._finds(sequence) and self._in_work.compute_for(sequence):
+        shared = self._in_work.shared_with(sequence) if self._finds(sequence) else None
+        if shared is not None and not shared.is_there:
             return False
         if not self._store.can_reserve(sequence.num_tokens + len(running) * self._store.block_size):
             return False
@@ -242,7 +248,7 @@ class Admission:
 
     def _finds(self, sequence: Sequence) -> bool:
         """Whether it would take what others computed of its prompt."""
-        return sequence.request.uses_cache and not sequence.scores_prompt and self._is_long(sequence)
+        return sequence.request.uses_cache and sequence.may_skip_computed and self._is_long(sequence)
 
     def _is_long(self, sequence: Sequence) -> bool:
         """Whether there is a block to find; the last token is always computed."""

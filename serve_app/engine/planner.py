@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 
 from serve_app.engine.batch import Batch, Span
@@ -12,6 +12,8 @@ from serve_app.engine.prompt_shares import prompt_shares, reasons_to_hurry
 from serve_app.engine.row_shares import RowShares
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.speculation.speculator import Room, Speculator
+
+Cuts = Mapping[Sequence, int]
 
 
 class Planner:
@@ -39,11 +41,12 @@ class Planner:
         self._clock = clock
         self._rows = RowShares(counters)
 
-    def batch(self, running: Items[Sequence], pace: Pace) -> Batch:
+    def batch(self, running: Items[Sequence], pace: Pace, *, cuts: Cuts) -> Batch:
         """Sequences that miss a token, or forced ones too, but not all that some flow has beyond others;
         then a share of the prompts. None that is not filled yet.
 
         running: by age;  pace: at which prompts are computed beside others
+        cuts:    up to where some prompts had better be computed where nobody decodes
         """
         filled = [each for each in running if each.holding is not None and not each.holding.pending]
         near: list[Sequence] = []
@@ -52,7 +55,7 @@ class Planner:
             (near if self.is_near(each) else prompts).append(each)
         chosen, beyond = self._rows.chosen(near, pace, has_prompts=bool(prompts))
         spans = self._nearest(chosen)
-        if chunks := self._chunks(prompts, spans, pace, is_shared=len(chosen) < len(near)):
+        if chunks := self._chunks(prompts, spans, pace, is_shared=len(chosen) < len(near), cuts=cuts):
             return Batch(tuple(sorted(spans, key=_by_length_and_place) + chunks), beyond)
         guessed = self._guessed(spans, num_running=len(running))
         return Batch(tuple(sorted(guessed, key=_by_length_and_place)), beyond)
@@ -74,7 +77,9 @@ class Planner:
             spans.append(span)
         return [span for span in spans if span.length]
 
-    def _chunks(self, prompts: Items[Sequence], singles: Items[Span], pace: Pace, *, is_shared: bool) -> list[Span]:
+    def _chunks(
+        self, prompts: Items[Sequence], singles: Items[Span], pace: Pace, *, is_shared: bool, cuts: Cuts
+    ) -> list[Span]:
         """Parts of the prompts that miss more than a token.
 
         is_shared: with rows of which some sit out
@@ -89,7 +94,10 @@ class Planner:
         shares = prompt_shares(prompts, left, self._counters, now=self._clock())
         spans = []
         for sequence in prompts:
-            span = self._span(sequence, shares[id(sequence)], rows)
+            length = shares[id(sequence)]
+            if num_decoding == 0 and sequence in cuts:
+                length = min(length, cuts[sequence] - sequence.num_computed)
+            span = self._span(sequence, length, rows)
             rows -= span.scores
             if span.length:
                 spans.append(span)

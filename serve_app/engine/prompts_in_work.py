@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
+from typing import NamedTuple
 
 from serve_app.engine.sequence import Sequence
 
 MOST_COMPARED = 256
 """Pairs of prompts that are compared in one step; beyond, nobody waits."""
+LEAST_ENDS = 64
+"""Tokens behind what is shared, of all that wait for it, from which on these are computed in one step with the end of
+who computes it: as many as a step takes beside one sequence that decodes, so that a step more saves one at least."""
+
+
+class Shared(NamedTuple):
+    """So many first tokens of a prompt are those of one that is just being computed."""
+
+    other: Sequence
+    num_tokens: int
+
+    @property
+    def is_there(self) -> bool:
+        """Whether they are computed by now, and where they can be copied from."""
+        holding = self.other.holding
+        return self.other.num_computed >= self.num_tokens and holding is not None and not holding.pending
 
 
 class PromptsInWork:
@@ -16,8 +34,9 @@ class PromptsInWork:
     will_be_found: whether what a sequence computes of its prompt is soon there for others
 
     A prompt waits for another with which it shares at least half of either, and more than the other has found cached:
-    what they share is there when the other is computed, which is earlier than two of them would be, and no later than
-    twice what it would take by itself.
+    what they share is there when the other has computed it, which is earlier than two of them would be, and no later
+    than twice what it would take by itself. It takes that at once, before the other's logits have shown it sound: the
+    two would compute the same, so where it is not, it fails as it would have by itself.
     """
 
     def __init__(self, will_be_found: Callable[[Sequence], bool], *, block_size: int) -> None:
@@ -25,8 +44,8 @@ class PromptsInWork:
         self._will_be_found = will_be_found
         self._block_size = block_size
         self._compared_before = 0
-        self._verdicts: dict[Sequence, dict[Sequence, bool]] = {}
-        self._awaited: dict[Sequence, Sequence] = {}
+        self._verdicts: dict[Sequence, dict[Sequence, int]] = {}
+        self._awaited: dict[Sequence, Shared] = {}
 
     def begin(self, running: Iterable[Sequence]) -> None:
         """A step, before which these run."""
@@ -36,42 +55,69 @@ class PromptsInWork:
             if self._will_be_found(each):
                 self._verdicts[each] = before.get(each, {})
         if before.keys() - self._verdicts.keys():
-            self._awaited = {each: other for each, other in self._awaited.items() if other in self._verdicts}
+            self._awaited = {each: shared for each, shared in self._awaited.items() if shared.other in self._verdicts}
 
     def add(self, sequence: Sequence) -> None:
         """One that has just begun."""
+        self._awaited.pop(sequence, None)
         if self._will_be_found(sequence):
             self._verdicts[sequence] = {}
 
-    def compute_for(self, sequence: Sequence) -> bool:
-        """Whether the sequence had better wait for one of them."""
+    def shared_with(self, sequence: Sequence) -> Shared | None:
+        """What the sequence had better wait for, or begin with where it is there."""
         if sequence in self._awaited:
-            return True
+            return self._awaited[sequence]
         for each, verdicts in self._verdicts.items():
-            if self._shares(each, sequence, verdicts):
-                self._awaited[sequence] = each
-                return True
-        return False
+            if num_tokens := self._num_shared(each, sequence, verdicts):
+                self._awaited[sequence] = Shared(each, num_tokens)
+                return self._awaited[sequence]
+        return None
 
-    def is_awaited_by(self, sequence: Sequence) -> bool:
+    def holds_up(self, sequence: Sequence) -> bool:
         """Whether it is known already that it had better wait."""
-        return sequence in self._awaited
+        shared = self._awaited.get(sequence)
+        return shared is not None and not shared.is_there
 
-    def _shares(self, other: Sequence, sequence: Sequence, verdicts: dict[Sequence, bool]) -> bool:
-        """Whether so many blocks are the same as make it worth while; neither prompt changes while `other` is here."""
+    def cuts(self) -> dict[Sequence, int]:
+        """Of those that are being computed, up to where they had better be in a step beside which nobody decodes, as
+        then the ends of many that wait are computed in one step with theirs."""
+        nearest: dict[Sequence, int] = {}
+        num_ends: dict[Sequence, int] = {}
+        for sequence, (other, num_tokens) in self._awaited.items():
+            if num_tokens > other.num_computed:
+                nearest[other] = min(num_tokens, nearest.get(other, num_tokens))
+                num_ends[other] = num_ends.get(other, 0) + sequence.prompt_length - num_tokens
+        return {other: num_tokens for other, num_tokens in nearest.items() if num_ends[other] > LEAST_ENDS}
+
+    def _num_shared(self, other: Sequence, sequence: Sequence, verdicts: dict[Sequence, int]) -> int:
+        """How many tokens are the same, where that is worth while; neither prompt changes while `other` is here."""
         verdict = verdicts.get(sequence)
         if verdict is None:
             if self.num_compared - self._compared_before >= MOST_COMPARED:
-                return False
+                return 0
             verdict = verdicts[sequence] = self._compare(other, sequence)
         return verdict
 
-    def _compare(self, other: Sequence, sequence: Sequence) -> bool:
+    def _compare(self, other: Sequence, sequence: Sequence) -> int:
         """A prompt's last token is always computed."""
         size, lengths = self._block_size, (other.prompt_length, sequence.prompt_length)
         num_blocks = max(-(-max(lengths) // (2 * size)), other.num_cached_tokens // size + 1)
         num_tokens = num_blocks * size
         if num_tokens >= min(lengths) or other.salt != sequence.salt:
-            return False
+            return 0
         self.num_compared += 1
-        return list(other.names[:num_tokens]) == list(sequence.names[:num_tokens])
+        most = min(lengths) - 1
+        ours, others = list(sequence.names[:most]), list(other.names[:most])
+        return _num_common(ours, others, num_tokens) if ours[:num_tokens] == others[:num_tokens] else 0
+
+
+def _num_common(ours: Items[int], others: Items[int], known: int) -> int:
+    """How many of the first are the same, where so many are known to be; as long on both sides."""
+    most = len(ours)
+    while known < most:
+        middle = (known + most + 1) // 2
+        if ours[known:middle] == others[known:middle]:
+            known = middle
+        else:
+            most = middle - 1
+    return known

@@ -12,12 +12,15 @@ from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.pace import Pace
 from serve_app.engine.planner import Planner
+from serve_app.engine.prompts_in_work import Shared
 from serve_app.engine.queue import WaitingQueue
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.speculation.speculator import Speculator
 
 COPIED_PER_BATCH_TOKEN = 4
 """Positions that may be copied per token that a step may compute: of half a billion weights, a fifth of a step."""
+COPIED_BESIDE_NOBODY = 32
+"""Likewise where nobody decodes, who would have to wait for it."""
 LOOKED_UP_PER_BATCH_TOKEN = 16
 """Likewise, tokens whose names are looked for among the cached blocks before no further sequence is taken in."""
 
@@ -65,7 +68,7 @@ class Scheduler:
             waiting.counters, speculator, reserve=self.reserve, max_batch_tokens=max_batch_tokens,
             max_logit_rows=max_logit_rows, max_forced=max_forced, clock=clock,
         )  # fmt: skip
-        self._max_copied_tokens = COPIED_PER_BATCH_TOKEN * max_batch_tokens
+        self._max_batch_tokens = max_batch_tokens
         self._copied_before = 0
         self._max_looked_up = LOOKED_UP_PER_BATCH_TOKEN * max_batch_tokens
         self._uses_prefixes = uses_prefixes
@@ -81,6 +84,11 @@ class Scheduler:
         num_copied = self._store.num_copied_tokens - self._copied_before
         return num_copied + self._store.num_pending_tokens < self._max_copied_tokens
 
+    @property
+    def _max_copied_tokens(self) -> int:
+        decodes = any(each.is_prompt_computed for each in self.running)
+        return (COPIED_PER_BATCH_TOKEN if decodes else COPIED_BESIDE_NOBODY) * self._max_batch_tokens
+
     def schedule(self) -> Batch:
         """Plan a step: sequences that miss a token, or forced ones too, then newcomers, then a share of the prompts."""
         preempted_before = self.num_preemptions
@@ -91,9 +99,9 @@ class Scheduler:
             self._give_place()
             self._admit()
         self._store.fill(self._max_copied_tokens)
-        batch = self._planner.batch(self.running, self.pace)
+        batch = self._planner.batch(self.running, self.pace, cuts=self._admission.cuts())
         if not batch and self._store.fill_first():  # nobody waits for it
-            batch = self._planner.batch(self.running, self.pace)
+            batch = self._planner.batch(self.running, self.pace, cuts={})
         self._copied_before = self._store.num_copied_tokens
         return batch
 
@@ -206,12 +214,12 @@ class Scheduler:
     def _admit(self) -> None:
         """Take in those of the queue that there is room for, with a place, blocks for all their tokens, and a slot."""
         num_looked_up = 0
-        for sequence in self._admission.admissible(self.running):
+        for sequence, shared in self._admission.admissible(self.running):
             is_new = sequence.started_at is None
             holding = self._open(sequence)
             if self._uses_prefixes and sequence.request.uses_cache and sequence.may_skip_computed:
-                sequence.num_computed = self._store.match_prefix(holding, sequence.names, salt=sequence.salt)
-                num_looked_up += sequence.num_tokens
+                sequence.num_computed = self._begun_with(sequence, shared)
+                num_looked_up += sequence.num_tokens if shared is None else 0
                 self.num_prefix_hit_tokens += sequence.num_computed
                 self._admission.note_found(sequence, is_new=is_new)
             if not self._store.reserve(holding, sequence.num_tokens):
@@ -220,6 +228,14 @@ class Scheduler:
                 return
             if not self.may_copy or num_looked_up >= self._max_looked_up:
                 return  # the others come with the next steps; those that run do not wait for so much at once
+
+    def _begun_with(self, sequence: Sequence, shared: Shared | None) -> int:
+        """Give it what is computed of it already, by who shares so much with it or in the cache; how many tokens."""
+        holding = _holding(sequence)
+        if shared is None:
+            return self._store.match_prefix(holding, sequence.names, salt=sequence.salt)
+        self._store.fork(_holding(shared.other), holding, shared.num_tokens)
+        return shared.num_tokens
 
     def _open(self, sequence: Sequence) -> Holding:
         sequence.started_at = sequence.started_at or self._clock()

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from serve_app.core.delta import FinishReason
 from serve_app.core.names import Part, mixed
+from serve_app.core.recording import RecordParams
 from serve_app.core.request import GenerationRequest, LogprobParams
 from serve_app.engine.engine import Engine
 from tests.engine.harness import collect, complete, config, drain, make_engine, request, sequences
@@ -71,6 +73,96 @@ def test_a_long_prefix_of_prompts_that_come_together_is_computed_once(random_mod
     for i, prompt in enumerate(prompts):
         alone = complete(engine_of(random_models), [(request(f"{i}", max_tokens=4), prompt)])
         assert outcomes[f"{i}", 0].token_ids == alone[f"{i}", 0].token_ids
+
+
+def steps_of(engine: Engine) -> list[int]:
+    """Tokens of prompts in each step from now on, where there were some."""
+    computed: list[int] = []
+    schedule = engine._scheduler.schedule
+
+    def counted() -> object:
+        batch = schedule()
+        computed.extend([batch.num_prompt_tokens] if batch.num_prompt_tokens else [])
+        return batch
+
+    engine._scheduler.schedule = counted  # type: ignore[method-assign, assignment]
+    return computed
+
+
+@pytest.mark.parametrize("storage", ["lanes", "pages"])
+def test_many_ends_of_prompts_on_one_prefix_are_computed_in_one_step_with_the_first_ones(
+    storage: str, random_models: Path
+) -> None:
+    """What they share is taken before it is published, at the token behind which they differ."""
+    settings: dict[str, object] = {"max_num_sequences": 16, "kv_storage": storage}
+    engine = engine_of(random_models, max_batch_tokens=128, **settings)
+    asked = [(request(f"{i}", max_tokens=4), [*PROMPT[:89], *range(200 + 7 * i, 207 + 7 * i)]) for i in range(12)]
+    computed = steps_of(engine)
+    outcomes = complete(engine, asked)
+    assert computed == [89, 12 * 7]
+    for i, one in enumerate(asked):
+        alone = complete(engine_of(random_models, **settings), [one])
+        assert outcomes[f"{i}", 0].token_ids == alone[f"{i}", 0].token_ids
+        report = outcomes[f"{i}", 0].deltas[0].prompt
+        assert report is not None
+        assert report.num_cached_tokens == (89 if i else 0)
+
+
+def test_who_shares_what_takes_several_steps_begins_when_that_is_computed(random_models: Path) -> None:
+    engine = engine_of(random_models, max_batch_tokens=40)
+    for i in range(3):
+        prompt = [*PROMPT[:70], *range(200 + 30 * i, 230 + 30 * i)]
+        engine.add(sequences(engine, request(f"{i}", max_tokens=4), prompt))
+    computed = steps_of(engine)
+    engine.step()
+    assert len(engine._scheduler.running) == 1
+    engine.step()
+    engine.step()
+    assert [each.num_computed for each in engine._scheduler.running][1:] >= [70, 70]
+    drain(engine)
+    assert sum(computed) == 70 + 3 * 30
+
+
+@pytest.mark.parametrize("storage", ["lanes", "pages"])
+@pytest.mark.parametrize("becomes", ["aborted", "paused", "preempted", "unsound"])
+def test_who_began_with_what_is_not_published_goes_on_without_its_author(
+    becomes: str, storage: str, random_models: Path
+) -> None:
+    settings: dict[str, object] = {"max_batch_tokens": 40, "max_num_sequences": 16, "kv_storage": storage}
+    engine = engine_of(random_models, **settings)
+    prompts = {f"{i}": [*PROMPT[:70], *range(200 + 50 * i, 250 + 50 * i)] for i in range(4)}
+    for name, prompt in prompts.items():
+        engine.add(sequences(engine, request(name, max_tokens=4), prompt))
+    while len(engine._scheduler.running) < 4:
+        engine.step()
+    first = engine._scheduler.running[0]
+    assert not first.is_prompt_computed
+    names = frozenset({"0"})
+    if becomes == "unsound":
+        first.end(FinishReason.ERROR)
+        engine._scheduler.release(first)
+    elif becomes == "preempted":
+        engine._scheduler._preempt(first)
+    else:
+        engine.abort(names) if becomes == "aborted" else engine.pause(names)
+    engine.check_integrity()
+    outcomes = drain(engine)
+    engine.resume(names)
+    outcomes |= drain(engine)
+    assert {name for name, _ in outcomes} == set(prompts) - ({"0"} if becomes in ("aborted", "unsound") else set())
+    for key, outcome in outcomes.items():
+        alone = complete(engine_of(random_models, **settings), [(request(key[0], max_tokens=4), prompts[key[0]])])
+        assert outcome.token_ids == alone[key].token_ids
+    assert engine._store.num_free_blocks + engine._store.num_cached_blocks == engine._store.num_blocks
+
+
+def test_what_is_recorded_of_every_position_waits_for_nobody(random_models: Path) -> None:
+    engine = engine_of(random_models)
+    recorded = request("recorded", record=RecordParams(hidden_states="all"))
+    for each in (request("plain"), recorded):
+        engine.add(sequences(engine, each, PROMPT))
+    engine.step()
+    assert len(engine._scheduler.running) == 2
 
 
 def test_who_waited_gets_the_tokens_that_he_would_have_had(random_models: Path) -> None:
