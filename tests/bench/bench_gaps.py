@@ -267,6 +267,8 @@ def load(options: argparse.Namespace, scratch: Path) -> tuple[ModelService, Watc
         name="bench", path=str(folder), dtype=options.dtype, threads=options.threads,
         kv_cache_bytes=options.kv_mib << 20, max_num_sequences=options.sequences, max_adapters=2,
     )  # fmt: skip
+    if options.stretch is not None:
+        config = replace(config, max_step_stretch=options.stretch)
     service_module.Engine = WatchedEngine  # type: ignore[misc]
     service = ModelService.load(config, records, replica_id="r1")
     engine = service.engine
@@ -312,6 +314,7 @@ def main() -> None:
     parser.add_argument("--kv-mib", type=int, default=1024)
     parser.add_argument("--sequences", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=160, help="of each of the eight streams")
+    parser.add_argument("--stretch", type=float, help="max_step_stretch, where it is another one")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tenants", type=int, default=1, choices=(1, 2), help="2: the neighbour is another one")
     parser.add_argument("--only", default="", help="how the names of the cases begin, with commas between")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from serve_app.engine.engine import Engine
 
 # nanoseconds on a CPU, in the queue for one
 SCHEDULING = "/proc/thread-self/schedstat"
+TASKS = "/proc/self/task"
+STEPS_TO_KNOW = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +25,7 @@ class Watched:
     """One step. Times are in milliseconds, `at` in seconds on the monotonic clock.
 
     cpu:      what the thread computed;  queued: for how long it could have, but others had the CPUs
+    helpers_queued: for how long those that compute with it could have, for which it waits, computing
     cycle, cycle_queued: from the end of the step before to this one's
     parts:    of `wall`, by the word of the engine's loop
     collected: what Python's collector took of it
@@ -31,6 +36,7 @@ class Watched:
     wall: float
     cpu: float
     queued: float
+    helpers_queued: float
     cycle: float
     cycle_queued: float
     parts: dict[str, float]
@@ -56,7 +62,7 @@ class Watched:
             "queued": round(self.queued, 1), "blocked": round(self.blocked, 1), "collected": round(self.collected, 1),
             "parts": {name: round(spent, 1) for name, spent in self.parts.items() if spent >= 0.05},
             "decoding": self.num_decoding, "prompt_tokens": self.num_prompt_tokens, "loads": self.num_loads,
-            "copied": self.num_copied,
+            "copied": self.num_copied, "helpers_queued": round(self.helpers_queued, 1),
         }  # fmt: skip
 
 
@@ -123,11 +129,13 @@ class WatchedEngine(Engine):
             setattr(flights, name, Timed(getattr(flights, name), word, self._spent))
         self._num_loads = self._num_copied = 0
         self._ended_at, self._queued_before = 0.0, 0
+        self._helpers: list[int] | None = None
 
     def step(self) -> list[Delta]:
         self._spent.clear()
         collected, num_steps = self.collections.ms, self.num_steps
         cpu, queued = thread_ns()
+        helpers_queued = self._helpers_queued_ns()
         at = time.monotonic()
         deltas = super().step()
         wall = (time.monotonic() - at) * 1e3
@@ -140,6 +148,7 @@ class WatchedEngine(Engine):
                     wall=wall,
                     cpu=(cpu_after - cpu) / 1e6,
                     queued=(queued_after - queued) / 1e6,
+                    helpers_queued=(self._helpers_queued_ns() - helpers_queued) / 1e6,
                     cycle=(at - self._ended_at) * 1e3 + wall,
                     cycle_queued=(queued_after - self._queued_before) / 1e6,
                     parts={**self._spent, "settle": wall - self._spent.total()},
@@ -154,9 +163,24 @@ class WatchedEngine(Engine):
         self._ended_at, self._queued_before = at + wall / 1e3, queued_after
         return deltas
 
+    def _helpers_queued_ns(self) -> int:
+        """Of the threads that OpenMP has beside this one: those that have computed most, once it is known which."""
+        if self._helpers is None and len(self.steps) == STEPS_TO_KNOW:
+            former = {os.getpid(), threading.get_native_id()}  # the first thread has loaded the model
+            others = sorted({int(each) for each in os.listdir(TASKS)} - former, key=task_ns, reverse=True)
+            self._helpers = others[: self.config.threads - 1]
+        return sum(task_ns(each)[1] for each in self._helpers or ())
+
     def _settle(self, batch: Any) -> list[Delta]:
         self._batch = batch
         return super()._settle(batch)
+
+
+def task_ns(task: int) -> tuple[int, int]:
+    """Nanoseconds that a thread has computed, and has waited for a CPU."""
+    with open(f"{TASKS}/{task}/schedstat", encoding="ascii") as file:
+        computed, queued, _ = file.read().split()
+    return int(computed), int(queued)
 
 
 def thread_ns() -> tuple[int, int]:
