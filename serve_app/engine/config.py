@@ -46,9 +46,10 @@ class EngineConfig:
     max_step_stretch:  while some sequences decode, a step that computes prompts too should take at most so many times
                        one that does not; by up to four times as much more where many short prompts wait beside few
                        sequences that decode, all of flows that such prompts are of, as those are served sooner then;
-                       where others decode, too, the oldest prompt of each flow counts. Sequences of a flow beyond those
-                       that another has, which waits for no more, may stretch a step by half as much, or as far as
-                       prompts may one of the sequences of the flow that has the fewest
+                       where others decode, too, the oldest prompt of each flow counts. Sequences that nobody reads
+                       before their end are spared no short prompt of their own flow where nothing else decodes.
+                       Sequences of a flow beyond those that another has, which waits for no more, may stretch a step by
+                       half as much, or as far as prompts may one of the sequences of the flow that has the fewest
     min_prompt_tokens: which such a step may compute however long it takes, so that prompts get on
     max_bypass_s:      a queued sequence that lacks blocks or an adapter's slot may be overtaken for so long
     prefill_weight:    what a token of a prompt counts as where flows share this replica

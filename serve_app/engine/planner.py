@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 from serve_app.engine.batch import Batch, Span
 from serve_app.engine.fairness.counters import Counters
 from serve_app.engine.pace import Pace
-from serve_app.engine.prompt_shares import prompt_shares, reasons_to_hurry
+from serve_app.engine.prompt_shares import prompt_shares, reasons_to_hurry, short_and_unwatched
 from serve_app.engine.row_shares import RowShares
 from serve_app.engine.sequence import Sequence
 from serve_app.engine.speculation.speculator import Room, Speculator
@@ -86,16 +86,17 @@ class Planner:
         """
         if not prompts:
             return []
-        num_decoding = sum(span.decodes for span in singles)
+        decoding = [span.sequence for span in singles if span.decodes]
         budget = self._max_batch_tokens - sum(span.length for span in singles)
-        behind = reasons_to_hurry(prompts, [span.sequence for span in singles if span.decodes])
-        left = pace.allowance(num_decoding, budget, behind=behind, is_shared=is_shared) if budget > 0 else 0
+        behind = reasons_to_hurry(prompts, decoding)
+        left = pace.allowance(len(decoding), budget, behind=behind, is_shared=is_shared) if budget > 0 else 0
+        left = max(left, min(budget, short_and_unwatched(prompts, decoding)))
         rows = self._max_logit_rows - sum(span.scores for span in singles)
         shares = prompt_shares(prompts, left, self._counters, now=self._clock())
         spans = []
         for sequence in prompts:
             length = shares[id(sequence)]
-            if num_decoding == 0 and sequence in cuts:
+            if not decoding and sequence in cuts:
                 length = min(length, cuts[sequence] - sequence.num_computed)
             span = self._span(sequence, length, rows)
             rows -= span.scores

@@ -8,6 +8,7 @@ from serve_app.core.shares import Share
 from serve_app.engine.fairness.counters import Counters
 from serve_app.engine.fairness.filling import Claim, filled
 from serve_app.engine.fairness.turns import Standing, turn_key
+from serve_app.engine.pace import SHORT_PROMPT
 from serve_app.engine.sequence import Sequence
 
 
@@ -26,6 +27,22 @@ def reasons_to_hurry(prompts: Items[Sequence], decoding: Items[Sequence]) -> lis
     if any(each.request.share.flow not in oldest for each in decoding):
         return list(oldest.values())[1:]
     return [each.num_missing for each in prompts[1:]]
+
+
+def short_and_unwatched(prompts: Items[Sequence], decoding: Items[Sequence]) -> int:
+    """Tokens of short prompts that need not be spread over steps for the sake of those that decode: nobody reads of
+    these before they end, and all are of one flow.
+
+    They end together then, about as late in the mean, and the last of them sooner. (16 prompts of 64 at once, for 64
+    tokens each: 1.04 times the tokens per second; 32 of 128: the same, and the last first token after 7.6 s for 9.3. Of
+    prompts of 1024 nothing is gained, and most would end later.)
+    """
+    flow = prompts[0].request.share.flow
+    if not all(each.request.is_read_whole and each.request.share.flow == flow for each in decoding):
+        return 0
+    if any(each.request.share.flow != flow for each in prompts):
+        return 0
+    return sum(each.num_missing for each in prompts if each.prompt_length <= SHORT_PROMPT)
 
 
 def prompt_shares(prompts: Items[Sequence], left: int, counters: Counters, *, now: float) -> dict[int, int]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from serve_app.core.request import SamplingParams
+from serve_app.engine.batch import Batch
 from serve_app.engine.pace import (
     FIRST_TOKENS,
     LEAST_TOKENS,
@@ -21,7 +22,7 @@ from serve_app.engine.pace import (
     Pace,
     work_clock,
 )
-from serve_app.engine.prompt_shares import reasons_to_hurry
+from serve_app.engine.prompt_shares import reasons_to_hurry, short_and_unwatched
 from serve_app.engine.sequence import Sequence
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, make_engine, request, sequences
@@ -114,6 +115,42 @@ def test_who_waits_for_nothing_is_stretched_for_one_prompt_of_each_other_behind_
     assert reasons_to_hurry([of("a", 9)] * 50, [of("c", 2)]) == [], "nobody hurries others with all that it sends"
     assert reasons_to_hurry([of(each, 9) for each in "abde"], [of("c", 2)]) == [9, 9, 9]
     assert reasons_to_hurry(prompts, []) == [20, 30]
+
+
+def test_short_prompts_wait_for_none_of_their_flow_that_nobody_reads() -> None:
+    def of(flow: str, prompt: int, *, is_read_whole: bool = True) -> Sequence:
+        sequence = row(SamplingParams(), prompt=range(prompt))
+        share = replace(sequence.request.share, flow=flow)
+        sequence.request = replace(sequence.request, share=share, is_read_whole=is_read_whole)
+        return sequence
+
+    prompts = [of("a", 9), of("a", SHORT_PROMPT), of("a", SHORT_PROMPT + 1), of("a", 20, is_read_whole=False)]
+    assert short_and_unwatched(prompts, [of("a", 2), of("a", 2)]) == 9 + SHORT_PROMPT + 20
+    assert short_and_unwatched(prompts, [of("a", 2), of("a", 2, is_read_whole=False)]) == 0
+    assert short_and_unwatched(prompts, [of("a", 2), of("b", 2)]) == 0
+    assert short_and_unwatched([*prompts, of("b", 2)], [of("a", 2)]) == 0
+
+
+@pytest.mark.parametrize("is_read_whole", [True, False])
+def test_prompts_of_a_request_that_is_read_at_its_end_are_computed_at_once(is_read_whole: bool) -> None:
+    engine = make_engine(config(DEMO, max_batch_tokens=128))
+    sizes: list[int] = []
+    schedule = engine._scheduler.schedule
+
+    def counted() -> Batch:
+        batch = schedule()
+        sizes.append(batch.num_prompt_tokens)
+        return batch
+
+    engine._scheduler.schedule = counted  # type: ignore[method-assign]
+    for number in range(8):
+        asked = replace(request(f"p{number}", max_tokens=40), is_read_whole=is_read_whole)
+        engine.add(sequences(engine, asked, list(range(20 + number, 80 + number))))
+    while engine.has_work:
+        engine.step()
+    assert sum(sizes) == 8 * 60
+    assert (sizes[:4] == [128, 126, 124, 102]) == is_read_whole, "all that fits beside two, four and six that decode"
+    engine.close()
 
 
 def test_steps_in_a_hurry_change_nothing_for_those_after_them() -> None:
