@@ -16,6 +16,7 @@ from serve_app.engine.allocator import give_back_freed_memory
 from serve_app.engine.decoder.embedding import PackedEmbedding
 from serve_app.engine.decoder.half import HalfWeight, factor_for
 from serve_app.engine.decoder.linears import LinearPart, OneDnnWeight, PackedLinear
+from serve_app.engine.huge_pages import lay_in_huge_pages
 from serve_app.engine.niceness import MOST, give_way
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ class Narrowing:
         self._is_over = threading.Event()
 
     def start(self) -> None:
-        """Do it beside everything else, in a thread that takes only what nothing else wants of a core."""
+        """Do it beside everything else, in a thread that takes only what nothing else wants of a core; and lay what
+        stays in memory in huge pages then."""
         threading.Thread(target=self._run_last, name="narrowing", daemon=True).start()
 
     def _run_last(self) -> None:
@@ -46,6 +48,11 @@ class Narrowing:
             self.run()
         except Exception:
             logger.exception("weights stay as they are")
+        if self._module.device.type == "cpu":
+            try:
+                lay_in_huge_pages(is_over=self._is_over.is_set)
+            except Exception:
+                logger.exception("memory stays in small pages")
 
     def run(self) -> int:
         """Returns how many linears were exchanged. Takes 10 to 25 ns of a core for each of their weights."""
