@@ -25,6 +25,8 @@ AT_ONCE = 8
 """Huge pages that one call lays; it takes some 20 ms, and a step that wants memory meanwhile waits for one of them."""
 ENTRY = 8
 """Bytes that say of a page whether it is there; it is where the highest bit is set."""
+TOLD = HUGE // SMALL * ENTRY
+"""Bytes of those of a huge page."""
 RULE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 AREAS = Path("/proc/self/smaps")
 PAGES = Path("/proc/self/pagemap")
@@ -54,7 +56,8 @@ def lay_in_huge_pages(*, is_over: Callable[[], bool] = lambda: False, advise: Ad
             advice = mmap.MADV_HUGEPAGE
             error = tell(at, size, advice)
         count += 0 if error else size  # else there is no room in one piece, or the memory has gone meanwhile
-    logger.info("%d MiB of memory lie in huge pages after %.1f s", count >> 20, time.monotonic() - began)
+    if count:
+        logger.info("%d MiB of memory lie in huge pages after %.1f s", count >> 20, time.monotonic() - began)
     return count
 
 
@@ -70,15 +73,14 @@ def _pieces() -> Iterator[tuple[int, int]]:
     with PAGES.open("rb", buffering=0) as pages:
         for first, last in _areas():
             begin, end = -(-first // HUGE) * HUGE, last // HUGE * HUGE
-            pages.seek(begin // SMALL * ENTRY)
-            told = pages.read(max(0, end - begin) // SMALL * ENTRY)
-            size = HUGE // SMALL * ENTRY
-            are_there = [_are_there(told[at : at + size]) for at in range(0, len(told) // size * size, size)]
-            for at in range(0, len(are_there), AT_ONCE):
-                for is_there, run in groupby(range(at, min(at + AT_ONCE, len(are_there))), key=are_there.__getitem__):
+            for at in range(begin, end, AT_ONCE * HUGE):
+                pages.seek(at // SMALL * ENTRY)
+                told = pages.read(min(AT_ONCE * HUGE, end - at) // SMALL * ENTRY)
+                are_there = [_are_there(told[of : of + TOLD]) for of in range(0, len(told) // TOLD * TOLD, TOLD)]
+                for is_there, run in groupby(range(len(are_there)), key=are_there.__getitem__):
                     places = list(run)
                     if is_there:
-                        yield begin + places[0] * HUGE, len(places) * HUGE
+                        yield at + places[0] * HUGE, len(places) * HUGE
 
 
 def _are_there(entries: bytes) -> bool:

@@ -11,8 +11,8 @@ from serve_app.engine.sequence import Sequence
 MOST_COMPARED = 256
 """Pairs of prompts that are compared in one step; beyond, nobody waits."""
 LEAST_ENDS = 64
-"""Tokens behind what is shared, of all that wait for it, from which on these are computed in one step with the end of
-who computes it: as many as a step takes beside one sequence that decodes, so that a step more saves one at least."""
+"""Tokens behind what is shared, of all that wait for just that; more are computed in one step with the end of who
+computes it. As many a step takes beside one sequence that decodes, so that a step more saves one at least."""
 
 
 class Shared(NamedTuple):
@@ -22,10 +22,14 @@ class Shared(NamedTuple):
     num_tokens: int
 
     @property
+    def is_computed(self) -> bool:
+        return self.other.num_computed >= self.num_tokens
+
+    @property
     def is_there(self) -> bool:
         """Whether they are computed by now, and where they can be copied from."""
         holding = self.other.holding
-        return self.other.num_computed >= self.num_tokens and holding is not None and not holding.pending
+        return self.is_computed and holding is not None and not holding.pending
 
 
 class PromptsInWork:
@@ -81,13 +85,15 @@ class PromptsInWork:
     def cuts(self) -> dict[Sequence, int]:
         """Of those that are being computed, up to where they had better be in a step beside which nobody decodes, as
         then the ends of many that wait are computed in one step with theirs."""
+        ends: dict[Shared, int] = {}
+        for sequence, shared in self._awaited.items():
+            if not shared.is_computed:
+                ends[shared] = ends.get(shared, 0) + sequence.prompt_length - shared.num_tokens
         nearest: dict[Sequence, int] = {}
-        num_ends: dict[Sequence, int] = {}
-        for sequence, (other, num_tokens) in self._awaited.items():
-            if num_tokens > other.num_computed:
-                nearest[other] = min(num_tokens, nearest.get(other, num_tokens))
-                num_ends[other] = num_ends.get(other, 0) + sequence.prompt_length - num_tokens
-        return {other: num_tokens for other, num_tokens in nearest.items() if num_ends[other] > LEAST_ENDS}
+        for shared, num_tokens in ends.items():
+            if num_tokens > LEAST_ENDS:
+                nearest[shared.other] = min(shared.num_tokens, nearest.get(shared.other, shared.num_tokens))
+        return nearest
 
     def _num_shared(self, other: Sequence, sequence: Sequence, verdicts: dict[Sequence, int]) -> int:
         """How many tokens are the same, where that is worth while; neither prompt changes while `other` is here."""

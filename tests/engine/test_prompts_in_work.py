@@ -108,6 +108,17 @@ def test_many_ends_of_prompts_on_one_prefix_are_computed_in_one_step_with_the_fi
         assert report.num_cached_tokens == (89 if i else 0)
 
 
+def test_who_shares_more_and_more_with_one_does_not_cut_its_prompt_into_crumbs(random_models: Path) -> None:
+    engine = engine_of(random_models, max_batch_tokens=128, max_num_sequences=16)
+    for i in range(12):
+        prompt = [*PROMPT[: 100 - i], *range(300, 300 + 2 * i)]
+        engine.add(sequences(engine, request(f"{i}", max_tokens=4), prompt))
+    computed = steps_of(engine)
+    outcomes = drain(engine)
+    assert computed[0] == 100
+    assert len(outcomes) == 12
+
+
 def test_who_shares_what_takes_several_steps_begins_when_that_is_computed(random_models: Path) -> None:
     engine = engine_of(random_models, max_batch_tokens=40)
     for i in range(3):
