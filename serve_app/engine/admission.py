@@ -91,7 +91,7 @@ class Admission:
         for sequence in self._in_turn(owed, lacks=partial(self._lacks_what_is_known, found=found)):
             if found.keeps_blocks or not self._has_place_for(sequence, running):
                 return
-            shared = self._in_work.shared_with(sequence) if self._finds(sequence) else None
+            shared = self._shared_with(sequence)
             if shared is not None and not shared.is_there:
                 continue
             if self._lacks_blocks(sequence, found) or self._lacks_slots(sequence, found):
@@ -186,7 +186,7 @@ class Admission:
     def _lacks_only_a_place(self, sequence: Sequence, running: Items[Sequence]) -> bool:
         """An adapter that is not there is sent for, and the place is asked for again when it has come."""
         self._in_work.begin(running)
-        shared = self._in_work.shared_with(sequence) if self._finds(sequence) else None
+        shared = self._shared_with(sequence)
         if shared is not None and not shared.is_there:
             return False
         if not self._store.can_reserve(sequence.num_tokens + len(running) * self._store.block_size):
@@ -246,9 +246,10 @@ class Admission:
         is_computing = sequence.holding is not None and not sequence.is_prompt_published
         return self._uses_prefixes and is_computing and not sequence.scores_prompt and self._is_long(sequence)
 
-    def _finds(self, sequence: Sequence) -> bool:
-        """Whether it would take what others computed of its prompt."""
-        return sequence.request.uses_cache and sequence.may_skip_computed and self._is_long(sequence)
+    def _shared_with(self, sequence: Sequence) -> Shared | None:
+        """What it would take of a prompt that is being computed."""
+        takes = sequence.request.uses_cache and sequence.may_skip_computed and self._is_long(sequence)
+        return self._in_work.shared_with(sequence) if takes else None
 
     def _is_long(self, sequence: Sequence) -> bool:
         """Whether there is a block to find; the last token is always computed."""

@@ -57,7 +57,8 @@ def lay_in_huge_pages(*, is_over: Callable[[], bool] = lambda: False, advise: Ad
             error = tell(at, size, advice)
         count += 0 if error else size  # else there is no room in one piece, or the memory has gone meanwhile
     if count:
-        logger.info("%d MiB of memory lie in huge pages after %.1f s", count >> 20, time.monotonic() - began)
+        how = "lie" if advice == MADV_COLLAPSE else "are to lie by and by"
+        logger.info("%d MiB of memory %s in huge pages after %.1f s", count >> 20, how, time.monotonic() - began)
     return count
 
 

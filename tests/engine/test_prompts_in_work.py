@@ -129,7 +129,9 @@ def test_who_shares_what_takes_several_steps_begins_when_that_is_computed(random
     assert len(engine._scheduler.running) == 1
     engine.step()
     engine.step()
-    assert [each.num_computed for each in engine._scheduler.running][1:] >= [70, 70]
+    others = engine._scheduler.running[1:]
+    assert len(others) == 2
+    assert all(each.num_computed >= 70 for each in others)
     drain(engine)
     assert sum(computed) == 70 + 3 * 30
 
