@@ -68,6 +68,4 @@ def vocabulary_of(tokenizer: TextTokenizer, eos_token_ids: frozenset[int]) -> Vo
     known = sorted(token_id for token_id in eos_token_ids if token_id < tokenizer.vocab_size)
     pieces = [None if token_id in eos_token_ids else piece for token_id, piece in enumerate(tokenizer.pieces)]
     special = tuple((name, token_id) for name, token_id in tokenizer.special_names if token_id not in eos_token_ids)
-    return Vocabulary(
-        pieces=tuple(pieces), eos_token_ids=tuple(known), definition=tokenizer.definition, special=special
-    )
+    return Vocabulary(pieces=tuple(pieces), eos_token_ids=tuple(known), special=special)

@@ -148,12 +148,6 @@ class TextTokenizer:
         named = ((self._pieces.name(token_id), token_id) for token_id in sorted(self.special_ids))
         return tuple((name, token_id) for name, token_id in named if name is not None and token_id < self.vocab_size)
 
-    @property
-    def definition(self) -> str:
-        """The tokenizer in its library's own JSON."""
-        written: str = self._tokenizer.to_str()
-        return written
-
     def decode(self, token_ids: Iterable[int]) -> str:
         """Give the text of tokens; special tokens and ids that mean nothing are left out."""
         return join(self._pieces, token_ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,23 +30,36 @@ def matcher_of(tokenizer: LLTokenizer, regex: str) -> LLMatcher:
     return build_matcher(compile_source("regex", regex, tokenizer).text, tokenizer)
 
 
-def test_the_definition_and_the_pieces_say_the_same(tokenizer: TextTokenizer) -> None:
-    """Whether the library reads the tokenizer itself or the bytes that we know, a text may have the same tokens."""
+def test_tokens_are_those_that_the_library_reads_of_the_tokenizers_own_file(tokenizer: TextTokenizer) -> None:
+    """The same masks, and the same cuts of forced text, as where the library reads the tokenizer by itself."""
     vocabulary = vocabulary_of(tokenizer, frozenset({0}))
-    by_file = vocabulary.tokenizer()
-    by_bytes = replace(vocabulary, definition="").tokenizer(tokenizer.encode_literal)
+    own = vocabulary.tokenizer(tokenizer.encode_literal)
+    file = (FOLDER / "tokenizer.json").read_text(encoding="utf-8")
+    by_file = LLTokenizer(file, n_vocab=len(vocabulary), eos_token=[0])
     for regex in (".*", "[a-z ]{3,}", '"[^"]*"', "(yes|no)+", "\\d{2,4}"):
-        found = [allowed(matcher_of(each, regex), len(vocabulary)) for each in (by_file, by_bytes)]
+        found = [allowed(matcher_of(each, regex), len(vocabulary)) for each in (by_file, own)]
         assert found[0] == found[1] != []
     text = "Once upon a time"
-    assert by_file.tokenize_str(text) == list(tokenizer.encode_literal(text))
+    assert by_file.tokenize_str(text) == own.tokenize_str(text) == list(tokenizer.encode_literal(text))
 
 
-@pytest.mark.parametrize("definition", [True, False])
-def test_neither_padding_nor_special_tokens_are_ever_allowed(tokenizer: TextTokenizer, definition: bool) -> None:
+@pytest.mark.parametrize("schema", ['{"type": "string"}', '{"type": "string", "maxLength": 12}', '{"maxLength": 40}'])
+def test_no_mask_depends_on_slices(tokenizer: TextTokenizer, schema: str) -> None:
+    """They only say sooner what may come."""
+    own = vocabulary_of(tokenizer, frozenset({0})).tokenizer(tokenizer.encode_literal)
+    grammar = compile_source("json_schema", schema, own).text
+    matchers = [build_matcher(grammar, each) for each in (own, own.with_slices([]))]
+    for token_id in own.tokenize_str('"a text that goes on for longer than 12 or 30, and ends"'):
+        masks = [allowed(each, own.vocab_size) for each in matchers]
+        assert masks[0] == masks[1] != []
+        if token_id not in masks[0]:
+            break
+        for each in matchers:
+            each.consume_token(token_id)
+
+
+def test_neither_padding_nor_special_tokens_are_ever_allowed(tokenizer: TextTokenizer) -> None:
     vocabulary = vocabulary_of(tokenizer, frozenset({0, 7}))
-    if not definition:
-        vocabulary = replace(vocabulary, definition="")
     tokens = allowed(matcher_of(vocabulary.tokenizer(), "(?s:.)*"), vocabulary.num_words * 32)
     without_text = {token_id for token_id, piece in enumerate(vocabulary.pieces) if not piece}
     assert set(tokens) & without_text == {0, 7}  # the ends, 7 though it has bytes of its own
