@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import pickle
 import platform
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def image() -> bytes:
 
 def made(instructions: str) -> bytes:
     command = [sys.executable, "-m", compiling.COMPILER]
-    return subprocess.run(command, input=instructions.encode(), capture_output=True, check=True).stdout
+    return subprocess.run(command, input=pickle.dumps((str, (instructions,))), capture_output=True, check=True).stdout
 
 
 def test_functions_read_their_constants_and_call_each_other(image: bytes) -> None:
@@ -103,7 +104,12 @@ def test_what_is_no_object_file_of_this_machine_is_refused(cut: bytes) -> None:
 
 def test_what_llvm_refuses_is_told_with_its_reason() -> None:
     with pytest.raises(RuntimeError, match="expected"):
-        compiled("define nothing")
+        compiled(str, "define nothing")
+
+
+def test_what_cannot_be_written_is_told_with_its_reason() -> None:
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        compiled(divmod, 1, 0)
 
 
 def test_the_process_that_asks_does_not_load_llvm() -> None:

@@ -1,11 +1,13 @@
-"""Has kernels compiled for this machine, by LLVM in a process of its own where that can be."""
+"""Has kernels written and compiled for this machine, by LLVM in a process of its own where that can be."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,15 +45,18 @@ class Code(Protocol):
         """Of a function."""
 
 
-def compiled(module: Any) -> Code:
-    """Machine code of a module of LLVM's. Raises RuntimeError, or OSError."""
+def compiled(emit: Callable[..., Any], *of: Any) -> Code:
+    """Machine code of the module of LLVM's, or in its text form, that `emit(*of)` gives. Raises RuntimeError, OSError.
+
+    emit: a function of some module, which the process imports
+    """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         from serve_app.engine.cpu.llvm import Jitted
 
-        return Jitted(str(module))
+        return Jitted(str(emit(*of)))
     done = subprocess.run(
         [sys.executable, "-m", COMPILER],
-        input=str(module).encode(),
+        input=pickle.dumps((emit, of)),
         capture_output=True,
         timeout=COMPILING_S,
         check=False,

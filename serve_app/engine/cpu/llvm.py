@@ -1,11 +1,13 @@
 """Has LLVM make machine code for the CPU that it runs on.
 
-Run with `python -m` it reads instructions and writes an object file: LLVM takes 75 MB of a process's memory and never
-gives them back, so no process that serves makes its own where it can load another's.
+Run with `python -m` it reads who writes the instructions, pickled, and writes an object file: LLVM takes 75 MB of a
+process's memory and never gives them back, and a kernel's instructions are 370 000 objects, so no process that serves
+makes its own where it can load another's.
 """
 
 from __future__ import annotations
 
+import pickle
 import sys
 from typing import Any
 
@@ -55,4 +57,5 @@ def _optimised(instructions: str, **options: Any) -> tuple[Any, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(object_file(sys.stdin.read()))
+    emit, of = pickle.load(sys.stdin.buffer)  # from the process that began this one
+    sys.stdout.buffer.write(object_file(str(emit(*of))))

@@ -96,7 +96,7 @@ def carrier() -> Kernel | None:
     try:
         from serve_app.engine.cpu import sequence_kernel as of
 
-        return Kernel(compiling.compiled(of.emit()), of.NAME)
+        return Kernel(compiling.compiled(of.emit), of.NAME)
     except (ImportError, RuntimeError, OSError, subprocess.TimeoutExpired) as error:
         logger.warning("layers are computed one kernel after the other (%s)", error)
         return None
