@@ -132,6 +132,8 @@ class Preparation:
     def _prediction(self, request: GenerationRequest) -> tuple[int, ...]:
         """What the completion is expected to be in tokens, as many as the context has."""
         sent = request.prediction
+        if not sent:
+            return ()
         token_ids = self._tokenizer.encode_inside(sent[: self.max_chars]) if isinstance(sent, str) else sent
         return token_ids[: self._max_model_len]
 

@@ -24,7 +24,7 @@ from serve_app.core.flow_usage import UsageReport
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.core.tools import ToolParserName
-from serve_app.engine.allocator import settle_memory
+from serve_app.engine.allocator import give_back_freed_memory, settle_memory
 from serve_app.engine.card import model_card, template_of
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.delivery import Delivery
@@ -155,6 +155,7 @@ class ModelService:
         """Do beforehand what some requests would wait for, and what makes all faster; nothing depends on it."""
         self.engine.model.narrowing.start()
         await asyncio.gather(self._compiler.warm(), self._template.warm())
+        await asyncio.to_thread(give_back_freed_memory)  # what making them took for a moment
 
     async def close(self) -> None:
         """End the engine's thread and every stream."""

@@ -20,6 +20,7 @@ from serve_app.text.markers import find_markers
 from serve_app.text.pieces import Pieces, UnsupportedTokenizer
 from serve_app.text.reach import chars_per_token
 from serve_app.text.rendered import encode_rendered
+from serve_app.text.twin import sharing_model
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the library's own threads, whose priority nobody chooses
 
@@ -201,7 +202,7 @@ class TextTokenizer:
     @cached_property
     def _literal_tokenizer(self) -> Tokenizer:
         """One that takes special tokens written out in a text for text."""
-        tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+        tokenizer = sharing_model(self._tokenizer) or Tokenizer.from_str(self._tokenizer.to_str())
         tokenizer.encode_special_tokens = True
         return tokenizer
 

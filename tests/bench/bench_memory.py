@@ -39,7 +39,10 @@ NAME = "bench"
 WATCH_S = 0.05
 REST_S = 3.0
 RESET_PEAK = "5"  # proc(5), clear_refs
-COLUMNS = ("kv", "start_s", "weights", "loading", "idle", "peak", "after", "peak beyond", "within", "answers")
+COLUMNS = (
+    "kv", "start_s", "weights", "loading", "idle", "peak", "after", "held", "beyond held", "peak beyond",
+    "within", "answers",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -165,6 +168,7 @@ async def measure(service: Service, arguments: dict[str, Any], mix: Mix, options
     requests_s = time.monotonic() - began_at
     await asyncio.sleep(REST_S)
     weights = num_weights(Path(arguments["path"])) * getattr(torch, arguments["dtype"]).itemsize
+    after, held = memory_of(pid), await asyncio.to_thread(bytes_held, service.url)
     peak = max(peak_of(pid), max(seen).total)
     beyond = peak - weights - arguments["kv_cache_bytes"]
     return {
@@ -176,11 +180,20 @@ async def measure(service: Service, arguments: dict[str, Any], mix: Mix, options
         "idle_mb": idle.in_mb(),
         "peak_mb": peak // 10**6,
         "seen_peak_mb": max(seen).in_mb(),
-        "after_mb": memory_of(pid).in_mb(),
+        "after_mb": after.in_mb(),
+        "kv_held_after_mb": held // 10**6,
+        "after_beyond_weights_and_held_mb": (after.total - weights - held) // 10**6,
         "peak_beyond_weights_and_kv_mb": beyond // 10**6,
         "is_within_bound": beyond <= ALLOWED_BYTES,
         "answers": dict(answers),
     }
+
+
+def bytes_held(url: str) -> int:
+    """Of keys and values, running and cached, as `/metrics` tells."""
+    text = httpx.get(f"{url}/metrics").raise_for_status().text
+    states = re.findall(r'^serve_app_replica_kv_bytes\{.*state="(\w+)".*\} (\S+)$', text, re.MULTILINE)
+    return sum(int(float(size)) for state, size in states if state in ("used", "cached"))
 
 
 def num_weights(folder: Path) -> int:
@@ -199,6 +212,7 @@ def table(results: list[dict[str, Any]]) -> str:
         (
             each["kv_cache_mb"], each["first_token_after_s"], each["weights_mb"], each["loading_peak_mb"],
             split(each["idle_mb"]), f"{each['peak_mb']}, seen {split(each['seen_peak_mb'])}", split(each["after_mb"]),
+            each["kv_held_after_mb"], each["after_beyond_weights_and_held_mb"],
             each["peak_beyond_weights_and_kv_mb"], "yes" if each["is_within_bound"] else "NO",
             " ".join(f"{kind}: {count}" for kind, count in sorted(each["answers"].items())),
         )

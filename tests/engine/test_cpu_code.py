@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import pickle
 import platform
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from serve_app.engine.cpu import compiling
+from serve_app.engine.cpu import compiling, likeliest_kernel
 from serve_app.engine.cpu.compiling import compiled
 from serve_app.engine.cpu.object_file import RELOCATION, Loaded, NotLoadable
 
@@ -55,8 +54,7 @@ def image() -> bytes:
 
 
 def made(instructions: str) -> bytes:
-    command = [sys.executable, "-m", compiling.COMPILER]
-    return subprocess.run(command, input=pickle.dumps((str, (instructions,))), capture_output=True, check=True).stdout
+    return compiling.compiled_apart("as_written", instructions=instructions)
 
 
 def test_functions_read_their_constants_and_call_each_other(image: bytes) -> None:
@@ -104,12 +102,12 @@ def test_what_is_no_object_file_of_this_machine_is_refused(cut: bytes) -> None:
 
 def test_what_llvm_refuses_is_told_with_its_reason() -> None:
     with pytest.raises(RuntimeError, match="expected"):
-        compiled(str, "define nothing")
+        made("define nothing")
 
 
 def test_what_cannot_be_written_is_told_with_its_reason() -> None:
-    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        compiled(divmod, 1, 0)
+    with pytest.raises(RuntimeError, match="no_such_number"):
+        compiled(likeliest_kernel.emit, no_such_number=1)
 
 
 def test_the_process_that_asks_does_not_load_llvm() -> None:

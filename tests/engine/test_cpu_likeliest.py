@@ -72,7 +72,7 @@ def test_rows_are_found_by_many_threads_and_in_strides(width: int) -> None:
         pytest.skip("this machine has no such vectors")
     from serve_app.engine.cpu import likeliest_kernel as of
 
-    kernel = Likeliest(compiling.compiled(of.emit, width), of.LIKELIEST)
+    kernel = Likeliest(compiling.compiled(of.emit, width=width), of.LIKELIEST)
     wide = torch.randn(40, 33_001, generator=torch.Generator().manual_seed(1)).bfloat16()
     part = wide[:, 100:32_900]
     assert kernel(part).tolist() == torch.argmax(part.float(), dim=-1).tolist()

@@ -211,7 +211,7 @@ def test_kernels_that_compute_wrongly_are_not_used(
 def test_where_none_can_be_made_torch_computes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def missing(*_: object) -> object:
+    def missing(*_: object, **__: object) -> object:
         raise RuntimeError("no LLVM")
 
     monkeypatch.setattr(low_rank.compiling, "compiled", missing)

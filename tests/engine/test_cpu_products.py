@@ -177,7 +177,7 @@ def test_a_weight_that_lies_otherwise_is_not_read(monkeypatch: pytest.MonkeyPatc
 def test_where_no_kernel_can_be_made_onednn_computes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(*_: object) -> object:
+    def refuse(*_: object, **__: object) -> object:
         raise RuntimeError("LLVM ended")
 
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)

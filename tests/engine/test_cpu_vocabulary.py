@@ -199,7 +199,7 @@ def test_kernels_are_made_before_the_first_step(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_machine_without_kernels_draws_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "compiled", lambda *_: (_ for _ in ()).throw(RuntimeError("none here")))
+    monkeypatch.setattr(compiling, "compiled", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("none here")))
     vocabulary_kernels.cache_clear()
     try:
         assert vocabulary_kernels() is None

@@ -34,8 +34,9 @@ num_queries: one, or a tile's, of which each sees a key more than the one before
 NAME = "attend"
 
 
-def emit(form: Form) -> Any:
-    """The module of LLVM's with the function `NAME` of the parameters' address."""
+def emit(**fields: Any) -> Any:
+    """The module of LLVM's with the function `NAME` of the parameters' address; fields: of the `Form`"""
+    form = Form(**fields)
     module = ir.Module(NAME)
     _Writer(form, *Emitter.of_function(module, NAME, form.width)).write()
     return module

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
 import platform
 import subprocess
 import sys
@@ -15,7 +15,7 @@ import torch
 
 from serve_app.engine.cpu.object_file import Loaded
 
-COMPILER = "serve_app.engine.cpu.llvm"
+COMPILER = "serve_app.engine.cpu.compiler"
 COMPILING_S = 60.0
 
 
@@ -45,18 +45,26 @@ class Code(Protocol):
         """Of a function."""
 
 
-def compiled(emit: Callable[..., Any], *of: Any) -> Code:
-    """Machine code of the module of LLVM's, or in its text form, that `emit(*of)` gives. Raises RuntimeError, OSError.
+def compiled(emit: Callable[..., Any], **of: bool | int | str) -> Code:
+    """Machine code of the module of LLVM's that `emit(**of)` gives; emit: of `compiler.WRITERS`
 
-    emit: a function of some module, which the process imports
+    Raises RuntimeError, or OSError.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         from serve_app.engine.cpu.llvm import Jitted
 
-        return Jitted(str(emit(*of)))
+        return Jitted(str(emit(**of)))
+    return Loaded(compiled_apart(f"{emit.__module__}.{emit.__name__}", **of))
+
+
+def compiled_apart(writer: str, **of: bool | int | str) -> bytes:
+    """An object file that a process of its own makes; writer: of `compiler.WRITERS`, by its name
+
+    Raises RuntimeError, or OSError.
+    """
     done = subprocess.run(
         [sys.executable, "-m", COMPILER],
-        input=pickle.dumps((emit, of)),
+        input=json.dumps({"writer": writer, "of": of}).encode(),
         capture_output=True,
         timeout=COMPILING_S,
         check=False,
@@ -64,4 +72,4 @@ def compiled(emit: Callable[..., Any], *of: Any) -> Code:
     )
     if done.returncode:
         raise RuntimeError(f"LLVM ended with {done.returncode}: {done.stderr.decode(errors='replace').strip()[-500:]}")
-    return Loaded(done.stdout)
+    return done.stdout

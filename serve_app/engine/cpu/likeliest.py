@@ -48,7 +48,7 @@ def likeliest_kernel() -> Likeliest | None:
     try:
         from serve_app.engine.cpu import likeliest_kernel as of
 
-        found = Likeliest(compiling.compiled(of.emit, compiling.Machine.here().width), of.LIKELIEST)
+        found = Likeliest(compiling.compiled(of.emit, width=compiling.Machine.here().width), of.LIKELIEST)
     except (ImportError, RuntimeError, OSError, subprocess.TimeoutExpired) as error:
         logger.warning("the likeliest tokens are found by torch: no kernel could be made (%s)", error)
         return None

@@ -1,14 +1,11 @@
 """Has LLVM make machine code for the CPU that it runs on.
 
-Run with `python -m` it reads who writes the instructions, pickled, and writes an object file: LLVM takes 75 MB of a
-process's memory and never gives them back, and a kernel's instructions are 370 000 objects, so no process that serves
-makes its own where it can load another's.
+It takes 75 MB of a process's memory and never gives them back, so no process that serves has it where it can load what
+another has made (`compiler.py`).
 """
 
 from __future__ import annotations
 
-import pickle
-import sys
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -54,8 +51,3 @@ def _optimised(instructions: str, **options: Any) -> tuple[Any, Any]:
     builder = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=SPEED))
     builder.getModulePassManager().run(module, builder)
     return module, target
-
-
-if __name__ == "__main__":
-    emit, of = pickle.load(sys.stdin.buffer)  # from the process that began this one
-    sys.stdout.buffer.write(object_file(str(emit(*of))))

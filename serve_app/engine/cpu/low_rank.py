@@ -6,6 +6,7 @@ import functools
 import logging
 import subprocess
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ class LowRankKernels:
         self.tile_rows = of.TILE_ROWS
         self.most_rank = of.MOST_RANK
         self._inputs_at_once, self._width = numbers.inputs_at_once, numbers.width
-        self._kernel = Kernel(compiling.compiled(of.emit, numbers), of.NAME)
+        self._kernel = Kernel(compiling.compiled(of.emit, **asdict(numbers)), of.NAME)
 
     def takes(self, frame: Tensor) -> bool:
         """Whether changes of such a weight, [outputs, inputs], are computed so."""

@@ -61,8 +61,9 @@ class Numbers:
         return 2 * self.width if self.in_pairs else self.width
 
 
-def emit(numbers: Numbers) -> Any:
-    """The module of LLVM's with the function `NAME` of the parameters' address."""
+def emit(**fields: Any) -> Any:
+    """The module of LLVM's with the function `NAME` of the parameters' address; fields: of the `Numbers`"""
+    numbers = Numbers(**fields)
     module = ir.Module(NAME)
     _Writer(numbers, *Emitter.of_function(module, NAME, numbers.width)).write()
     return module

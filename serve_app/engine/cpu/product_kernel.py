@@ -74,13 +74,13 @@ class Tile:
     lines: int
 
 
-def emit(numbers: Numbers) -> Any:
-    """The module of LLVM's with the function `NAME` of the parameters' address.
+def emit(**fields: Any) -> Any:
+    """The module of LLVM's with the function `NAME` of the parameters' address; fields: of the `Numbers`
 
     For CPUs with AVX512-BF16, or AVX512-VNNI.
     """
     module = ir.Module(NAME)
-    _Writer(numbers, *Emitter.of_function(module, NAME, WIDTH)).write()
+    _Writer(Numbers(**fields), *Emitter.of_function(module, NAME, WIDTH)).write()
     return module
 
 

@@ -239,7 +239,7 @@ def _made_for(output: Literal["bfloat16", "float16", "float32"], *, is_whole: bo
     try:
         from serve_app.engine.cpu import product_kernel as of
 
-        return Kernel(compiling.compiled(of.emit, of.Numbers(is_whole=is_whole, output=output)), of.NAME)
+        return Kernel(compiling.compiled(of.emit, is_whole=is_whole, output=output), of.NAME)
     except (ImportError, RuntimeError, OSError, subprocess.TimeoutExpired) as error:
         what = "whole numbers" if is_whole else "bfloat16"
         logger.warning("products of %s are torch's: no kernel could be made (%s)", what, error)

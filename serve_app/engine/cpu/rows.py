@@ -7,7 +7,7 @@ import logging
 import math
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -242,7 +242,7 @@ def _make(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
         registers=machine.registers,
         in_pairs=machine.has_pairs and dtype == torch.bfloat16 and dim % (2 * machine.width) == 0,
     )
-    made = Kernel(compiling.compiled(attention_kernel.emit, form), attention_kernel.NAME)
+    made = Kernel(compiling.compiled(attention_kernel.emit, **asdict(form)), attention_kernel.NAME)
     most_keys = (math.inf if group > 1 else KEYS_IN_PAIRS) if form.in_pairs else KEYS_PER_HEAD * group
     return RowsKernel(made, form, most_keys=most_keys)
 

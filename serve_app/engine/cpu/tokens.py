@@ -168,7 +168,7 @@ def _make(dtype: torch.dtype) -> TokenKernels:
     from serve_app.engine.cpu import token_kernels
 
     width = compiling.Machine.here().width
-    return TokenKernels(compiling.compiled(token_kernels.emit, KINDS[dtype], width), width, dtype)
+    return TokenKernels(compiling.compiled(token_kernels.emit, kind=KINDS[dtype], width=width), width, dtype)
 
 
 @torch.inference_mode()

@@ -139,7 +139,7 @@ def vocabulary_kernels() -> VocabularyKernels | None:
     try:
         from serve_app.engine.cpu import vocabulary_kernel
 
-        kernels = VocabularyKernels(compiling.compiled(vocabulary_kernel.emit, compiling.Machine.here().width))
+        kernels = VocabularyKernels(compiling.compiled(vocabulary_kernel.emit, width=compiling.Machine.here().width))
     except (ImportError, RuntimeError, OSError, subprocess.TimeoutExpired) as error:
         logger.warning("passes over vocabularies are torch's: no kernels could be made (%s)", error)
         return None
