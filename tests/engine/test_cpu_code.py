@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from serve_app.engine.cpu import compiling, likeliest_kernel
+from serve_app.engine.cpu import compiler, compiling, likeliest_kernel
 from serve_app.engine.cpu.compiling import compiled
 from serve_app.engine.cpu.object_file import RELOCATION, Loaded, NotLoadable
 
@@ -124,3 +124,8 @@ def test_pairs_of_bfloat16_are_multiplied_in_wide_vectors_alone(monkeypatch: pyt
     for capability, expected in (("AVX512", True), ("AVX2", False)):  # torch may be told to do without
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda told=capability: told)
         assert compiling.Machine.here().has_pairs is expected
+
+
+def test_every_kernel_is_written_by_that_process() -> None:
+    written = {name.split(".")[-2] for name in compiler.WRITERS if "." in name}
+    assert written == {file.stem for file in Path(compiler.__file__).parent.glob("*_kernel*.py")}
