@@ -64,7 +64,7 @@ class ForkServer:
             self._control, theirs = socket.socketpair()
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", self._module],
+                    [sys.executable, "-P", "-m", self._module],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +53,12 @@ def test_a_process_that_was_lost_is_begun_again(server: ForkServer) -> None:
     lost.wait()
     assert asked(server, "b")[1] == "B!"
     assert server.process is not lost
+
+
+def test_what_lies_in_the_working_directory_is_not_taken_for_a_library(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('not this one')")
+    (tmp_path / "socket.py").write_text("raise SystemExit('nor this one')")
+    monkeypatch.chdir(tmp_path)
+    assert asked(server, "a")[1] == "A!"

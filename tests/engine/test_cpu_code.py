@@ -110,6 +110,14 @@ def test_what_cannot_be_written_is_told_with_its_reason() -> None:
         compiled(likeliest_kernel.emit, no_such_number=1)
 
 
+def test_what_lies_in_the_working_directory_is_not_taken_for_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    assert Loaded(made(INSTRUCTIONS)).address_of("entry")
+
+
 def test_the_process_that_asks_does_not_load_llvm() -> None:
     asks = (
         "import torch; from serve_app.engine.cpu.rows import rows_kernel;"

@@ -63,7 +63,7 @@ def compiled_apart(writer: str, **of: bool | int | str) -> bytes:
     Raises RuntimeError, or OSError.
     """
     done = subprocess.run(
-        [sys.executable, "-m", COMPILER],
+        [sys.executable, "-P", "-m", COMPILER],
         input=json.dumps({"writer": writer, "of": of}).encode(),
         capture_output=True,
         timeout=COMPILING_S,

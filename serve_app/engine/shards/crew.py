@@ -150,7 +150,7 @@ class Crew:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", FOLLOWER],
+                [sys.executable, "-P", "-m", FOLLOWER],
                 stdin=theirs.fileno(),
                 # its threads sleep at once: nobody looks there at what others use of the CPUs
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "GOMP_SPINCOUNT": "0"},
