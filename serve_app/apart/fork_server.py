@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from serve_app.core.errors import EngineFailed
+from serve_app.core.own_process import command, variables
 
 COURTEOUS_PRIORITY = 10
 GRACE_S = 0.3
@@ -64,11 +64,11 @@ class ForkServer:
             self._control, theirs = socket.socketpair()
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", self._module],
+                    command(self._module),
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    env=variables(),
                 )
             with Connection(os.dup(self._control.fileno())) as first:
                 first.send(self._first)

@@ -11,14 +11,15 @@ import subprocess
 import sys
 
 from serve_app.cli.processes import end_runs
+from serve_app.core.own_process import command, variables
 
 GRACE_S = 15.0
 
 
 def start_guard(run: str, *, grace_s: float = GRACE_S) -> subprocess.Popen[bytes]:
     """Start a guard of the run; closing its stdin, or dying, has it look after the rest."""
-    command = [sys.executable, "-m", "serve_app.cli.guard", run, str(grace_s)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    words = command("serve_app.cli.guard", run, str(grace_s))
+    return subprocess.Popen(words, env=variables(), stdin=subprocess.PIPE, start_new_session=True)
 
 
 def main(run: str, grace_s: float) -> None:

@@ -24,6 +24,7 @@ from serve_app.cli.names import KEY_VARIABLE
 from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs
 from serve_app.cli.startup import Application, Events, Startup, replicas_wanted
 from serve_app.cli.telling import Telling, telling
+from serve_app.core.own_process import command, variables
 
 STOP_TIMEOUT_S = 60.0
 LOST_AFTER_S = 30.0  # a proxy that dies is back in a few seconds
@@ -110,20 +111,17 @@ def _tell_environment(*, is_fast: bool, is_quiet: bool) -> None:
 def _start(file: str, run: str, address: Address, log: Path | None, *, is_fast: bool, has_dashboard: bool) -> Cluster:
     """In a session of its own: a Ctrl-C in the terminal reaches us alone, and we pass it on once."""
     ours, theirs = os.pipe()
-    command = [
-        sys.executable,
-        "-m",
-        "serve_app.cli.cluster",
-        str(int(has_dashboard)),
-        file,
-        str(theirs),
-        str(os.getpid()),
-    ]
-    variables = environment(os.environ, is_fast=is_fast) | {RUN_VARIABLE: run}
+    words = (str(int(has_dashboard)), file, str(theirs), str(os.getpid()))
+    told = environment(os.environ, is_fast=is_fast) | {RUN_VARIABLE: run}
     output = None if log is None else opened(log)
     try:
         process = subprocess.Popen(
-            command, env=variables, start_new_session=True, pass_fds=[theirs], stdout=output, stderr=output
+            command("serve_app.cli.cluster", *words),
+            env=variables(told),
+            start_new_session=True,
+            pass_fds=[theirs],
+            stdout=output,
+            stderr=output,
         )
     finally:
         for descriptor in (theirs, *([] if output is None else [output])):

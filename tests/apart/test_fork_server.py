@@ -61,4 +61,5 @@ def test_what_lies_in_the_working_directory_is_not_taken_for_a_library(
     (tmp_path / "json.py").write_text("raise SystemExit('not this one')")
     (tmp_path / "socket.py").write_text("raise SystemExit('nor this one')")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as Ray has it
     assert asked(server, "a")[1] == "A!"

@@ -115,6 +115,7 @@ def test_what_lies_in_the_working_directory_is_not_taken_for_a_library(
 ) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as Ray has it
     assert Loaded(made(INSTRUCTIONS)).address_of("entry")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from serve_app.core.own_process import command, variables
 from serve_app.engine.cpu.object_file import Loaded
 
 COMPILER = "serve_app.engine.cpu.compiler"
@@ -63,12 +63,12 @@ def compiled_apart(writer: str, **of: bool | int | str) -> bytes:
     Raises RuntimeError, or OSError.
     """
     done = subprocess.run(
-        [sys.executable, "-P", "-m", COMPILER],
+        command(COMPILER),
         input=json.dumps({"writer": writer, "of": of}).encode(),
         capture_output=True,
         timeout=COMPILING_S,
         check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=variables(),
     )
     if done.returncode:
         raise RuntimeError(f"LLVM ended with {done.returncode}: {done.stderr.decode(errors='replace').strip()[-500:]}")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -15,6 +13,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from serve_app.core.errors import EngineFailed
+from serve_app.core.own_process import command, variables
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.shards.orders import Answer, Compute, Deed, Join, Load, Order
@@ -150,10 +149,10 @@ class Crew:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", FOLLOWER],
+                command(FOLLOWER),
                 stdin=theirs.fileno(),
                 # its threads sleep at once: nobody looks there at what others use of the CPUs
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "GOMP_SPINCOUNT": "0"},
+                env=variables() | {"GOMP_SPINCOUNT": "0"},
             )
         self._processes.append(process)
         self._connections.append(Connection(ours.detach()))
