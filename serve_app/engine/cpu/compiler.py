@@ -22,27 +22,21 @@ from serve_app.engine.cpu import (
 )
 from serve_app.engine.cpu.llvm import object_file
 
-
-def as_written(*, instructions: str) -> str:
-    """A module in LLVM's text form, of whoever writes it by hand."""
-    return instructions
-
-
 WRITERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
-        f"{each.__module__}.{each.__name__}": each
+        each.__name__: each.emit
         for each in (
-            attention_kernel.emit,
-            likeliest_kernel.emit,
-            low_rank_kernel.emit,
-            product_kernel.emit,
-            sequence_kernel.emit,
-            token_kernels.emit,
-            vocabulary_kernel.emit,
+            attention_kernel,
+            likeliest_kernel,
+            low_rank_kernel,
+            product_kernel,
+            sequence_kernel,
+            token_kernels,
+            vocabulary_kernel,
         )
     }
-    | {"as_written": as_written}
 )
+"""By their modules' names."""
 
 if __name__ == "__main__":
     asked = json.load(sys.stdin)

@@ -46,7 +46,7 @@ class Code(Protocol):
 
 
 def compiled(emit: Callable[..., Any], **of: bool | int | str) -> Code:
-    """Machine code of the module of LLVM's that `emit(**of)` gives; emit: of `compiler.WRITERS`
+    """Machine code of the module of LLVM's that `emit(**of)` gives; emit: one of `compiler.WRITERS`
 
     Raises RuntimeError, or OSError.
     """
@@ -54,17 +54,9 @@ def compiled(emit: Callable[..., Any], **of: bool | int | str) -> Code:
         from serve_app.engine.cpu.llvm import Jitted
 
         return Jitted(str(emit(**of)))
-    return Loaded(compiled_apart(f"{emit.__module__}.{emit.__name__}", **of))
-
-
-def compiled_apart(writer: str, **of: bool | int | str) -> bytes:
-    """An object file that a process of its own makes; writer: of `compiler.WRITERS`, by its name
-
-    Raises RuntimeError, or OSError.
-    """
     done = subprocess.run(
         command(COMPILER),
-        input=json.dumps({"writer": writer, "of": of}).encode(),
+        input=json.dumps({"writer": emit.__module__, "of": of}).encode(),
         capture_output=True,
         timeout=COMPILING_S,
         check=False,
@@ -72,4 +64,4 @@ def compiled_apart(writer: str, **of: bool | int | str) -> bytes:
     )
     if done.returncode:
         raise RuntimeError(f"LLVM ended with {done.returncode}: {done.stderr.decode(errors='replace').strip()[-500:]}")
-    return done.stdout
+    return Loaded(done.stdout)
