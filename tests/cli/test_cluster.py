@@ -25,8 +25,8 @@ def be_signalled():
     while sys.stdin.readline():
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 threading.Thread(target=be_signalled, daemon=True).start()
-print("ready", flush=True)
 try:
+    print("ready", flush=True)  # from here on it may be interrupted
     while True:
         time.sleep(600)
 except KeyboardInterrupt:
