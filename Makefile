@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CLUSTER ?= cluster.yaml
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# pip says what it fetches, as torch and Ray take minutes; not where CI reads along.
+PIP_INSTALL := $(BIN)/python -m pip install $(if $(CI),--quiet) --disable-pip-version-check -c constraints.txt
 # Files are shared out to one process per core, at most four: each has torch and some models in memory.
 PYTEST := $(BIN)/pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 
@@ -60,7 +61,7 @@ docs: $(VENV)/.installed-dev ## Write what the documents take from the code anew
 	$(BIN)/python -m tests.families.page
 
 lab: $(VENV)/.installed-lab ## JupyterLab with the notebooks; each starts a service where none answers
-	@$(BIN)/jupyter lab --notebook-dir notebooks
+	@$(BIN)/jupyter lab --notebook-dir notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
 notebooks: $(VENV)/.installed-lab ## Execute every notebook, slow cells too, and keep what comes out; ONLY=07: one
 	$(BIN)/python -m tests.notebooks.execute $(ONLY)

@@ -74,8 +74,7 @@ class Client:
         self, prompt: str | Sequence[Any], model: str | Sequence[str], *, dialect: str | None = None, **parameters: Any
     ) -> Awaitable[Completions]:
         """The same to be awaited, in any loop; several at once with `asyncio.gather`."""
-        (request,) = completion_requests(prompt, model, dialect, parameters)
-        return self._background.awaitable(self._answer(request))
+        return self._background.awaitable(self._answers(completion_requests(prompt, model, dialect, parameters)))
 
     def chat(
         self,
@@ -97,15 +96,16 @@ class Client:
     def compare(
         self,
         prompts: str | Sequence[str],
-        models: Sequence[str],
+        models: str | Sequence[str],
         *,
         dialect: str | None = None,
         **parameters: Any,
     ) -> Comparison:
-        """Complete the same prompts by several models, in one request."""
+        """Complete the same prompts by several models, up to 256 prompts in one request."""
         every = [prompts] if isinstance(prompts, str) else list(prompts)
-        (request,) = completion_requests(every, list(models), dialect, parameters)
-        return Comparison(prompts=tuple(every), models=tuple(models), completions=self._all([request]))
+        names = [models] if isinstance(models, str) else list(models)
+        requests = completion_requests(every, names, dialect, parameters)
+        return Comparison(prompts=tuple(every), models=tuple(names), completions=self._all(requests))
 
     def stream(
         self,
@@ -177,7 +177,11 @@ class Client:
             parts = [self._background.run(self._answer(request)) for request in requests]
         else:
             parts = self._watched(requests, total)
-        return parts[0] if len(parts) == 1 else _merged(parts)
+        return _merged(parts, num_models=len(requests[0].asked.models))
+
+    async def _answers(self, requests: Sequence[Request]) -> Completions:
+        """Send one request after the other, as each may have 256 prompts."""
+        return _merged([await self._answer(each) for each in requests], num_models=len(requests[0].asked.models))
 
     def _watched(self, requests: Sequence[Request], total: int) -> list[Completions]:
         """Choices come as they end, in any order, and a bar says how many have."""
@@ -216,10 +220,18 @@ def key_of_environment() -> str:
     return next(filter(None, map(os.environ.get, KEY_VARIABLES)), NO_KEY)
 
 
-def _merged(parts: Sequence[Completions]) -> Completions:
+def _merged(parts: Sequence[Completions], *, num_models: int) -> Completions:
+    """Join the answers of several requests in the order of one: by model, then by prompt."""
+    if len(parts) == 1:
+        return parts[0]
     names = {name for part in parts for name in part.usage}
+    shares = [len(part) // num_models for part in parts]
     return Completions(
-        choices=joined(part.choices for part in parts),
+        choices=joined(
+            part.choices[model * share : (model + 1) * share]
+            for model in range(num_models)
+            for part, share in zip(parts, shares, strict=True)
+        ),
         usage={name: sum(part.usage.get(name, 0) for part in parts) for name in sorted(names)},
         seconds=sum(part.seconds for part in parts),
     )

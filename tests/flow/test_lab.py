@@ -76,6 +76,25 @@ def test_a_comparison_has_each_models_own_text_in_its_column(client: Client) -> 
     assert len({text[: table.first_difference() + 1] for text in table.frame().iloc[0]}) > 1
 
 
+def test_more_prompts_than_a_request_may_have_are_compared_in_the_order_of_one_request(client: Client) -> None:
+    prompts = [f"Story {number}" for number in range(258)]
+    table = client.compare(prompts, ["demo", "demo:pirate"], max_tokens=1, temperature=0).frame()
+    assert list(table.index) == prompts
+    for model in table:
+        assert list(table[model].iloc[-2:]) == [
+            client.complete(each, model, max_tokens=1, temperature=0).text for each in prompts[-2:]
+        ]
+
+    async def awaited() -> list[str]:
+        return [each.text for each in await client.acomplete(prompts, "demo", max_tokens=1, temperature=0)]
+
+    assert asyncio.run(awaited()) == list(table["demo"])
+
+
+def test_one_model_may_be_compared_by_its_name(client: Client) -> None:
+    assert client.compare(PROMPT, "demo", max_tokens=1).models == ("demo",)
+
+
 def test_a_chat_is_answered_plainly_and_in_view(client: Client) -> None:
     question = "What is the capital of France?"
     answer = client.chat(question, temperature=0, logprobs=True, top_logprobs=2)

@@ -23,8 +23,11 @@ MAX_USUAL_FUNCTION_LINES = 20
 OPEN_DOORS = {
     "serve_app/cli/__init__.py": ["from serve_app.cli.main import main as main"],
     "serve_app/lab/__init__.py": [
-        "from serve_app.lab.client import Client as Client",
-        "from serve_app.lab.magics import load_ipython_extension as load_ipython_extension",
+        "try:\n    from serve_app.lab.client import Client as Client\n"
+        "    from serve_app.lab.magics import load_ipython_extension as load_ipython_extension\n"
+        "except ModuleNotFoundError as missing:\n"
+        '    raise ModuleNotFoundError(f"serve_app.lab needs {missing.name}, which comes with the extra: '
+        "pip install -e '.[lab]'\", name=missing.name) from None"
     ],
 }
 """Where the package's entry point leads, and what a notebook enters by."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import httpx2
@@ -38,3 +40,11 @@ def test_a_key_is_what_the_command_line_would_send(
         client.complete("Once")
     client.close()
     assert sent == [f"Bearer {key}"]
+
+
+def test_without_the_extra_an_import_says_how_to_get_it() -> None:
+    """pandas is hidden from a new interpreter, as where the extra was not installed."""
+    source = "import sys; sys.modules['pandas'] = None; import serve_app.lab"
+    ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
+    assert "serve_app.lab needs pandas" in ended.stderr
+    assert "pip install -e '.[lab]'" in ended.stderr
