@@ -77,6 +77,22 @@ def test_a_parameter_out_of_range_is_told_whole_and_marked(
     expect(told).to_be_empty()
 
 
+def test_a_refused_request_leaves_earlier_answers_and_escape_stops_from_anywhere(
+    tiny: Served, backend: FakeBackend, new_page: NewPage
+) -> None:
+    page = new_page(tiny.url)
+    begin(page, tiny, backend, num_words=6)
+    expect(page.locator(".answer .text")).to_contain_text("word word")
+    page.locator("body").click(position={"x": 2, "y": 2})
+    page.keyboard.press("Escape")
+    expect(page.locator(".answer .tag")).to_have_text("stopped by you")
+    before = text_of(page)
+    page.get_by_label("temperature", exact=True).fill("9")
+    page.get_by_role("button", name="Complete").click()
+    expect(page.locator("#problem")).to_contain_text("param: temperature")
+    assert text_of(page) == before
+
+
 @pytest.mark.parametrize(
     ("name", "value", "param"),
     [("top_k", "many", "top_k"), ("logit_bias", "{", "logit_bias"), ("max_tokens", "1.5", "max_tokens")],
@@ -103,6 +119,7 @@ def test_no_model_chosen_and_an_unknown_one_are_refused_at_their_field(tiny: Ser
     page.locator("#chips input").uncheck()
     page.get_by_role("button", name="Complete").click()
     expect(page.locator("fieldset[data-parameter=model] .fault")).to_contain_text("model")
+    assert page.locator("#summary").text_content() == "", "nothing was sent"
     page.locator("#address").fill("nobody")
     page.get_by_role("button", name="Complete").click()
     expect(page.locator("#problem")).to_contain_text("model_not_found")

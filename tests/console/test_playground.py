@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +15,7 @@ from playwright.sync_api import Page, expect
 
 from tests.console.conftest import NewPage
 from tests.console.served import Served
+from tests.fakes import FakeBackend
 
 pytestmark = pytest.mark.slow
 ADAPTERS = ["demo:json", "demo:pirate", "demo:shout"]
@@ -154,6 +157,51 @@ def test_a_chat_goes_on_with_each_model_and_starts_over(demo: Served, new_page: 
     assert first in turns[1]
     page.get_by_role("button", name="Start over").click()
     expect(page.locator(".answer")).to_have_count(0)
+
+
+def test_a_reload_keeps_the_form_and_earlier_requests_come_back(demo: Served, new_page: NewPage) -> None:
+    page = new_page(demo.url)
+    ticked(page, "demo:pirate")
+    page.get_by_label("temperature", exact=True).fill("0")
+    page.get_by_label("Add a parameter").select_option("top_k")
+    page.get_by_label("top_k", exact=True).fill("5")
+    page.get_by_label("Prompt", exact=True).fill("The cat")
+    complete(page)
+    assert answer_of(page, "demo:pirate").locator(".prompt").text_content() == "The cat"
+    wrote = answer_of(page, "demo:pirate").locator(".text").text_content()
+    page.get_by_label("Prompt", exact=True).fill("Another")
+    page.reload()
+    expect(page.get_by_label("demo:pirate", exact=True)).to_be_checked()
+    assert page.get_by_label("Prompt", exact=True).input_value() == "Another"
+    assert page.get_by_label("top_k", exact=True).input_value() == "5"
+    page.get_by_text("Earlier requests of this tab").click()
+    page.locator("#past-list button").click()
+    assert answer_of(page, "demo:pirate").locator(".text").text_content() == wrote
+    assert page.get_by_label("Prompt", exact=True).input_value() == "The cat"
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save as JSON").click()
+    [saved] = json.loads(Path(download.value.path()).read_text())
+    assert saved["answers"][0]["text"] == wrote
+
+
+def test_enter_sends_a_chat_and_markdown_is_shown_as_elements(
+    tiny: Served, backend: FakeBackend, new_page: NewPage
+) -> None:
+    page = new_page(tiny.url)
+    ticked_one = page.locator("#chips input")
+    expect(ticked_one).to_have_count(1)
+    page.get_by_text("Chat", exact=True).click()
+    page.get_by_label("Show how likely each token was").uncheck()
+    page.get_by_label("Message", exact=True).press("Shift+Enter")
+    assert page.locator("#summary").text_content() == ""
+    page.get_by_label("Message", exact=True).press("Enter")
+    expect(page.locator("#summary")).not_to_be_empty()
+    source = "# Head\n\n- one **bold**\n- `two`\n\n```py\na < b\n```\nend *soft* <i>x</i>"
+    show = "async (text) => document.body.append(...(await import('./console/markdown.js')).markdown(text))"
+    page.evaluate(show, source)
+    for kind, text in (("h4", "Head"), ("strong", "bold"), ("li code", "two"), ("pre code", "a < b"), ("em", "soft")):
+        expect(page.locator(f"body > {kind}, body > * > {kind}, body > ul {kind}").first).to_have_text(text)
+    assert page.locator("body i").count() == 0
 
 
 def test_every_parameter_of_the_contract_can_be_added_with_its_range(demo: Served, new_page: NewPage) -> None:

@@ -13,6 +13,9 @@ export class Access {
     byId("key-scopes").replaceChildren(
       ...scopes.map((scope) => make("label", {}, make("input", { type: "checkbox", value: scope, checked: scope === "infer" }), scope)),
     );
+    this.change = document.components.schemas.TenantChange.properties;
+    byId("edit-tenant").addEventListener("submit", (event) => this.submit(event, () => this.saveTenant()));
+    byId("edit-cancel").addEventListener("click", () => (byId("edit-tenant").hidden = true));
     byId("add-tenant").addEventListener("submit", (event) => this.submit(event, () => this.addTenant()));
     byId("add-key").addEventListener("submit", (event) => this.submit(event, () => this.addKey()));
   }
@@ -61,10 +64,39 @@ export class Access {
       ["weight", (each) => String(each.weight), true],
       ["class", (each) => each.priority],
       ["limits", (each) => limitsOf(each)],
-      ["", (each) => this.removal(`Remove ${each.name}`, "Remove", "It loses all its keys", () => ask(`admin/tenants/${encodeURIComponent(each.name)}`, { method: "DELETE" }))],
+      ["", (each) => make("span", {}, this.editing(each), this.removal(`Remove ${each.name}`, "Remove", "It loses all its keys", () => ask(pathOf(each.name), { method: "DELETE" })))],
     ];
     byId("tenants").replaceChildren(tenants.length ? table("Tenants", columns, tenants) : empty("There is no tenant yet. Add the first one below."));
     byId("key-tenant").replaceChildren(...tenants.map((each) => make("option", { value: each.name }, each.name)));
+  }
+
+  editing(tenant) {
+    return make("button", { type: "button", class: "small", "aria-label": `Edit ${tenant.name}`, click: () => this.edit(tenant) }, "Edit");
+  }
+
+  /** Opens the form with what the tenant has: its weight, class, models and limits. */
+  edit(tenant) {
+    this.edited = tenant.name;
+    byId("edit-title").textContent = `Edit ${tenant.name}`;
+    const limits = Object.keys(this.change.limits.properties);
+    byId("edit-fields").replaceChildren(
+      field("weight", make("input", { type: "number", step: "any", value: tenant.weight, min: this.change.weight.minimum, max: this.change.weight.maximum })),
+      field("priority", make("select", {}, ...this.change.priority.enum.map((value) => make("option", { value, selected: value === tenant.priority }, value)))),
+      field("models", make("input", { value: tenant.models.join(", "), autocomplete: "off" })),
+      ...limits.map((name) => field(name, make("input", { type: "number", step: "any", min: 0, value: tenant.limits[name] ?? "", placeholder: "no limit" }))),
+    );
+    byId("edit-tenant").hidden = false;
+    byId("edit-fields").querySelector("input").focus();
+  }
+
+  async saveTenant() {
+    const written = Object.fromEntries([...byId("edit-fields").querySelectorAll("input, select")].map((each) => [each.name, each.value]));
+    const { weight, priority, models, ...limits } = written;
+    const numbers = Object.fromEntries(Object.entries(limits).map(([name, value]) => [name, value === "" ? null : Number(value)]));
+    const body = { weight: Number(weight), priority, models: namesIn(models), limits: numbers };
+    await ask(pathOf(this.edited), { method: "PATCH", body });
+    byId("edit-tenant").hidden = true;
+    await this.refresh();
   }
 
   showKeys(keys) {
@@ -105,7 +137,7 @@ export class Access {
   }
 
   async addTenant() {
-    const models = byId("tenant-models").value.split(/[\s,]+/).filter(Boolean);
+    const models = namesIn(byId("tenant-models").value);
     await ask("admin/tenants", { method: "POST", body: { name: byId("tenant-name").value.trim(), models } });
     byId("tenant-name").value = "";
     await this.refresh();
@@ -141,6 +173,15 @@ export class Access {
       byId("access-problem").scrollIntoView({ block: "nearest" });
     }
   }
+}
+
+const pathOf = (name) => `admin/tenants/${encodeURIComponent(name)}`;
+const namesIn = (text) => text.split(/[\s,]+/).filter(Boolean);
+
+function field(name, control) {
+  control.id = `edit-${name}`;
+  control.name = name;
+  return make("div", { class: "field" }, make("div", { class: "heading" }, make("label", { for: control.id }, name.replaceAll("_", " "))), control);
 }
 
 function limitsOf(tenant) {

@@ -1,22 +1,26 @@
 // One card per answer: its text as it comes, its tokens where they were asked for, how it ended.
 
 import { copy, make, seconds } from "./dom.js";
+import { markdown } from "./markdown.js";
 import { problem } from "./problems.js";
 import { Tokens } from "./tokens.js";
 
 const ENDS = { stop: "finished", length: "length reached", tool_calls: "calls a tool", abort: "was aborted", error: "failed" };
 
 export class Answer {
-  /** turns: of a chat, what was said before */
-  constructor(name, { turns = [] } = {}) {
+  /** turns: of a chat, what was said before;  prompt: what a completion goes on from */
+  constructor(name, { turns = [], prompt = "" } = {}) {
     this.name = name;
+    this.turns = turns;
     this.isOver = false;
     this.startedAt = performance.now();
     this.firstAt = null;
     this.numPoints = 0;
     this.words = document.createTextNode("");
     this.text = make("span", { "aria-live": "polite", "aria-busy": "true", class: "text" }, this.words);
-    this.written = make("div", { class: "written is-writing" }, this.text);
+    const before = typeof prompt === "string" && prompt ? make("span", { class: "prompt muted", title: "The prompt" }, prompt) : null;
+    this.written = make("div", { class: "written is-writing" }, before, this.text);
+    this.rendered = make("div", { class: "rendered", hidden: true });
     this.tag = make("span", { class: "tag" }, "waiting");
     this.stats = make("span", {});
     this.tokens = new Tokens(name);
@@ -24,8 +28,19 @@ export class Answer {
     const copying = make("button", { type: "button", class: "small", "aria-label": `Copy what ${name} wrote` }, "Copy");
     copying.addEventListener("click", () => copy(this.words.data, copying));
     const said = turns.map((turn) => make("div", { class: "turn" }, make("b", {}, turn.role), turn.content));
-    this.footer = make("footer", {}, this.stats, copying);
-    this.element = make("article", { class: "panel answer", "aria-label": `Answer of ${name}` }, make("header", {}, title, this.tag), ...said, this.written, this.footer);
+    const rendering = make("button", { type: "button", class: "small", "aria-pressed": "false", "aria-label": `Show what ${name} wrote as Markdown` }, "Markdown");
+    rendering.addEventListener("click", () => this.render(rendering));
+    this.footer = make("footer", {}, this.stats, make("span", { class: "buttons" }, rendering, copying));
+    this.element = make("article", { class: "panel answer", "aria-label": `Answer of ${name}` }, make("header", {}, title, this.tag), ...said, this.written, this.rendered, this.footer);
+  }
+
+  /** Shows the text as Markdown, or as it is again. */
+  render(button) {
+    const isOn = this.rendered.hidden;
+    this.rendered.replaceChildren(...(isOn ? markdown(this.words.data) : []));
+    this.rendered.hidden = !isOn;
+    this.written.hidden = isOn;
+    button.setAttribute("aria-pressed", String(isOn));
   }
 
   /** What came of a completion; offsets of tokens are characters of the whole text. */

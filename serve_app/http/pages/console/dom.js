@@ -24,9 +24,9 @@ export function shape(tag, attributes = {}) {
 export function table(caption, columns, rows) {
   const head = make("tr", {}, ...columns.map(([title, , number]) => make("th", { scope: "col", class: number && "number" }, title)));
   const body = rows.map((row) =>
-    make("tr", {}, ...columns.map(([, cell, number], at) => {
+    make("tr", {}, ...columns.map(([title, cell, number], at) => {
       const content = cell(row);
-      return at ? make("td", { class: number && "number" }, content) : make("th", { scope: "row" }, content);
+      return at ? make("td", { class: number && "number", "data-title": title }, content) : make("th", { scope: "row" }, content);
     })),
   );
   const made = make("table", {}, make("caption", { class: "unseen" }, caption), make("thead", {}, head), make("tbody", {}, ...body));

@@ -3,6 +3,7 @@
 import { Access } from "./access.js";
 import { byId } from "./dom.js";
 import { Live } from "./live.js";
+import { memory } from "./memory.js";
 import { showModels } from "./models.js";
 import { Playground } from "./playground.js";
 import { show } from "./problems.js";
@@ -65,6 +66,7 @@ function askForKey(refused) {
   live.stop();
   show("sign-in-problem", session.key ? refused : null);
   session.key = null;
+  memory.forget();
   byId("sections").hidden = true;
   byId("sign-out").hidden = true;
   reveal("sign-in");
@@ -82,6 +84,7 @@ async function signIn(event) {
 
 function signOut() {
   session.key = null;
+  memory.forget();
   location.hash = "";
   location.reload();
 }

@@ -36,6 +36,20 @@ export class Parameters {
     return found;
   }
 
+  /** What stands in each control, as it was written. */
+  texts() {
+    return [...this.shown].map(([name, control]) => [name, control.value]);
+  }
+
+  /** Writes such texts into the controls; those that are not shown yet are added. */
+  restore(texts) {
+    for (const [name, text] of texts) {
+      const control = this.shown.get(name) ?? this.add(name, { isRemovable: true });
+      if (control) control.value = text;
+    }
+    this.offer();
+  }
+
   use(kind) {
     this.kind = kind;
     for (const [name, control] of this.shown) control.closest(".field").hidden = !this.known.has(name);

@@ -2,6 +2,7 @@
 
 import { Answer } from "./answers.js";
 import { byId, copy, count, empty, make, seconds } from "./dom.js";
+import { memory, save, showPast } from "./memory.js";
 import { Parameters } from "./parameters.js";
 import { mark, problem, show, unmark } from "./problems.js";
 import { carryOut } from "./requests.js";
@@ -13,6 +14,9 @@ import { legend } from "./tokens.js";
 const form = byId("composer");
 const NARROW = "(max-width: 860px)";
 const FIRST = "A prompt is there already: press Complete. Tick several models to see them answer side by side.";
+const NO_MODEL = "Tick a model above, or write its address, such as base:adapter or a mix base:one*0.6+two*0.4.";
+const TEXTS = ["address", "prompt", "system", "message"];
+const TICKS = ["likely", "streams"];
 const RUNS = { completion: "Complete", chat: "Send" };
 
 export class Playground {
@@ -32,7 +36,62 @@ export class Playground {
     for (const button of form.ownerDocument.querySelectorAll("[data-language]")) {
       button.addEventListener("click", () => this.speak(button));
     }
+    form.ownerDocument.addEventListener("keydown", (event) => event.key === "Escape" && this.stopping?.abort());
+    byId("export").addEventListener("click", () => save("serve_app-requests.json", JSON.stringify(memory.read().past, null, 1)));
+    byId("forget").addEventListener("click", () => (memory.write({ ...memory.read(), past: [] }), showPast([])));
     byId("answers").replaceChildren(empty(FIRST));
+    const { draft, past } = memory.read();
+    this.wanted = draft ? this.restore(draft) : [];
+    showPast(past, (each) => this.again(each));
+  }
+
+  /** Everything that was written into the form. */
+  draft() {
+    const texts = Object.fromEntries(TEXTS.map((id) => [id, byId(id).value]));
+    const ticks = Object.fromEntries(TICKS.map((id) => [id, byId(id).checked]));
+    return { ...texts, ...ticks, kind: this.kind, models: this.models, parameters: this.parameters.texts(), threads: [...this.threads] };
+  }
+
+  /** Writes a draft into the form; the models that were ticked then. */
+  restore(draft) {
+    for (const id of TEXTS) byId(id).value = draft[id] ?? "";
+    for (const id of TICKS) byId(id).checked = draft[id];
+    form.elements.kind.value = draft.kind;
+    this.showKind();
+    this.parameters.restore(draft.parameters);
+    this.threads = new Map(draft.threads);
+    return draft.models;
+  }
+
+  /** Puts an earlier request back into the form, with what was answered then. */
+  again({ draft, answers }) {
+    this.stopping?.abort();
+    this.wanted = this.restore({ ...draft, threads: [...this.threads] });
+    const cards = answers.map(({ name, text, end, turns = [] }) => {
+      const card = new Answer(name, { turns, prompt: draft.kind === "chat" ? "" : draft.prompt });
+      card.begin(text);
+      card.end(end, "");
+      return card.element;
+    });
+    byId("answers").replaceChildren(...cards);
+    byId("legend").replaceChildren();
+    show("problem", null);
+    byId("summary").textContent = "An earlier request";
+    void this.refresh().then(() => this.keep());
+    byId("run").focus();
+  }
+
+  keep(past = memory.read().past) {
+    if (byId("playground").hidden) return; // signed out meanwhile
+    memory.write({ draft: this.draft(), past });
+  }
+
+  /** Adds what was asked and answered to the earlier requests. */
+  remind(draft, cards) {
+    const answers = cards.filter((card) => card.firstAt).map((card) => ({ name: card.name, text: card.words.data, end: card.tag.textContent, turns: card.turns }));
+    if (!answers.length) return this.keep();
+    this.keep([{ at: Date.now(), draft: { ...draft, threads: [] }, answers }, ...memory.read().past]);
+    showPast(memory.read().past, (each) => this.again(each));
   }
 
   get kind() {
@@ -50,13 +109,14 @@ export class Playground {
   async refresh(wanted = []) {
     try {
       const listed = (await ask("v1/models")).data.map((each) => each.id);
-      const before = new Set(wanted.length ? wanted : this.models);
+      const before = new Set(wanted.length ? wanted : this.wanted.length ? this.wanted : this.models);
+      if (listed.length) this.wanted = [];
       const ticked = listed.filter((name) => before.has(name));
       this.offer(listed, new Set(ticked.length || byId("address").value ? ticked : listed.slice(0, 1)));
       show("problem", null);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      this.offer([], new Set());
+      this.offer([], new Set(), "This key may not see which models there are.");
       show("problem", error);
       return error;
     }
@@ -64,29 +124,32 @@ export class Playground {
     return null;
   }
 
-  offer(names, ticked) {
+  offer(names, ticked, why = "No model is ready yet; this list fills by itself.") {
     const boxes = [...byId("chips").querySelectorAll("input")];
     if (names.length && boxes.map((box) => box.value).join("\n") === names.join("\n")) {
       for (const box of boxes) box.checked = ticked.has(box.value); // the focus stays
       return;
     }
     const chips = names.map((name) => make("label", {}, make("input", { type: "checkbox", value: name, checked: ticked.has(name) }), name));
-    byId("chips").replaceChildren(...(chips.length ? chips : [make("p", { class: "muted" }, "No model is ready yet; this list fills by itself.")]));
+    byId("chips").replaceChildren(...(chips.length ? chips : [make("p", { class: "muted" }, why)]));
   }
 
   pressed(event) {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.preventDefault(), this.run();
-    if (event.key === "Escape") this.stopping?.abort();
+    const sends = event.ctrlKey || event.metaKey || (event.target.id === "message" && !event.shiftKey && !event.isComposing);
+    if (event.key === "Enter" && sends) event.preventDefault(), this.run();
   }
 
   changed(target) {
-    if (target.name === "kind") {
-      for (const field of form.querySelectorAll("[data-kind]")) field.hidden = field.dataset.kind !== this.kind;
-      this.parameters.use(this.kind);
-      byId("run").textContent = RUNS[this.kind];
-      unmark(form);
-    }
+    if (target.name === "kind") this.showKind();
     this.writeCode();
+    this.keep();
+  }
+
+  showKind() {
+    for (const field of form.querySelectorAll("[data-kind]")) field.hidden = field.dataset.kind !== this.kind;
+    this.parameters.use(this.kind);
+    byId("run").textContent = RUNS[this.kind];
+    unmark(form);
   }
 
   /** Bodies and the names of the models that each is for: a chat has a thread with each model. */
@@ -118,10 +181,12 @@ export class Playground {
     const stopping = (this.stopping = new AbortController());
     unmark(form);
     show("problem", null);
+    if (!this.models.length) return mark(form, { param: "model", message: NO_MODEL });
     this.isRunning(true);
     const startedAt = performance.now();
     const requests = this.requests();
-    if (!requests.length) requests.push({ names: [], body: this.nobody() });
+    const draft = this.draft();
+    const before = [...byId("answers").children];
     byId("answers").replaceChildren();
     byId("legend").replaceChildren(...(byId("likely").checked ? [legend()] : []));
     if (matchMedia(NARROW).matches) byId("summary").scrollIntoView({ block: "start" });
@@ -130,19 +195,16 @@ export class Playground {
     if (this.stopping !== stopping) return;
     this.stopping = null;
     this.isRunning(false);
+    if (!byId("answers").children.length) byId("answers").append(...before);
+    this.remind(draft, cards.flat());
     this.sum(outcomes.filter(Boolean), (performance.now() - startedAt) / 1000, stopping.signal.aborted);
-  }
-
-  /** No model is chosen: the service says what that means. */
-  nobody() {
-    return this.kind === "chat" ? { model: [], messages: this.messagesTo("") } : { model: [], prompt: byId("prompt").value };
   }
 
   cardsOf({ names, body }) {
     const number = Number.isInteger(body.n) && body.n > 0 && body.n <= 16 ? body.n : 1;
     const turns = this.kind === "chat" ? body.messages.slice() : [];
     const cards = names.flatMap((name) =>
-      Array.from({ length: number }, (_, at) => new Answer(number > 1 ? `${name} #${at + 1}` : name, { turns })),
+      Array.from({ length: number }, (_, at) => new Answer(number > 1 ? `${name} #${at + 1}` : name, { turns, prompt: body.echo ? "" : body.prompt })),
     );
     byId("answers").append(...cards.map((card) => card.element));
     return cards;
@@ -173,7 +235,6 @@ export class Playground {
     } else {
       cards.forEach((card) => card.element.remove());
       byId("problem").append(problem(error));
-      if (!byId("answers").children.length) byId("answers").append(empty("Nothing was written."));
     }
     if (error instanceof Refused) mark(form, error);
   }
@@ -181,13 +242,14 @@ export class Playground {
   remember({ names: [name], body }, card) {
     const said = [body.messages.at(-1), { role: "assistant", content: card.words.data }];
     this.threads.set(name, [...(this.threads.get(name) ?? []), ...said]);
-    byId("message").value = "";
+    if (byId("message").value === body.messages.at(-1).content) byId("message").value = "";
   }
 
   /** Forgets every chat. */
   startOver() {
     this.stopping?.abort();
     this.threads.clear();
+    this.keep();
     byId("answers").replaceChildren(empty("Every model begins a new chat."));
     byId("message").focus();
   }
