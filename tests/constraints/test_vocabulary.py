@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-import serve_app.demo
+from serve_app.catalog.models import BUILTIN_MODELS
 from serve_app.constraints.compilation import build_matcher, compile_source
 from serve_app.constraints.vocabulary import Vocabulary
 from serve_app.engine.masks import vocabulary_of
 from serve_app.text.tokenizer import TextTokenizer
 
-FOLDER = Path(serve_app.demo.__file__).parent / "model"
+FOLDER = BUILTIN_MODELS["builtin:demo"]
 
 
 @pytest.fixture(scope="module")

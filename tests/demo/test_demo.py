@@ -14,19 +14,19 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from peft import PeftModel
 from transformers import PreTrainedTokenizerFast
 
-from serve_app.demo.behaviours import BEHAVIOURS
-from serve_app.demo.chats import chat_prompt
-from serve_app.demo.corpus import KINDS, LONG_KINDS, documents, fim_sample
-from serve_app.demo.functions import draw_module
-from serve_app.demo.generate import complete, load_model, load_tokenizer
-from serve_app.demo.report import held_out_samples
-from serve_app.demo.samples import draw_from_split, split_of
-from serve_app.demo.tokens import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, SPECIAL_TOKENS
+from tools.demo_model.behaviours import BEHAVIOURS
+from tools.demo_model.chats import chat_prompt
+from tools.demo_model.corpus import KINDS, LONG_KINDS, documents, fim_sample
+from tools.demo_model.functions import draw_module
+from tools.demo_model.generate import complete, load_model, load_tokenizer
+from tools.demo_model.report import held_out_samples
+from tools.demo_model.samples import draw_from_split, split_of
+from tools.demo_model.tokens import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, SPECIAL_TOKENS
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = REPOSITORY / "serve_app" / "demo" / "model"
 ADAPTERS = REPOSITORY / "adapters" / "demo"
-REPORT = REPOSITORY / "serve_app" / "demo" / "report.json"
+REPORT = REPOSITORY / "tools" / "demo_model" / "report.json"
 
 MAX_FOLDER_BYTES = 8 * 1024 * 1024
 NUM_PROMPTS = 8

@@ -14,16 +14,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from torch.nn import Parameter
 
-from serve_app.demo.chats import draw_fact_chat
-from serve_app.demo.facts import draw_fact
-from serve_app.demo.functions import draw_function, draw_function_text
-from serve_app.demo.generate import load_model, load_tokenizer
-from serve_app.demo.lessons import IGNORED, LESSONS, ROW_LENGTH, draw_gap, lesson_batches, lesson_rows
-from serve_app.demo.muon import Muon, orthogonal
-from serve_app.demo.report import BASE_CHECKS
-from serve_app.demo.samples import split_of
-from serve_app.demo.tokens import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
-from serve_app.demo.train import (
+from tools.demo_model.chats import draw_fact_chat
+from tools.demo_model.facts import draw_fact
+from tools.demo_model.functions import draw_function, draw_function_text
+from tools.demo_model.generate import load_model, load_tokenizer
+from tools.demo_model.lessons import IGNORED, LESSONS, ROW_LENGTH, draw_gap, lesson_batches, lesson_rows
+from tools.demo_model.muon import Muon, orthogonal
+from tools.demo_model.report import BASE_CHECKS
+from tools.demo_model.samples import split_of
+from tools.demo_model.tokens import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
+from tools.demo_model.train import (
     ALIKE_DISTANCE,
     REVISED_ROW_LENGTHS,
     TrainingPlan,

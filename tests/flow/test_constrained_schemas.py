@@ -11,10 +11,10 @@ from collections import Counter
 import jsonschema
 import pytest
 
-from serve_app.demo.behaviours import BEHAVIOURS
-from serve_app.demo.report import held_out_samples
 from tests.constraints.schemas import random_schema
 from tests.flow.stack import running_stack
+from tools.demo_model.behaviours import BEHAVIOURS
+from tools.demo_model.report import held_out_samples
 
 NUM_SCHEMAS = int(os.environ.get("SCHEMA_CASES", "60"))
 AT_ONCE = 60

@@ -27,11 +27,11 @@ FETCHING = {"hf_hub_download", "snapshot_download", "torch.hub"}
 SWITCHES = {"trust_remote_code", "local_files_only", "allow_pickle"}
 
 
-def harms_of(source: str, *, is_of_the_demo: bool = False) -> list[str]:
+def harms_of(source: str) -> list[str]:
     """What of a file may fetch something, or run what somebody else wrote; named or called, under any name."""
     found = [ast.unparse(node) for node, name in mentions(source) if is_harmful(name)]
     calls = [node for node in nodes_of(source) if isinstance(node, ast.Call)]
-    return found + [ast.unparse(each) for each in calls if not is_harmless(each, source, is_of_the_demo=is_of_the_demo)]
+    return found + [ast.unparse(each) for each in calls if not is_harmless(each, source)]
 
 
 def is_harmful(name: str) -> bool:
@@ -41,7 +41,7 @@ def is_harmful(name: str) -> bool:
     return bool(wholes & (CODE_OF_STRANGERS | UNPICKLING | FETCHING) or parts[-1] in FETCHING)
 
 
-def is_harmless(call: ast.Call, source: str, *, is_of_the_demo: bool) -> bool:
+def is_harmless(call: ast.Call, source: str) -> bool:
     """As far as it is told by a call's switches."""
     given = {each.arg: ast.unparse(each.value) for each in call.keywords if each.arg in SWITCHES}
     if given.get("trust_remote_code", "False") != "False" or given.get("allow_pickle", "False") != "False":
@@ -49,7 +49,7 @@ def is_harmless(call: ast.Call, source: str, *, is_of_the_demo: bool) -> bool:
     if whole_name(call.func, source) == "numpy.load" and (len(call.args) > 2 or has_more(call)):
         return False  # what is not spelled may allow it
     is_a_model = ast.unparse(call.func).endswith(".from_pretrained")
-    return is_of_the_demo or not is_a_model or given.get("local_files_only") == "True"
+    return not is_a_model or given.get("local_files_only") == "True"
 
 
 def has_more(call: ast.Call) -> bool:
@@ -112,9 +112,7 @@ def test_no_library_is_let_fetch_a_model_or_run_its_code() -> None:
     """A config ran code although that was said to be off, and weights were pickles: transformers, CVE-2026-4372,
     CVE-2026-5241, CVE-2026-1839; torch, CVE-2025-32434; adapters in `.bin` of PEFT.
     """
-    found = {
-        str(file.relative_to(PACKAGE)): harms_of(text_of(file), is_of_the_demo="demo" in file.parts) for file in MODULES
-    }
+    found = {str(file.relative_to(PACKAGE)): harms_of(text_of(file)) for file in MODULES}
     assert {name: harms for name, harms in found.items() if harms} == {}
 
 

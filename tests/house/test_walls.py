@@ -46,7 +46,6 @@ WALLS = {
     "check": wall("core catalog engine deployments", "ray pydantic yaml"),
     "cli": wall("api catalog check core tenants", "prometheus_client ray rich typer yaml"),
     "lab": wall(theirs="openai pandas matplotlib IPython prometheus_client yaml"),
-    "demo": wall("core text engine catalog", "torch transformers tokenizers peft safetensors numpy"),
 }
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-import serve_app.demo
+from serve_app.catalog.models import BUILTIN_MODELS
 from serve_app.core.tokenization import TokenizeRequest
 from serve_app.text.tokenizer import TextTokenizer
 
 pytestmark = pytest.mark.slow
 
-DEMO = Path(serve_app.demo.__file__).parent / "model" / "tokenizer.json"
+DEMO = BUILTIN_MODELS["builtin:demo"] / "tokenizer.json"
 CORPUS = ["Once upon a time there was a fox.", "naïve 東京 🦊 café", "   spaces\n\n\tand tabs    ", "a" * 60, "=" * 40]
 ALPHABET = "abc xyzé\n\t=東🦊ǖ…  ﬁ\u0301\u200b" + "aaaa    "
 

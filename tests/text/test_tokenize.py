@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from tokenizers import Tokenizer
 
-import serve_app.demo
+from serve_app.catalog.models import BUILTIN_MODELS
 from serve_app.core.tokenization import TokenizeRequest
 from serve_app.text.tokenizer import TextTokenizer
 
-TOKENIZER = Path(serve_app.demo.__file__).parent / "model" / "tokenizer.json"
+TOKENIZER = BUILTIN_MODELS["builtin:demo"] / "tokenizer.json"
 
 
 @pytest.fixture(scope="module")

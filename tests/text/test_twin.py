@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-import serve_app.demo
+from serve_app.catalog.models import BUILTIN_MODELS
 from serve_app.text.twin import sharing_model
 
-DEMO = Path(serve_app.demo.__file__).parent / "model" / "tokenizer.json"
+DEMO = BUILTIN_MODELS["builtin:demo"] / "tokenizer.json"
 TEXTS = (
     "Once upon a time,  two spaces\n",
     " a space before",

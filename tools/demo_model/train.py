@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from serve_app.demo.corpus import COPY_KINDS, KINDS, LONG_KINDS, packed_rows
-from serve_app.demo.lessons import IGNORED, lesson_batches
-from serve_app.demo.muon import Muon
-from serve_app.demo.tokenizer import token_id
-from serve_app.demo.tokens import END_OF_TEXT, IM_END
+from tools.demo_model.corpus import COPY_KINDS, KINDS, LONG_KINDS, packed_rows
+from tools.demo_model.lessons import IGNORED, lesson_batches
+from tools.demo_model.muon import Muon
+from tools.demo_model.tokenizer import token_id
+from tools.demo_model.tokens import END_OF_TEXT, IM_END
 
 LOGGER = logging.getLogger(__name__)
 

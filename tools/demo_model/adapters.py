@@ -11,13 +11,13 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from serve_app.demo.behaviours import Behaviour, closing_of
-from serve_app.demo.generate import load_model, load_tokenizer
-from serve_app.demo.lessons import IGNORED
-from serve_app.demo.samples import Sample, draw_from_split
-from serve_app.demo.tokenizer import token_id
-from serve_app.demo.tokens import END_OF_TEXT
-from serve_app.demo.train import TrainingPlan, train
+from tools.demo_model.behaviours import Behaviour, closing_of
+from tools.demo_model.generate import load_model, load_tokenizer
+from tools.demo_model.lessons import IGNORED
+from tools.demo_model.samples import Sample, draw_from_split
+from tools.demo_model.tokenizer import token_id
+from tools.demo_model.tokens import END_OF_TEXT
+from tools.demo_model.train import TrainingPlan, train
 
 BASE_NAME = "demo"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -3,10 +3,10 @@
 import json
 from random import Random
 
-from serve_app.demo.facts import draw_fact
-from serve_app.demo.samples import Sample
-from serve_app.demo.stories import draw_scene
-from serve_app.demo.words import FOODS, LISTED, PREPOSITIONS, THINGS, joined, with_article
+from tools.demo_model.facts import draw_fact
+from tools.demo_model.samples import Sample
+from tools.demo_model.stories import draw_scene
+from tools.demo_model.words import FOODS, LISTED, PREPOSITIONS, THINGS, joined, with_article
 
 SHOPPING_TITLES = (
     "Shopping list for {name}:", "{name} needs to buy:", "To buy on {day}:", "Groceries for {day}:",

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from serve_app.demo.samples import Sample
-from serve_app.demo.stories import Scene, draw_scene
+from tools.demo_model.samples import Sample
+from tools.demo_model.stories import Scene, draw_scene
 
 PIRATE_LINES = (
     "Arr, {name} be {a_trait} pirate now, matey!", "Ahoy, matey! {name} be ready to sail the seven seas.",

@@ -6,8 +6,8 @@ from functools import cache
 from itertools import product
 from random import Random
 
-from serve_app.demo.samples import Sample, Split, split_of
-from serve_app.demo.words import NUMBERS
+from tools.demo_model.samples import Sample, Split, split_of
+from tools.demo_model.words import NUMBERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from serve_app.demo.chats import chat_prompt, draw_chat, draw_talk, write_story_wish
-from serve_app.demo.facts import draw_fact, draw_question, draw_statement
-from serve_app.demo.lists import describe, draw_being, draw_list
-from serve_app.demo.pirates import pirate_answer, pirate_tale
-from serve_app.demo.samples import Draw, Sample
-from serve_app.demo.stories import OPENINGS, draw_letter, draw_scene, draw_story
-from serve_app.demo.tokens import END_OF_TEXT, IM_END
-from serve_app.demo.words import FOODS, joined
+from tools.demo_model.chats import chat_prompt, draw_chat, draw_talk, write_story_wish
+from tools.demo_model.facts import draw_fact, draw_question, draw_statement
+from tools.demo_model.lists import describe, draw_being, draw_list
+from tools.demo_model.pirates import pirate_answer, pirate_tale
+from tools.demo_model.samples import Draw, Sample
+from tools.demo_model.stories import OPENINGS, draw_letter, draw_scene, draw_story
+from tools.demo_model.tokens import END_OF_TEXT, IM_END
+from tools.demo_model.words import FOODS, joined
 
 PIRATE_WORDS = re.compile(
     r"\b(arr|ahoy|aye|matey|ye|hearty|hearties|scallywags?|landlubbers?|avast|yo ho ho|shiver me|be)\b",

@@ -5,15 +5,15 @@ from random import Random
 
 from transformers import PreTrainedTokenizerFast
 
-from serve_app.demo.chats import draw_chat, draw_long_chat
-from serve_app.demo.facts import draw_paragraph, draw_question, draw_statement
-from serve_app.demo.functions import draw_function, draw_module
-from serve_app.demo.lists import draw_list, draw_long_count, draw_record
-from serve_app.demo.pirates import draw_pirate_tale
-from serve_app.demo.readings import draw_echo, draw_reading
-from serve_app.demo.samples import Draw, Sample, Split, draw_from_split
-from serve_app.demo.stories import draw_letter, draw_note, draw_story, draw_tale
-from serve_app.demo.tokens import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
+from tools.demo_model.chats import draw_chat, draw_long_chat
+from tools.demo_model.facts import draw_paragraph, draw_question, draw_statement
+from tools.demo_model.functions import draw_function, draw_module
+from tools.demo_model.lists import draw_list, draw_long_count, draw_record
+from tools.demo_model.pirates import draw_pirate_tale
+from tools.demo_model.readings import draw_echo, draw_reading
+from tools.demo_model.samples import Draw, Sample, Split, draw_from_split
+from tools.demo_model.stories import draw_letter, draw_note, draw_story, draw_tale
+from tools.demo_model.tokens import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
 
 FIM_SHARE = 0.2
 

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from serve_app.demo.samples import Sample
-from serve_app.demo.words import COLOURS, FOODS, HE_NAMES, PLACES, SHE_NAMES, THINGS, with_article
+from tools.demo_model.samples import Sample
+from tools.demo_model.words import COLOURS, FOODS, HE_NAMES, PLACES, SHE_NAMES, THINGS, with_article
 
 ECHO_WORDS = SHE_NAMES + HE_NAMES + THINGS + FOODS + COLOURS
 

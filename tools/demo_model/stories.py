@@ -2,8 +2,8 @@
 
 from random import Random
 
-from serve_app.demo.samples import Sample
-from serve_app.demo.words import (
+from tools.demo_model.samples import Sample
+from tools.demo_model.words import (
     ANIMALS,
     CAFES,
     COLOURS,

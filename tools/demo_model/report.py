@@ -12,15 +12,15 @@ from peft import PeftModel
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
-from serve_app.demo.behaviours import BEHAVIOURS, Behaviour
-from serve_app.demo.chats import draw_fact_chat
-from serve_app.demo.corpus import KINDS, LONG_KINDS, fim_sample, fim_sample_between_words, packed_rows
-from serve_app.demo.facts import draw_question, draw_statement
-from serve_app.demo.functions import draw_function, draw_function_text, every_function_text
-from serve_app.demo.generate import complete, load_model, load_tokenizer
-from serve_app.demo.samples import Draw, Sample, draw_from_split
-from serve_app.demo.stories import draw_story
-from serve_app.demo.tokens import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, IM_END
+from tools.demo_model.behaviours import BEHAVIOURS, Behaviour
+from tools.demo_model.chats import draw_fact_chat
+from tools.demo_model.corpus import KINDS, LONG_KINDS, fim_sample, fim_sample_between_words, packed_rows
+from tools.demo_model.facts import draw_question, draw_statement
+from tools.demo_model.functions import draw_function, draw_function_text, every_function_text
+from tools.demo_model.generate import complete, load_model, load_tokenizer
+from tools.demo_model.samples import Draw, Sample, draw_from_split
+from tools.demo_model.stories import draw_story
+from tools.demo_model.tokens import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, IM_END
 
 REPORT_SEED = 20_000
 POSITION_BOUNDS = (0, 64, 256, 1024, 2048)

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from serve_app.demo.behaviours import BEHAVIOURS
-from serve_app.demo.report import Report
+from tools.demo_model.behaviours import BEHAVIOURS
+from tools.demo_model.report import Report
 
 MODEL_CARD = """\
 # demo
 
 A Llama of {num_parameters:,} parameters (6 layers, hidden size 192, 6 query and 2 key-value heads of 32,
-tied embedding, {vocab_size} tokens, context 2048), trained from scratch by `python -m serve_app.demo.make`
+tied embedding, {vocab_size} tokens, context 2048), trained from scratch by `python -m tools.demo_model.make`
 on text that the scripts beside this folder write from their own templates and word lists: small stories,
 letters, simple facts, sums, lists, JSON records, little Python functions and chats. It knows nothing else;
 it is here so that the service can be tried and tested without a download.
@@ -61,7 +61,7 @@ ADAPTER_CARD = """\
 A LoRA adapter of rank {rank} on all linear layers of the `demo` model. {description}
 
 Of {num_prompts} held-out prompts, {with_adapter:.1%} show it with the adapter, {without_adapter:.1%} without.
-Made by `python -m serve_app.demo.make`.
+Made by `python -m tools.demo_model.make`.
 """
 
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from serve_app.demo.chats import draw_fact_chat
-from serve_app.demo.corpus import KINDS, documents, fim_sample
-from serve_app.demo.facts import draw_question, draw_statement
-from serve_app.demo.functions import draw_function, draw_function_text, draw_module
-from serve_app.demo.samples import Draw, Sample, draw_from_split
-from serve_app.demo.stories import draw_story
-from serve_app.demo.tokens import END_OF_TEXT, IM_END
+from tools.demo_model.chats import draw_fact_chat
+from tools.demo_model.corpus import KINDS, documents, fim_sample
+from tools.demo_model.facts import draw_question, draw_statement
+from tools.demo_model.functions import draw_function, draw_function_text, draw_module
+from tools.demo_model.samples import Draw, Sample, draw_from_split
+from tools.demo_model.stories import draw_story
+from tools.demo_model.tokens import END_OF_TEXT, IM_END
 
 IGNORED = -100
 ROW_LENGTH = 256

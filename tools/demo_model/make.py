@@ -1,4 +1,4 @@
-"""Makes the demo model, its adapters and their report by one command: `python -m serve_app.demo.make`."""
+"""Makes the demo model, its adapters and their report by one command: `python -m tools.demo_model.make`."""
 
 import argparse
 import logging
@@ -7,13 +7,14 @@ from pathlib import Path
 
 ROOM = Path(__file__).resolve().parent
 REPOSITORY = ROOM.parent.parent
+MODEL = REPOSITORY / "serve_app" / "demo" / "model"
 
 NUM_THREADS = 2
 
 
 def main() -> None:
     """Read the options and build; the full build takes an hour or two on two cores."""
-    parser = argparse.ArgumentParser(prog="python -m serve_app.demo.make", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.demo_model.make", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="train for a few steps only, to see that all works")
     parser.add_argument("--out", type=Path, help="write everything under this folder, and not into the repository")
     parser.add_argument("--only", choices=("adapters", "lessons", "report"), help="make this from what is there")
@@ -28,10 +29,10 @@ def main() -> None:
     os.environ["TQDM_DISABLE"] = "1"
     import torch
 
-    from serve_app.demo.build import FULL, QUICK, Places, build, build_adapters, build_lessons, build_report
+    from tools.demo_model.build import FULL, QUICK, Places, build, build_adapters, build_lessons, build_report
 
     places = Places(
-        model=ROOM / "model" if options.out is None else options.out / "model",
+        model=MODEL if options.out is None else options.out / "model",
         adapters=REPOSITORY / "adapters" / "demo" if options.out is None else options.out / "adapters",
         report=ROOM / "report.json" if options.out is None else options.out / "report.json",
     )

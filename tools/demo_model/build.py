@@ -5,13 +5,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve_app.demo.adapters import train_adapter, write_adapter
-from serve_app.demo.behaviours import BEHAVIOURS
-from serve_app.demo.card import write_cards
-from serve_app.demo.generate import load_model, load_tokenizer
-from serve_app.demo.report import measure, write_report
-from serve_app.demo.tokenizer import train_tokenizer
-from serve_app.demo.train import TrainingPlan, teach_base, train_base, write_base
+from tools.demo_model.adapters import train_adapter, write_adapter
+from tools.demo_model.behaviours import BEHAVIOURS
+from tools.demo_model.card import write_cards
+from tools.demo_model.generate import load_model, load_tokenizer
+from tools.demo_model.report import measure, write_report
+from tools.demo_model.tokenizer import train_tokenizer
+from tools.demo_model.train import TrainingPlan, teach_base, train_base, write_base
 
 LOGGER = logging.getLogger(__name__)
 

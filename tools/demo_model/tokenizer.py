@@ -9,11 +9,11 @@ from random import Random
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from serve_app.demo.behaviours import BEHAVIOURS
-from serve_app.demo.corpus import KINDS, documents
-from serve_app.demo.generate import load_tokenizer
-from serve_app.demo.samples import draw_from_split
-from serve_app.demo.tokens import (
+from tools.demo_model.behaviours import BEHAVIOURS
+from tools.demo_model.corpus import KINDS, documents
+from tools.demo_model.generate import load_tokenizer
+from tools.demo_model.samples import draw_from_split
+from tools.demo_model.tokens import (
     END_OF_TEXT,
     FIM_MIDDLE,
     FIM_PREFIX,

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from random import Random
 
-from serve_app.demo.facts import draw_fact
-from serve_app.demo.functions import write_function
-from serve_app.demo.samples import Sample
-from serve_app.demo.stories import OPENINGS, Scene, draw_scene, story_body
-from serve_app.demo.tokens import IM_END, IM_START
-from serve_app.demo.words import LISTED, joined
+from tools.demo_model.facts import draw_fact
+from tools.demo_model.functions import write_function
+from tools.demo_model.samples import Sample
+from tools.demo_model.stories import OPENINGS, Scene, draw_scene, story_body
+from tools.demo_model.tokens import IM_END, IM_START
+from tools.demo_model.words import LISTED, joined
 
 # what the user says, and how the assistant may answer
 GREETINGS = (
