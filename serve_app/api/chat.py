@@ -18,10 +18,11 @@ from serve_app.api.forms.numbers import Integer
 from serve_app.api.forms.shared import FLAG
 from serve_app.api.groups.conversed import Conversed, conversation_of
 from serve_app.api.parameters import PARAMETERS, declared
+from serve_app.core.cards import ModelCard
 from serve_app.core.conversation import Conversation
 from serve_app.core.images import Image
 from serve_app.core.request import Prompt
-from serve_app.core.tools import Tools
+from serve_app.core.tools import Tool, Tools
 
 MAX_TOP_LOGPROBS = 20
 THINK = "</think>"
@@ -44,9 +45,12 @@ class ChatRequest(Conversed, CompletionRequest):
             return tools
         return replace(tools, is_parallel=tools.choice.mode != "required")
 
-    def conversation(self, template: str) -> Conversation:
-        tools = () if self.tool_use.choice.mode == "none" else self.tool_use.sent
-        return conversation_of(self, template, tools=tools)
+    @property
+    def tools_in_prompt(self) -> tuple[Tool, ...]:
+        return () if self.tool_use.choice.mode == "none" else self.tool_use.sent
+
+    def conversation(self, card: ModelCard) -> Conversation:
+        return conversation_of(self, card, tools=self.tools_in_prompt)
 
     def images_of(self, part: int) -> tuple[Image, ...]:
         return images_of(self.messages)

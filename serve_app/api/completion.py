@@ -21,9 +21,11 @@ from serve_app.api.groups.stopping import Stopping
 from serve_app.api.groups.suffixed import Suffixed
 from serve_app.api.groups.target import Target
 from serve_app.api.limits import DEFAULT_LIMITS
+from serve_app.core.cards import ModelCard
 from serve_app.core.conversation import Conversation
 from serve_app.core.images import Image
 from serve_app.core.request import Prompt
+from serve_app.core.tools import Tool
 
 SEED_BITS = 53
 """Of a seed that is drawn: as many as every JSON reader keeps."""
@@ -36,6 +38,7 @@ class CompletionRequest(
 
     max_tokens_name:    as the client spelled it;  sends_max_tokens: whether it is no dialect's default
     ignored_parameters: names that were sent and are nobody's
+    has_default_tool_prompt: the model's template shows no tools, so that a text of ours does; settled by the model
     max_total_tokens:   what all completions together may come to
     id_prefix:          of the response's id;  prompt_name: what is completed, as clients call it
     """
@@ -47,6 +50,7 @@ class CompletionRequest(
     max_tokens_name: Annotated[str, Field(exclude=True, repr=False)] = "max_tokens"
     sends_max_tokens: Annotated[bool, Field(exclude=True, repr=False)] = False
     ignored_parameters: Annotated[tuple[str, ...], Field(exclude=True, repr=False)] = ()
+    has_default_tool_prompt: Annotated[bool, Field(exclude=True, repr=False)] = False
     max_total_tokens: Annotated[int, Field(exclude=True, repr=False)] = DEFAULT_LIMITS.max_total_tokens
     dialect: Annotated[InstanceOf[Dialect], Field(default_factory=lambda: UNION, exclude=True, repr=False)]
 
@@ -111,8 +115,13 @@ class CompletionRequest(
             options.include_usage or not self.dialect.continuous_usage_needs_usage
         )
 
-    def conversation(self, template: str) -> Conversation | None:
-        """What this chat template of a model is to make the prompt of; None where there is a prompt."""
+    @property
+    def tools_in_prompt(self) -> tuple[Tool, ...]:
+        """Those that the model is told of before it begins."""
+        return ()
+
+    def conversation(self, card: ModelCard) -> Conversation | None:
+        """What this model's chat template is to make the prompt of; None where there is a prompt."""
         return None
 
     def splits_reasoning(self, template: str) -> bool:

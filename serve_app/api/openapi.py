@@ -48,6 +48,10 @@ TOLD_HEADERS: dict[str, Any] = {
         "description": "Where there is a suffix: whether the model filled the gap before it, or it was appended.",
         "schema": {"enum": ["fim", "append"]},
     },
+    "X-Tool-Prompt": {
+        "description": "Where a default text shows the model the tools, as its chat template does not.",
+        "schema": {"const": "default"},
+    },
     "X-Truncated-Prompt-Tokens": {"description": "Tokens that prompts lost at their beginning.", "schema": STRING},
 }
 DIALECT_HEADER: dict[str, Any] = {

@@ -10,6 +10,7 @@ from serve_app.core.delta import Usage
 IGNORED = "x-ignored-parameters"
 SEED = "x-seed"
 SUFFIX_MODE = "x-suffix-mode"
+TOOL_PROMPT = "x-tool-prompt"
 TRUNCATED = "x-truncated-prompt-tokens"
 UNENFORCED = "x-unenforced-formats"
 MAX_NAME_CHARS = 64
@@ -26,6 +27,8 @@ def response_headers(request: CompletionRequest, usage: Usage | None = None) -> 
         headers.append((SEED, str(request.seed)))
     if request.suffix_mode is not None and (request.suffix or request.gap is not None):
         headers.append((SUFFIX_MODE, request.suffix_mode.value))
+    if request.has_default_tool_prompt:
+        headers.append((TOOL_PROMPT, "default"))
     if usage is not None and usage.truncated_tokens:
         headers.append((TRUNCATED, str(usage.truncated_tokens)))
     if usage is not None and usage.unenforced_formats:

@@ -69,7 +69,7 @@ class TokenizeCall:
         """What this model is asked."""
         if self.conversed is None:
             return self.request
-        return replace(self.request, conversation=conversation_of(self.conversed, card.chat_template, tools=self.tools))
+        return replace(self.request, conversation=conversation_of(self.conversed, card, tools=self.tools))
 
     def answer(self, found: Tokenization, *, max_model_len: int) -> dict[str, object]:
         """llama.cpp's `tokens` with vLLM's `count` and `max_model_len` beside them."""

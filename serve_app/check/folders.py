@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 
 from serve_app.catalog.adapters import WEIGHTS, read_adapters
-from serve_app.catalog.chat_template import chat_template_of
+from serve_app.catalog.chat_template import chat_templates_of
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.check.findings import Finding, Path, Severity
@@ -34,11 +34,13 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
 
     try:
         needs_of(args)
+        if args.chat_template is None:
+            chat_templates_of(locate_model(args.path), None)
     except (CatalogError, ModelNotSupported, OSError) as error:
         yield Finding(path=(*path, "path"), message=str(error))
     if args.chat_template is not None:
         try:
-            chat_template_of(FilePath(), args.chat_template)
+            chat_templates_of(FilePath(), args.chat_template)
         except CatalogError as error:
             yield Finding(path=(*path, "chat_template"), message=str(error))
     if args.adapters is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serve_app.catalog.adapters import CONFIG, read_adapter, read_records
-from serve_app.catalog.chat_template import chat_template_of
+from serve_app.catalog.chat_template import chat_templates_of
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.models import locate_model, read_model_folder
 
@@ -33,7 +33,7 @@ def check_model_folder(path: str, *, dtype: str) -> FolderReport:
     try:
         folder = read_model_folder(locate_model(path))
         judged = judge(folder.path)
-        template = chat_template_of(folder.path, None)
+        templates = chat_templates_of(folder.path, None)
         num_bytes = weight_bytes_on_cpu(judged, dtype)
     except (CatalogError, ModelNotSupported, OSError) as error:
         return FolderReport(name=path, facts={}, reason=str(error))
@@ -41,7 +41,7 @@ def check_model_folder(path: str, *, dtype: str) -> FolderReport:
         "family": judged.config.model_type,
         "max_model_len": judged.max_model_len,
         "weight_bytes": num_bytes,
-        "has_chat_template": bool(template),
+        "has_chat_template": bool(templates),
         "sees": judged.sight is not None and not isinstance(judged.sight, str),
     }
     return FolderReport(name=path, facts=facts)

@@ -13,6 +13,8 @@ from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef, Part
 from serve_app.core.prompt_length import PromptLength
 from serve_app.core.tools import ToolParserName
 
+ToolPrompt = Literal["template", "prompt", "refuse"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterCard:
@@ -77,6 +79,8 @@ class ModelCard:
     kv_cache_bytes: what one replica may hold in keys and values
     tool_parser: the form that its calls of tools have; None is the one that the template shows
     chat_template: of the model's folder, as it is written there; "" is none
+    tool_template: for chats with tools, where that is another one
+    tool_prompt: what shows tools in a chat's prompt: its template, or a default text of ours; or they are refused
     records: what of its computations it gives away
     tokenizer: its class and the special tokens that it has a name for
     images: what a model with eyes says of images; None is a model of text
@@ -96,6 +100,8 @@ class ModelCard:
     max_waiting: int = 0
     kv_cache_bytes: int = 0
     chat_template: str = ""
+    tool_template: str = ""
+    tool_prompt: ToolPrompt = "template"
     tool_parser: ToolParserName | None = None
     records: RecordCard = field(default_factory=RecordCard)
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
@@ -108,6 +114,10 @@ class ModelCard:
     def usable_adapters(self) -> tuple[AdapterCard, ...]:
         """Those that can be asked for; an adapter's place here is its number in `lora`."""
         return tuple(card for card in self.adapters if card.is_usable)
+
+    def template_for(self, *, has_tools: bool) -> str:
+        """The chat template of a chat with tools, or without."""
+        return (self.tool_template if has_tools else "") or self.chat_template
 
     def has(self, model: ModelRef) -> bool:
         """Whether it has every adapter of the model in its version, and as many at once."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serve_app.catalog.adapters import read_records
-from serve_app.catalog.chat_template import chat_template_of
+from serve_app.catalog.chat_template import chat_templates_of
 from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.logs import log_as_configured
@@ -41,6 +41,7 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
 
     log_as_configured()
     folder = read_model_folder(locate_model(args.path))
+    templates = chat_templates_of(folder.path, args.chat_template)
     adapters = read_records(Path(args.adapters)) if args.adapters is not None else ()
     return ModelService.load(
         engine_config(args, folder.path),
@@ -49,7 +50,9 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
         root=args.path,
         created=folder.created,
         dialect=args.dialect,
-        chat_template=chat_template_of(folder.path, args.chat_template),
+        chat_template=templates.default,
+        tool_template=templates.tool_use,
+        tool_prompt=args.tools_without_template,
         tool_parser=args.tool_parser,
     )
 

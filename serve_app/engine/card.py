@@ -48,6 +48,7 @@ def template_of(card: ModelCard, tokenizer: TextTokenizer) -> ChatTemplate:
     """The model's chat template, ready to render."""
     return ChatTemplate(
         card.chat_template,
+        tool_template=card.tool_template,
         model_name=card.name,
         special_names=tuple(name for name, _ in tokenizer.special_names),
         special_tokens=dict(card.tokenizer.special_tokens),

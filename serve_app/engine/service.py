@@ -17,7 +17,7 @@ import torch
 from serve_app.constraints.compiler import Compiled, Compiler
 from serve_app.core.adapters import AdapterRecord
 from serve_app.core.backend import NOTHING
-from serve_app.core.cards import ModelCard, ReplicaCard
+from serve_app.core.cards import ModelCard, ReplicaCard, ToolPrompt
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound
 from serve_app.core.flow_usage import UsageReport
@@ -81,13 +81,15 @@ class ModelService:
             records=RecordBounds.of(engine.model.module, max_bytes=config.max_recorded_bytes),
         )
         self.looking = make_looking(engine.model, config)
-        self._card = replace(card, prompt_length=self._preparation.length)
         self._replica_id = replica_id
         self._lanes = lanes or TokenizerLanes(config.max_waiting_chars)
         self._compiler = Compiler(
             lambda: vocabulary_of(tokenizer, engine.model.eos_token_ids), encode=tokenizer.encode_literal
         )
         self._template = template_of(card, tokenizer)
+        if self._template.shows_tools():
+            card = replace(card, tool_prompt="template")
+        self._card = replace(card, prompt_length=self._preparation.length)
         max_chars = self._preparation.max_chars
         self._tokenizations = Tokenizations(tokenizer, max_chars=max_chars, render=self._template.render)
         self._open = OpenRequests(config.max_num_sequences + config.max_waiting, clock)
@@ -113,6 +115,8 @@ class ModelService:
         created: int = 0,
         dialect: str | None = None,
         chat_template: str = "",
+        tool_template: str = "",
+        tool_prompt: ToolPrompt = "prompt",
         tool_parser: ToolParserName | None = None,
         clock: Callable[[], float] = time.monotonic,
         lanes: TokenizerLanes | None = None,
@@ -121,7 +125,8 @@ class ModelService:
 
         adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
         root:     what clients are told of where the weights came from; None is the folder
-        created, dialect, chat_template, tool_parser: written on the model's card, for the routers
+        created, dialect, chat_template, tool_template, tool_parser: written on the model's card, for the routers
+        tool_prompt: the same, unless the template shows tools itself
         Raises ModelNotSupported.
         """
         settle_memory()
@@ -135,7 +140,7 @@ class ModelService:
         card = model_card(
             config, model, tokenizer, cards, root=root, created=created, dialect=dialect, chat_template=chat_template
         )
-        card = replace(card, tool_parser=tool_parser)
+        card = replace(card, tool_parser=tool_parser, tool_template=tool_template, tool_prompt=tool_prompt)
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
     def start(self) -> None:

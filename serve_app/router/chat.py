@@ -9,6 +9,7 @@ from functools import partial
 from serve_app.api.chat import ChatRequest
 from serve_app.api.chat_responses import ASSISTANT, CHAT_CHUNK_OBJECT, CHAT_OBJECT, ChatChoice
 from serve_app.api.chunks import ChunkWriter, written_message
+from serve_app.api.forms.messages import text_of
 from serve_app.api.fragments import Fragment
 from serve_app.api.responses import ResponseHead, completion_body
 from serve_app.core.delta import PromptReport
@@ -90,7 +91,7 @@ class ChatComposer:
     def _before(self, report: PromptReport) -> str:
         """What stands before the message: the end of the prompt, or the message that is gone on with."""
         if self._request.continue_final_message:
-            return str(self._request.messages[-1]["content"])
+            return text_of(self._request.messages[-1])
         return report.tail
 
     def _choice(self, event: Event) -> ChatChoice:

@@ -22,7 +22,7 @@ from serve_app.router.calling import constraint_of
 from serve_app.router.recording import record_wanted
 from serve_app.router.sampling import lower_sampling, unencoded
 from serve_app.tools.demands import call_constraint
-from serve_app.tools.forms import AnyForm, form_for
+from serve_app.tools.forms import HERMES, AnyForm, form_for
 
 CardOf = Callable[[ModelRef], ModelCard]
 
@@ -50,6 +50,13 @@ class Target:
 
     model: ModelRef
     card: ModelCard
+
+
+def call_form(card: ModelCard) -> AnyForm:
+    """The form of calls in a model's chats: where a default text shows it the tools, the one that the text asks for."""
+    if card.tool_prompt == "prompt":
+        return HERMES
+    return form_for(card.template_for(has_tools=True), card.tool_parser)
 
 
 def lower(
@@ -102,7 +109,7 @@ def _lowered(
     share, salt = tenant.share, _salt(tenant, request.cache_salt)
 
     def one(part: int, target: Target) -> GenerationRequest:
-        template, form = target.card.chat_template, form_for(target.card.chat_template, target.card.tool_parser)
+        template, form = target.card.chat_template, call_form(target.card)
         return GenerationRequest(
             request_id=f"{response_id}/{part}",
             model=target.model,
@@ -120,7 +127,7 @@ def _lowered(
             skips_special_tokens=request.skip_special_tokens and not _has_special_marks(request, form),
             constraint=_constraint(request, form),
             record=record_wanted(request, target.card),
-            conversation=request.conversation(template),
+            conversation=request.conversation(target.card),
             reports_tail=request.splits_reasoning(template),
             is_read_whole=not request.stream,
             context=context,

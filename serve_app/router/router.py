@@ -23,11 +23,11 @@ from serve_app.router.account import Permit, Rates
 from serve_app.router.admission import Admission, Ticket
 from serve_app.router.books import Books
 from serve_app.router.fleet import Fleet
-from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_response_id
+from serve_app.router.lower import Resolve, Wanted, call_form, lower, model_param, new_response_id
 from serve_app.router.placement import Placement
 from serve_app.router.run import Run, RunSettings
 from serve_app.router.suffixes import with_suffix_mode
-from serve_app.tools.forms import JSON, AnyForm, form_for
+from serve_app.tools.forms import JSON, AnyForm
 
 MAX_ASKED = 64
 """Of a list of models that was not checked yet, so many are asked for their dialect."""
@@ -171,15 +171,18 @@ class Router:
     def call_forms_of(self, run: Run) -> tuple[AnyForm, ...]:
         """The form of calls of the model of each part of a run."""
         cards = [self.view.cards.get(request.model.base) for request in run.requests]
-        return tuple(JSON if card is None else form_for(card.chat_template, card.tool_parser) for card in cards)
+        return tuple(JSON if card is None else call_form(card) for card in cards)
 
     def settled(self, request: CompletionRequest) -> CompletionRequest:
         """The request with what follows from its models alone, of several what all can do. Raises as `open`."""
-        if not request.suffix and request.gap is None:
+        has_tools = bool(request.tools_in_prompt)
+        if not (has_tools or request.suffix or request.gap is not None):
             return request
         resolve = self._resolver(request)
         wanted = [Wanted(model=name, param=model_param(request, at)) for at, name in enumerate(request.models)]
         cards = [self._card_of(resolve(each)) for each in wanted]
+        if has_tools and any(card.tool_prompt == "prompt" for card in cards):
+            request = request.model_copy(update={"has_default_tool_prompt": True})
         return with_suffix_mode(request, next((card for card in cards if not card.fills_gaps), cards[0]))
 
     @property

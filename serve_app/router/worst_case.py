@@ -10,6 +10,8 @@ from serve_app.core.prices import Prices
 from serve_app.core.quotas import Amount
 from serve_app.core.request import GenerationRequest
 
+TOOL_PROMPT_ROOM = " " * 1000
+"""As long as the default text about tools, at least."""
 NUM_SPECIAL = 8
 """Tokens that a tokenizer may set before and behind a prompt."""
 
@@ -43,7 +45,7 @@ def _has_images(request: GenerationRequest) -> bool:
 def _num_bytes(request: GenerationRequest, card: ModelCard) -> int:
     texts = [*request.texts]
     if request.conversation is not None:
-        texts += [request.conversation.source, card.chat_template]
+        texts += [request.conversation.source, card.chat_template, card.tool_template, TOOL_PROMPT_ROOM]
     return request.prompt.num_ids + sum(
         [len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) for text in texts]
     )

@@ -10,14 +10,14 @@ from contextvars import copy_context
 from serve_app.core.conversation import Conversation, Rendering
 from serve_app.core.errors import InvalidRequest, Overloaded
 from serve_app.templates.limits import DEFAULT_LIMITS, TemplateLimits
-from serve_app.templates.render_process import Refused, Work
 from serve_app.templates.renderer import Renderer
+from serve_app.templates.rendering import Refused, Work
 
 
 class ChatTemplate:
     """Lives on one event loop, with threads that wait for the process. A short conversation never waits for long ones.
 
-    template: "" is none
+    template, tool_template: of all chats, and of those with tools where that is another one; "" is none
     special_names, special_tokens: of the model's tokenizer, see `Work`
     """
 
@@ -25,17 +25,19 @@ class ChatTemplate:
         self,
         template: str,
         *,
+        tool_template: str = "",
         model_name: str,
         special_names: tuple[str, ...] = (),
         special_tokens: Mapping[str, str] | None = None,
         limits: TemplateLimits = DEFAULT_LIMITS,
     ) -> None:
-        self._has_template = bool(template)
+        self._has_template = bool(template or tool_template)
         self._model_name = model_name
         self._limits = limits
         self._renderer = Renderer(
             Work(
                 template=template,
+                tool_template=tool_template,
                 special_names=special_names,
                 special_tokens=dict(special_tokens or {}),
                 limits=limits,
@@ -51,6 +53,10 @@ class ChatTemplate:
         """Do beforehand what the first conversation would wait for: the process, and the template in it."""
         if self._has_template:
             await asyncio.get_running_loop().run_in_executor(self._pools[0], self._renderer.begin)
+
+    def shows_tools(self) -> bool:
+        """Whether the template writes tools that it is given; True also where that cannot be found out. Blocks."""
+        return not self._has_template or self._renderer.shows_tools()
 
     async def render(self, conversation: Conversation) -> Rendering:
         """Raises InvalidRequest where nothing comes of it, Overloaded where too many wait."""

@@ -1,89 +1,98 @@
-"""Marks the characters of a conversation that could make a special token, so that they are known in the rendered text.
+"""Marks what a template itself writes of special tokens' names, so that all else is known to be a client's.
 
-What a template does to a text in between (cut, join, replace) does not take the marks off: a mark is one character in
-the place of another. So a special token whose name is put together from pieces is found out as well.
+The template is rendered twice: as it is, which gives the text, and with marks in the place of those characters in its
+own constants, which gives their places. What a client sent stays as it is, so a template finds in it what it looks for.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
-
-from serve_app.core.conversation import Rendering
+from collections.abc import Iterable, Iterator
 
 FIRST_MARK = 0xF0000  # a plane for private use, in which no text of the world stands
 TELLING = "|｜[]<>"
-"""A special token's name is known by the first of these that is in it, which templates themselves hardly look for."""
-MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""What templates do look for in messages; whole, it is no special token unless the tokenizer says so."""
-UNMARKED = frozenset({"role", "type"})
-"""Members whose values are words of ours."""
+"""A special token's name is known by the first of these that is in it."""
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Words that may stand in a special token between pieces of a template, as in `'<|' + message.role + '|>'`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """Which characters are marked, and by what.
+    """Marks for these special tokens that stand nowhere in `besides`."""
 
-    pattern: finds a character to be marked in its first group, or something to be passed over
-    by_char: the mark of each character;  end: a character of its own, which stands nowhere else
-    """
+    def __init__(self, special_names: Iterable[str], besides: str) -> None:
+        self._names = frozenset(filter(None, special_names))
+        self._lengths = sorted({len(name) for name in self._names}, reverse=True)
+        self._firsts = _any_of({name[0] for name in self._names})
+        self._telling = {next((char for char in TELLING if char in name), "") for name in self._names} - {""}
+        self._tells = _any_of(self._telling)
+        cuts = [(name[:at], name[at:]) for name in self._names for at in range(1, len(name))]
+        self._beginnings = {one for one, _ in cuts if not self._telling.isdisjoint(one)}
+        self._ends = {other for _, other in cuts if not self._telling.isdisjoint(other)}
+        chars = sorted({char for name in self._names for char in name} | self._telling)
+        start = FIRST_MARK
+        while re.search(f"[{chr(start)}-{chr(start + 2 * len(chars))}]", besides):
+            start += 2 * len(chars) + 1
+        self.end = chr(start)
+        self._whole = {char: chr(start + 1 + at) for at, char in enumerate(chars)}
+        self._piece = {char: chr(start + 1 + len(chars) + at) for at, char in enumerate(chars)}
+        self._taken = {ord(mark): char for each in (self._whole, self._piece) for char, mark in each.items()}
+        self._own = re.compile(f"[{chr(start)}-{chr(start + 2 * len(chars))}]")
 
-    pattern: re.Pattern[str]
-    by_char: dict[str, str]
-    end: str
+    def stand_in(self, text: str) -> bool:
+        """Whether the text has characters that are marks here."""
+        return self._own.search(text) is not None
 
-    def put(self, value: object) -> object:
-        """The same value with its strings marked, those of members' names too."""
-        match value:
-            case str():
-                return self.pattern.sub(self._marked, value)
-            case list():
-                return [self.put(element) for element in value]
-            case dict():
-                return {
-                    self.put(name): member if name in UNMARKED and isinstance(member, str) else self.put(member)
-                    for name, member in value.items()
-                }
-            case _:
-                return value
+    def put(self, text: str) -> str:
+        """Mark a template's constant: whole names, pieces of names at its ends, and telling characters."""
+        marked, done = [], 0
+        for start, end in self._spans(text):
+            if start >= done:
+                marked += [self._pieces(text[done:start]), "".join(self._whole[char] for char in text[start:end])]
+                done = end
+        return "".join([*marked, self._pieces(text[done:])])
 
-    def keep(self, text: str) -> str:
-        """Marks again where JSON in ASCII wrote escapes for them."""
-        for mark in (*self.by_char.values(), self.end):
-            text = text.replace(json.dumps(mark)[1:-1], mark)
-        return text
+    def take(self, marked: str) -> str:
+        """The text without marks."""
+        return marked.translate(self._taken)
 
-    def take(self, text: str) -> Rendering:
-        """The text without marks, and where they were."""
-        by_mark = {mark: char for char, mark in self.by_char.items()}
-        foreign = tuple(found.start() for found in re.finditer(f"[{''.join(by_mark)}]", text)) if by_mark else ()
-        return Rendering(text=text.translate({ord(mark): char for mark, char in by_mark.items()}), foreign=foreign)
+    def foreign(self, text: str, marked: str, source: str) -> tuple[int, ...]:
+        """Places of characters that the template did not write and that may be part of a special token.
 
-    def _marked(self, found: re.Match[str]) -> str:
-        return found[0] if found["char"] is None else self.by_char[found["char"]]
+        marked: the same text with marks;  source: all that a client sent
+        """
+        told = (each.start() for each in self._tells.finditer(text))
+        found = {at for at in told if marked[at] == text[at]}
+        whole, source = frozenset(self._whole.values()), source.lower()
+        for start, end in self._spans(text):
+            other = [at for at in range(start, end) if marked[at] not in whole]
+            letters = "".join(text[at] for at in other if marked[at] == text[at])
+            if letters and any(word not in ROLES and word in source for word in _words(letters.lower())):
+                found.add(other[0])
+        return tuple(sorted(found))
+
+    def _spans(self, text: str) -> Iterator[tuple[int, int]]:
+        """The longest name at each place where one begins."""
+        for found in self._firsts.finditer(text):
+            start = found.start()
+            for length in self._lengths:
+                if (name := text[start : start + length]) in self._names:
+                    yield start, start + len(name)
+                    break
+
+    def _pieces(self, text: str) -> str:
+        begin, end = 0, len(text)
+        for size in range(1, min(len(text), self._lengths[0] if self._lengths else 0) + 1):
+            begin = size if text[:size] in self._ends else begin
+            end = len(text) - size if text[-size:] in self._beginnings else end
+        return "".join(
+            self._piece[char] if char in self._telling or at < begin or at >= end else char
+            for at, char in enumerate(text)
+        )
 
 
-def marks_for(special_names: Iterable[str], besides: str) -> Marks:
-    """Marks that stand nowhere in `besides`, which is everything that is rendered."""
-    names = sorted(filter(None, special_names), key=len, reverse=True)
-    telling = {next((char for char in TELLING if char in name), "") for name in names} - {""}
-    plain = [name for name in names if not any(char in name for char in telling)]
-    passed = [each for each in MARKUP if each not in names]
-    chars = [f"[{re.escape(''.join(sorted(telling)))}]"] if telling else []
-    chars += [f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in plain]
-    pattern = f"(?:{'|'.join(map(re.escape, passed))})|(?P<char>{'|'.join(chars) or '(?!)'})"
-    marked = sorted(telling | {name[0] for name in plain})
-    marks = _unused(len(marked) + 1, besides)
-    return Marks(pattern=re.compile(pattern), by_char=dict(zip(marked, marks, strict=False)), end=marks[-1])
+def _words(letters: str) -> list[str]:
+    return re.findall(r"[^\W_]+", letters) or [letters]
 
 
-def _unused(count: int, text: str) -> list[str]:
-    found: list[str] = []
-    candidate = FIRST_MARK
-    while len(found) < count:
-        if chr(candidate) not in text:
-            found.append(chr(candidate))
-        candidate += 1
-    return found
+def _any_of(chars: set[str]) -> re.Pattern[str]:
+    return re.compile(f"[{re.escape(''.join(sorted(chars)))}]" if chars else "(?!)")

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,43 +18,12 @@ import jinja2
 
 from serve_app.apart.bounds import bound_memory, bound_time
 from serve_app.apart.forking import serve_forks, tell_who
-from serve_app.templates.environment import environment, variables_of
-from serve_app.templates.limits import TemplateLimits
-from serve_app.templates.marks import Marks, marks_for
+from serve_app.templates.messages import Shown
+from serve_app.templates.rendering import Refused, Templates, Work
 
-COMPILED = "compiled"
 COME = b"come"
 MAX_JOBS = 1000
 """Of one child, so that whatever it gathers is let go of."""
-MARKS_LEFT = "the template does not show the last message, which is to be continued"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What every rendering of a model begins with.
-
-    special_names:  of every special token
-    special_tokens: those that a template may ask for, by `bos_token` and the like
-    """
-
-    template: str
-    special_names: tuple[str, ...] = ()
-    special_tokens: Mapping[str, str] = field(default_factory=dict)
-    limits: TemplateLimits = field(default_factory=TemplateLimits)
-
-
-class Refused(Exception):
-    """Nothing comes of the rendering; the message says why."""
-
-
-class Keeper:
-    """Stands for the marks of the conversation that is rendered, which the template is compiled before."""
-
-    def __init__(self) -> None:
-        self.marks: Marks | None = None
-
-    def keep(self, text: str) -> str:
-        return text if self.marks is None else self.marks.keep(text)
 
 
 def prepare(work: Work) -> Callable[[Connection], None]:
@@ -63,8 +32,7 @@ def prepare(work: Work) -> Callable[[Connection], None]:
     Each is told to have come before it is looked at: what is lost behind that was lost to it.
     """
     bound_memory(work.limits.max_bytes)  # before anything is compiled, which computes what is constant
-    keeper = Keeper()
-    template = _compiled(work, keeper)
+    templates = _compiled(work)
 
     def take_many(connection: Connection) -> None:
         for _ in range(MAX_JOBS):
@@ -72,71 +40,55 @@ def prepare(work: Work) -> Callable[[Connection], None]:
             received = connection.recv_bytes()
             connection.send_bytes(COME)
             bound_time(cpu_s=work.limits.max_cpu_s, wall_s=work.limits.max_wall_s)
-            connection.send_bytes(_answer(json.loads(received), template, keeper, work=work))
+            connection.send_bytes(_answer(json.loads(received), templates))
             bound_time(cpu_s=0, wall_s=0)
 
     return take_many
 
 
-def rendered(
-    job: Mapping[str, Any], template: jinja2.Template, keeper: Keeper, *, work: Work
-) -> tuple[str, tuple[int, ...]]:
-    """The text, and where in it are characters that could make a special token and are not the template's.
-
-    Raises Refused, and whatever a template comes to.
-    """
-    source = job["source"]
-    marks = keeper.marks = marks_for(work.special_names, source + work.template)
-    members = marks.put(json.loads(source))
-    assert isinstance(members, dict)
-    if job["continues_last"]:
-        members["messages"][-1]["content"] = (members["messages"][-1].get("content") or "") + marks.end
-    pieces, num_chars = [], 0
-    for piece in template.generate(variables_of(members, work.special_tokens)):
-        pieces.append(piece)
-        num_chars += len(piece)
-        if num_chars > work.limits.max_chars:
-            raise Refused(f"it makes more than {work.limits.max_chars} characters of it")
-    text = "".join(pieces)
-    if job["continues_last"]:
-        text, end, _ = text.rpartition(marks.end)
-        if not end:
-            raise Refused(MARKS_LEFT)
-    taken = marks.take(text)
-    return taken.text, taken.foreign
-
-
-def _compiled(work: Work, keeper: Keeper) -> jinja2.Template | Refused:
-    """The template, once a child of ours has seen that compiling it ends well; or why there is none."""
+def _compiled(work: Work) -> Templates | Refused:
+    """The templates, once a child of ours has seen that compiling them ends well; or why there are none."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         bound_time(cpu_s=work.limits.max_cpu_s, wall_s=work.limits.max_wall_s)
         with suppress(BaseException):
-            os.write(writing, _try_to_compile(work, keeper).encode()[:500])
+            _try_to_compile(work, writing)
         os._exit(0)
     os.close(writing)
     with open(reading, encoding="utf-8", errors="replace") as told:
-        found = told.read()
+        found = [json.loads(line) for line in told]
     os.waitpid(child, 0)
-    if found != COMPILED:
-        return Refused(found or "it takes too much time or memory to compile")
-    return environment(keeper.keep).from_string(work.template)
+    if not found or "failure" in found[0]:
+        return Refused(found[0]["failure"] if found else "it takes too much time or memory to compile")
+    templates = Templates(work)
+    if len(found) > 1:  # else what it shows cannot be found out
+        one, other = found[1]["shown"]
+        templates.shown = Shown(**one), Shown(**other)
+    return templates
 
 
-def _try_to_compile(work: Work, keeper: Keeper) -> str:
+def _try_to_compile(work: Work, writing: int) -> None:
+    def tell(**found: object) -> None:
+        os.write(writing, json.dumps(found).encode() + b"\n")
+
     try:
-        environment(keeper.keep).from_string(work.template)
+        templates = Templates(work)
     except jinja2.TemplateSyntaxError as error:
-        return f"it cannot be compiled: {error.message} at line {error.lineno}"
-    return COMPILED
+        tell(failure=f"it cannot be compiled: {error.message} at line {error.lineno}"[:500])
+        return
+    tell()
+    tell(shown=[asdict(each) for each in templates.look()])
 
 
-def _answer(job: Mapping[str, Any], template: jinja2.Template | Refused, keeper: Keeper, *, work: Work) -> bytes:
+def _answer(job: Mapping[str, Any], templates: Templates | Refused) -> bytes:
+    """source: what is to be rendered; None only asks whether tools are shown"""
     try:
-        if isinstance(template, Refused):
-            raise template
-        text, foreign = rendered(job, template, keeper, work=work)
+        if isinstance(templates, Refused):
+            raise templates
+        if job["source"] is None:
+            return json.dumps({"shows_tools": templates.shown[1].tools}).encode()
+        text, foreign = templates.render(job["source"], continues_last=job["continues_last"])
         return json.dumps({"text": text, "foreign": foreign}, ensure_ascii=False).encode()
     except Refused as refused:
         why = str(refused)
@@ -146,8 +98,7 @@ def _answer(job: Mapping[str, Any], template: jinja2.Template | Refused, keeper:
         why = "it takes too much memory"
     except Exception as error:
         why = f"it fails with {type(error).__name__}: {error}"
-    shown = keeper.marks.take(why).text if keeper.marks is not None else why
-    return json.dumps({"refused": shown[:500].rstrip(".")}).encode()
+    return json.dumps({"refused": why[:500].rstrip(".")}).encode()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 from serve_app.apart.fork_server import ForkServer, await_answer
 from serve_app.core.conversation import Conversation, Rendering
 from serve_app.core.errors import EngineFailed
-from serve_app.templates.render_process import COME, Refused, Work
+from serve_app.templates.render_process import COME
+from serve_app.templates.rendering import Refused, Work
 
 BEGIN_S = 10.0
 """For which a child is waited for that nobody needs yet."""
@@ -59,13 +61,24 @@ class Renderer:
 
     def render(self, conversation: Conversation) -> Rendering:
         """Blocks for `max_wall_s` at most, and for the process to begin. Raises Refused, EngineFailed."""
-        job = {"source": conversation.source, "continues_last": conversation.continues_last}
+        answer = self._answered({"source": conversation.source, "continues_last": conversation.continues_last})
+        return Rendering(text=answer["text"], foreign=tuple(answer["foreign"]))
+
+    def shows_tools(self) -> bool:
+        """Whether the template writes tools; True where nothing can be rendered. Blocks. Raises EngineFailed."""
+        try:
+            return bool(self._answered({"source": None})["shows_tools"])
+        except Refused:
+            return True
+
+    def _answered(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises Refused, EngineFailed."""
         child = self._taken(json.dumps(job, ensure_ascii=False).encode())
         try:
             answer = self._answer(child)
         except (EOFError, OSError):
             child.connection.close()
-            logger.info("a conversation of %d characters was not rendered in time", len(conversation.source))
+            logger.info("a conversation of %d characters was not rendered in time", len(job["source"] or ""))
             raise Refused("it takes too much time or memory to render") from None
         if child.is_courteous:
             child.connection.close()
@@ -74,7 +87,7 @@ class Renderer:
                 self._idle.append(child)
         if "refused" in answer:
             raise Refused(answer["refused"])
-        return Rendering(text=answer["text"], foreign=tuple(answer["foreign"]))
+        return answer
 
     def close(self) -> None:
         """End the process; renderings that run end with it or by their own clocks."""

@@ -12,10 +12,11 @@ from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parse import CHAT, parse_request
+from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 
 USER = {"role": "user", "content": "Hello"}
-DEEP = '{"a":' * 70 + "1" + "}" * 70
+TOOL = {"type": "function", "function": {"name": "f"}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"q": "é"}'}}
 
 
@@ -30,9 +31,14 @@ def refusal(**members: Any) -> InvalidRequest:
     return caught.value
 
 
+def card(template: str = "", **members: Any) -> ModelCard:
+    return ModelCard(
+        name="tiny", root="", created=0, max_model_len=64, vocab_size=64, chat_template=template, **members
+    )
+
+
 def variables(request: ChatRequest, template: str = "") -> dict[str, Any]:
-    conversation = request.conversation(template)
-    assert conversation is not None
+    conversation = request.conversation(card(template))
     found: dict[str, Any] = json.loads(conversation.source)
     return found
 
@@ -41,22 +47,25 @@ def variables(request: ChatRequest, template: str = "") -> dict[str, Any]:
     ("sent", "read"),
     [
         (USER, USER),
-        ({**USER, "name": "ann", "odd": 1, "tool_calls": None}, {**USER, "name": "ann"}),
-        ({"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-         {"role": "system", "content": "a\nb"}),
+        ({**USER, "name": "ann", "odd": 1, "tool_calls": None}, {**USER, "name": "ann", "odd": 1}),
+        ({"role": "system", "content": [{"type": "text", "text": "a", "odd": 1}, {"type": "refusal", "refusal": "b"}]},
+         {"role": "system", "content": [{"type": "text", "text": "a", "odd": 1}, {"type": "text", "text": "b"}]}),
         ({"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None, "audio": None},
-         {"role": "assistant", "content": "", "tool_calls": [
-             {"id": "c1", "type": "function", "function": {"name": "find", "arguments": {"q": "é"}}}]}),
+         {"role": "assistant", "content": None, "tool_calls": [CALL]}),
         ({"role": "assistant", "content": "x", "reasoning_content": "y", "tool_calls": []},
          {"role": "assistant", "content": "x", "reasoning_content": "y"}),
-        ({"role": "assistant", "content": None, "refusal": "no"}, {"role": "assistant", "content": ""}),
-        ({"role": "assistant", "content": None, "reasoning_content": "y", "tool_calls": None},
-         {"role": "assistant", "content": "", "reasoning_content": "y"}),
+        ({"role": "assistant", "content": None, "reasoning": "y", "tool_calls": None},
+         {"role": "assistant", "content": None, "reasoning": "y"}),
+        ({"role": "assistant", "thinking": "y"}, {"role": "assistant", "thinking": "y"}),
+        ({"role": "critic", "verdict": {"a": [1]}}, {"role": "critic", "verdict": {"a": [1]}}),
+        ({"role": "critic", "content": None}, {"role": "critic", "content": None}),
+        ({"role": "user", "content": [{"type": "thinking", "thinking": "a"}]},
+         {"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}),
         ({"role": "tool", "content": "5", "tool_call_id": "c1"},
          {"role": "tool", "content": "5", "tool_call_id": "c1"}),
     ],
 )  # fmt: skip
-def test_a_message_is_read_as_templates_expect_it(sent: dict[str, Any], read: dict[str, Any]) -> None:
+def test_a_message_is_read_as_it_was_sent(sent: dict[str, Any], read: dict[str, Any]) -> None:
     assert parsed(messages=[sent]).messages == (read,)
 
 
@@ -66,16 +75,16 @@ def test_a_message_is_read_as_templates_expect_it(sent: dict[str, Any], read: di
         ([], "messages", "a list of 1 to 4096 messages"),
         ("Hello", "messages", "a list of 1 to 4096 messages"),
         ([USER] * 4097, "messages", "found 4097 elements"),
-        ([USER, {"role": "bot", "content": "x"}], "messages[1]", "system, developer, user, assistant, tool"),
+        ([USER, {"role": "", "content": "x"}], "messages[1]", "system, developer, user, assistant, tool or one"),
+        ([USER, {"role": 5, "content": "x"}], "messages[1]", 'an object with a "role"'),
+        ([{"role": "assistant", "reasoning": 5}], "messages[0].reasoning", "a string; found 5"),
         ([{"role": "user"}], "messages[0].content", "a string or a list of parts; found null"),
         ([{"role": "user", "content": None}], "messages[0].content", "a string or a list of parts; found null"),
         ([{"role": "assistant"}], "messages[0].content", "a string or a list of parts; found null"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text", "a string; found null"),
         ([{"role": "user", "content": ["a"]}], "messages[0].content[0]", 'whose "type" is "text"'),
         ([{"role": "assistant", "tool_calls": []}], "messages[0].content", "found null"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}],
-         "messages[0].tool_calls[0].function.arguments", "JSON of one in a string"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": DEEP}}]}],
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}],
          "messages[0].tool_calls[0].function.arguments", "JSON of one in a string"),
         ([{"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}],
          "messages[0].tool_calls[0].function.name", "a non-empty string"),
@@ -171,12 +180,39 @@ def test_a_developer_is_the_system_to_a_template_that_knows_none() -> None:
     assert variables(request, "{% if role == 'developer' %}")["messages"][0]["role"] == "developer"
 
 
+@pytest.mark.parametrize("arguments", ['{"a": 1}', '{\n "q"', "null", "[1]", "", '{"a":' * 99, None, {"a": 1}])
+def test_a_call_comes_back_as_it_was_written(arguments: object) -> None:
+    """What a length cut off was a 400 on our own output: vLLM #43995."""
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    sent = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert variables(parsed(messages=[USER, sent]))["messages"][1] == sent
+
+
+def test_a_kind_of_part_that_the_template_does_not_know_is_refused_by_name() -> None:
+    request = parsed(messages=[{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}])
+    assert variables(request, "{% if part.type == 'thinking' %}")["messages"][0]["content"][0]["thinking"] == "a"
+    with pytest.raises(UnsupportedParameter, match='knows, as text; found "thinking"'):
+        request.conversation(card("{{ part.text }}"))
+
+
+def test_tools_are_given_to_their_own_template_or_refused_as_the_model_is_set() -> None:
+    request = parsed(tools=[TOOL])
+    assert variables(request)["tools"] == [TOOL]
+    with pytest.raises(UnsupportedParameter, match=r'"tools" must be absent for tiny.*tools_without_template: prompt'):
+        request.conversation(card(tool_prompt="refuse"))
+    unused = parsed(tools=[TOOL], tool_choice="none")
+    assert "tools" not in json.loads(unused.conversation(card(tool_prompt="refuse")).source)
+    two = card("{{ 'system' }}", tool_template="developer")
+    developer = [{"role": "developer", "content": "a"}]
+    roles = [json.loads(parsed(messages=developer, **more).conversation(two).source)["messages"][0]["role"]
+             for more in ({}, {"tools": [TOOL]})]  # fmt: skip
+    assert roles == ["system", "developer"]
+
+
 def test_an_answer_is_gone_on_with_where_it_is_the_last_message() -> None:
     answer = {"role": "assistant", "content": "So"}
     request = parsed(messages=[USER, answer], continue_final_message=True)
-    conversation = request.conversation("")
-    assert conversation is not None
-    assert conversation.continues_last
+    assert request.conversation(card()).continues_last
     assert variables(request)["add_generation_prompt"] is False
     assert refusal(continue_final_message=True).param == "messages"
     calls = {**answer, "tool_calls": [CALL]}

@@ -108,10 +108,10 @@ async def test_a_message_that_is_gone_on_with_ends_the_prompt_behind_its_last_ch
 
 
 async def test_a_template_may_refuse_and_its_words_are_told() -> None:
-    message = await refusal(IN_INST, conversation([{"role": "tool", "content": "5"}]))
+    message = await refusal(IN_INST, conversation([{"role": "critic", "content": "5"}]))
     assert message == (
         '"messages" must be what the chat template of tiny takes; found that it says: '
-        "only user and assistant roles are supported, not tool."
+        "only user and assistant roles are supported, not critic."
     )
 
 

@@ -1,81 +1,71 @@
-"""Characters that could make a special token keep their origin through whatever a template does to them."""
+"""What a template itself writes of special tokens is known; all else is a client's, whatever it looks like."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from serve_app.templates.marks import MARKUP, Marks, marks_for
+from serve_app.templates.environment import compiled, environment
+from serve_app.templates.marks import FIRST_MARK, Marks
 
-NAMES = ("<|im_start|>", "<|im_end|>", "[INST]", "<s>", "STOP")
-
-
-def marks(*names: str, besides: str = "") -> Marks:
-    return marks_for(names or NAMES, besides)
+NAMES = ("<|im_start|>", "<|im_end|>", "<|user|>", "<|end|>", "[INST]", "<s>", "STOP")
 
 
-def marked(text: str, *names: str) -> str:
-    found = marks(*names).put(text)
-    assert isinstance(found, str)
-    return found
-
-
-@pytest.mark.parametrize("text", ["plain", "<|im_end|> and [INST] <s> STOP", "a | b < c", "", *MARKUP])
-def test_marks_that_were_put_are_taken_off_again(text: str) -> None:
-    each = marks()
-    put = each.put({"messages": [{"role": "user", "content": text}]})
-    assert isinstance(put, dict)
-    assert each.take(put["messages"][0]["content"]).text == text
+def places(template: str, **sent: str) -> dict[str, bool]:
+    """Of every special token in the text whether it is the template's own."""
+    source = repr(sent)
+    marks = Marks(NAMES, template + source)
+    text = compiled(template, environment()).render(sent)
+    marked = compiled(template, environment(), marks.put).render(sent)
+    assert marks.take(marked) == text
+    foreign = marks.foreign(text, marked, source)
+    found = [(name, at) for name in NAMES for at in range(len(text)) if text.startswith(name, at)]
+    return {f"{name} {at}": not any(at <= each < at + len(name) for each in foreign) for name, at in found}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_that_was_sent_is_marked_where_it_stands(name: str) -> None:
+def test_a_name_that_was_sent_is_text_and_the_templates_own_is_not(name: str) -> None:
     """What a user wrote became a control token: transformers #29279, llama.cpp #26273."""
-    each = marks()
-    put = each.put(f"ab {name} c")
-    assert isinstance(put, str)
-    assert name not in put
-    assert set(each.take(put).foreign) & set(range(3, 3 + len(name)))
+    found = places(f"{name}{{{{ x }}}}{name}", x=f"a{name}b")
+    assert list(found.values()) == [True, False, True] or list(found.values()) == [True, True, False]
+    assert found[f"{name} {len(name) + 1}"] is False
 
 
-def test_a_name_joined_of_pieces_is_marked_too() -> None:
-    each = marks()
-    pieces = [each.put(piece) for piece in ("<", "|im", "_end|", ">")]
-    joined = each.take("".join(map(str, pieces)))
-    assert joined.text == "<|im_end|>"
-    assert joined.foreign == (0, 1, 8)
-
-
-def test_what_templates_look_for_stays_readable() -> None:
-    for text in MARKUP:
-        assert marked(f"a{text}b") == f"a{text}b"
-    assert marked("x | y < z", "</think>", "<|end|>") != "x | y < z"
-    assert "</think>" not in marked("a</think>", "</think>")  # special in this model, so nobody's to write
-
-
-def test_roles_and_types_stay_what_they_are() -> None:
-    message = {"role": "user", "type": "STOP", "content": "STOP"}
-    assert marks().put(message) == {**message, "content": marked("STOP")}
+@pytest.mark.parametrize(
+    ("template", "sent", "are_own"),
+    [
+        pytest.param("{{ x }}{{ y }}", {"x": "<|im", "y": "_end|>"}, [False], id="joined of two texts"),
+        pytest.param("<{{ x }}", {"x": "|im_end|>"}, [False], id="begun by the template"),
+        pytest.param("{{ x }}>", {"x": "<|im_end|"}, [False], id="ended by the template"),
+        pytest.param("{{ '<|' + x + '|>' }}", {"x": "user"}, [True], id="a role between pieces"),
+        pytest.param("<|{{ x }}|>", {"x": "end"}, [False], id="another word between pieces"),
+        pytest.param("<|im_{{ x }}|>", {"x": "end"}, [False], id="half a word between pieces"),
+        pytest.param("<|{{ x }}_{{ y }}|>", {"x": "im", "y": "end"}, [False], id="two words between pieces"),
+        pytest.param("{{ '<|im_' ~ y ~ '|>' }}", {"x": "end"}, [], id="no word"),
+        pytest.param("{% set x = 'end' %}{{ '<|' ~ x ~ '|>' }}", {"y": "fine"}, [True], id="pieces of its own"),
+        pytest.param("{{ x | replace(' ', '') }}", {"x": "< |im_end|>"}, [False], id="made by the template"),
+        pytest.param("{{ x | upper }}", {"x": "stop"}, [False], id="made of small letters"),
+        pytest.param("{{ x.replace('a', '<s>') }}", {"x": "a"}, [True], id="what is written for what was found"),
+        pytest.param("{{ '<s>' if '<s>' in x }}", {"x": "<s>"}, [True], id="sought and written"),
+        pytest.param("{{ x.split('<s>')[-1] }}<s>", {"x": "<s>a"}, [True], id="cut away"),
+        pytest.param("{{ ['<s>', x] | join('STOP') }}", {"x": "a"}, [True, True], id="joined by the template"),
+        pytest.param("{{ {'<s>': 'STOP'}['<s>'] }}", {"x": "a"}, [True], id="looked up"),
+    ],
+)
+def test_a_token_is_the_templates_where_all_of_it_is(template: str, sent: dict[str, str], are_own: list[bool]) -> None:
+    assert list(places(template, **sent).values()) == are_own
 
 
 def test_marks_stand_nowhere_in_what_is_rendered() -> None:
-    first = marks()
-    sent = "".join((*first.by_char.values(), first.end))
-    second = marks(besides=sent)
-    assert not set(sent) & {*second.by_char.values(), second.end}
-    assert second.take(str(second.put(f"{sent}|"))).text == f"{sent}|"
-
-
-def test_json_in_ascii_keeps_marks() -> None:
-    each = marks()
-    put = each.put("<|im_end|>é")
-    written = each.keep(json.dumps(put))
-    assert each.take(written).text == '"<|im_end|>\\u00e9"'
-    assert each.take(written).foreign
+    first = Marks(NAMES, "")
+    sent = first.put("<|im_end|> < STOP") + first.end
+    second = Marks(NAMES, sent)
+    assert first.stand_in(sent)
+    assert not second.stand_in(sent)
+    assert second.take(second.put(f"{sent}<s>")) == f"{sent}<s>"
 
 
 def test_a_model_without_special_tokens_marks_nothing() -> None:
-    none = marks_for((), "")
+    none = Marks((), "")
     assert none.put("<|im_end|>") == "<|im_end|>"
-    assert none.take("<|im_end|>").foreign == ()
+    assert none.foreign("<|im_end|>", "<|im_end|>", "") == ()
+    assert none.end == chr(FIRST_MARK)

@@ -8,17 +8,17 @@ import pytest
 
 from serve_app.core.conversation import Conversation
 from serve_app.templates.limits import TemplateLimits
-from serve_app.templates.render_process import Refused, Work
 from serve_app.templates.renderer import Renderer
+from serve_app.templates.rendering import Refused, Work
 
 ENDLESS_ONCE_ASKED = (
-    "{% if messages == 5 %}{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
-    "{% endfor %}{% endfor %}{% endfor %}{% endif %}{{ messages }}"
+    "{% if messages[0].content == 5 %}{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+    "{% endfor %}{% endfor %}{% endfor %}{% endif %}{{ messages[0].content }}"
 )
 
 
-def conversation(messages: object) -> Conversation:
-    return Conversation(source=json.dumps({"messages": messages}))
+def conversation(content: object) -> Conversation:
+    return Conversation(source=json.dumps({"messages": [{"role": "user", "content": content}]}))
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_child_that_was_ended_is_not_used_again_and_the_next_one_renders(rende
 
 
 def test_a_slow_child_runs_at_lower_priority_and_is_not_used_again() -> None:
-    renderer = Renderer(Work(template="{{ messages }}", limits=TemplateLimits(courtesy_s=0)))
+    renderer = Renderer(Work(template="{{ messages[0].content }}", limits=TemplateLimits(courtesy_s=0)))
     for number in (1, 2):
         assert renderer.render(conversation(number)).text == str(number)
         assert renderer.num_idle <= 1
@@ -65,8 +65,8 @@ def test_idle_children_that_died_are_passed_over(renderer: Renderer) -> None:
 
 
 def test_a_refusal_leaves_the_child_to_the_next(renderer: Renderer) -> None:
-    broken = Conversation(source=json.dumps({"messages": 1}), continues_last=True)
-    with pytest.raises(Refused, match="fails with TypeError"):
+    broken = Conversation(source=json.dumps({"messages": [1]}))
+    with pytest.raises(Refused, match="fails with AttributeError"):
         renderer.render(broken)
     assert renderer.num_idle == 1
     assert renderer.render(conversation(2)).text == "2"

@@ -25,6 +25,7 @@ INTERNAL = frozenset(
         "sends_max_tokens",
         "ignored_parameters",
         "max_total_tokens",
+        "has_default_tool_prompt",
         "model",
         "listed",
         "prompts",

@@ -9,16 +9,18 @@ from typing import Any
 
 from serve_app.api.forms.form import Schema, Terms, Value
 from serve_app.api.forms.images import images_schema, read_image
-from serve_app.api.json_body import check_depth
 from serve_app.api.limits import WireLimits
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.images import Image
 
 Message = dict[str, Any]
-MAX_DEPTH = 64
-"""Of arguments that come as text."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
+ASKING = ("system", "developer", "user", "tool")
+"""Roles whose messages always have a content."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+TEXTS = ("name", "tool_call_id", *REASONING)
+"""Members that are strings where they are there."""
 NULL: Schema = {"type": "null"}
 TEXT: Schema = {"type": "string"}
 PART_TYPES = ("text", "refusal")
@@ -34,8 +36,8 @@ TEXT_PART: Schema = {
 }
 CONTENT: Schema = {"anyOf": [TEXT, {"type": "array", "items": TEXT_PART}]}
 IMAGE = "image_url"
-OTHER_PARTS = (IMAGE, "image", "input_audio", "video_url", "file")
-"""Parts that are not read, or not in every message."""
+MEDIA = ("image", "audio", "video", "file")
+"""Words of parts that are not read, or not in every message."""
 TOOL_CALL: Schema = {
     "type": "object",
     "required": ["function"],
@@ -56,7 +58,7 @@ TOOL_CALL: Schema = {
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """A list of messages, the oldest first. Members that are no template's business are left out."""
+    """A list of messages, the oldest first, as they were sent."""
 
     def words(self, terms: Terms) -> str:
         return (
@@ -65,21 +67,21 @@ class Messages:
         )
 
     def schema(self, terms: Terms) -> Schema:
-        named: Schema = {"name": {"anyOf": [TEXT, NULL]}}
         parts = {"anyOf": [*TEXT_PART["anyOf"], _image_part(terms)]}
         content: Schema = {"anyOf": [TEXT, {"type": "array", "items": parts}]}
-        plain = _message(ROLES[:3], {"content": content, **named}, ["content"])
-        tool = _message(["tool"], {"content": content, "tool_call_id": {"anyOf": [TEXT, NULL]}, **named}, ["content"])
         silent = {"anyOf": [*CONTENT["anyOf"], NULL]}
-        extras = {"reasoning_content": {"anyOf": [TEXT, NULL]}, **named}
         calls = {"type": "array", "items": TOOL_CALL}
-        says = _message(
-            ["assistant"], {"content": silent, "tool_calls": {"anyOf": [calls, NULL]}, **extras}, ["content"]
-        )
-        asks = _message(
-            ["assistant"], {"content": silent, "tool_calls": {**calls, "minItems": 1}, **extras}, ["tool_calls"]
-        )
-        items = {"anyOf": [plain, tool, says, asks]}
+        others = {name: {"anyOf": [TEXT, NULL]} for name in TEXTS} | {"tool_calls": {"anyOf": [calls, NULL]}}
+        asks = _message({"enum": list(ASKING)}, {**others, "content": content}, ["content"])
+        says = _message({"const": "assistant"}, {**others, "content": silent}, ["content"])
+        demanded = {"tool_calls": {**calls, "minItems": 1}, **dict.fromkeys(REASONING, TEXT)}
+        acts = [
+            _message({"const": "assistant"}, {**others, "content": silent, name: demanded[name]}, [name])
+            for name in demanded
+        ]
+        other_role = {"type": "string", "minLength": 1, "not": {"enum": list(ROLES)}}
+        other = _message(other_role, {**others, "content": {"anyOf": [*content["anyOf"], NULL]}}, [])
+        items = {"anyOf": [asks, says, *acts, other]}
         return {"type": "array", "items": items, "minItems": 1, "maxItems": terms.limits.max_messages}
 
     def read(self, value: Value) -> tuple[Message, ...]:
@@ -101,15 +103,25 @@ class Messages:
 
 def images_of(messages: Iterable[Message]) -> tuple[Image, ...]:
     """Those of all messages, in their order."""
-    contents = (message["content"] for message in messages)
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return tuple(part[IMAGE] for part in parts if part["type"] == "image")
+    return tuple(part[IMAGE] for message in messages for part in parts_of(message) if part["type"] == "image")
+
+
+def parts_of(message: Message) -> list[Message]:
+    """The parts of its content; none of a text."""
+    content = message.get("content")
+    return content if isinstance(content, list) else []
+
+
+def text_of(message: Message) -> str:
+    """Its content as one text, without images."""
+    texts = [part["text"] for part in parts_of(message) if part["type"] == "text"]
+    return "\n".join(texts) if texts else str(message.get("content") or "")
 
 
 def _num_chars(message: Message) -> int:
-    content = message["content"]
-    texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
-    return sum(map(len, texts)) + sum(len(str(member)) for name, member in message.items() if name != "content")
+    parts = parts_of(message) or [{"text": message.get("content") or ""}]
+    members = [*((name, member) for part in parts for name, member in part.items()), *message.items()]
+    return sum(len(str(member)) for name, member in members if name not in ("content", IMAGE))
 
 
 def _image_part(terms: Terms) -> Schema:
@@ -164,39 +176,39 @@ class Documents:
         return value.sent
 
 
-def _message(roles: tuple[str, ...] | list[str], members: Mapping[str, Schema], required: list[str]) -> Schema:
-    return {
-        "type": "object",
-        "properties": {"role": {"enum": list(roles)}, **members},
-        "required": ["role", *required],
-    }
+def _message(role: Schema, members: Mapping[str, Schema], required: list[str]) -> Schema:
+    return {"type": "object", "properties": {"role": role, **members}, "required": ["role", *required]}
 
 
 def _read(sent: object, path: str, limits: WireLimits) -> Message:
+    """The message as it was sent, without members that are null; but a content that is null stays."""
     role = sent.get("role") if isinstance(sent, dict) else None
-    if not isinstance(sent, dict) or role not in ROLES:
-        raise _refused(path, f'an object whose "role" is one of {", ".join(ROLES)}', sent)
-    message: Message = {"role": role, "content": ""}
-    calls = sent.get("tool_calls") if role == "assistant" else None
+    if not isinstance(sent, dict) or not isinstance(role, str) or not role:
+        raise _refused(
+            path, f'an object with a "role", which is {", ".join(ROLES)} or one that the template knows', sent
+        )
+    message: Message = {name: value for name, value in sent.items() if value is not None}
+    for name in TEXTS:
+        if name in message:
+            _text(message[name], f"{path}.{name}")
+    if "tool_calls" in message:
+        message["tool_calls"] = _calls(message["tool_calls"], f"{path}.tool_calls")
+        message = message if message["tool_calls"] else _without(message, "tool_calls")
     content = sent.get("content")
-    may_be_silent = role == "assistant" and (calls or "content" in sent)
-    if content is not None or not may_be_silent:
+    says_otherwise = any(name in message for name in ("tool_calls", *REASONING))
+    if content is None and "content" in sent and role not in ASKING:
+        message["content"] = None
+    elif content is not None or role in ASKING or (role == "assistant" and not says_otherwise):
         message["content"] = _content(content, f"{path}.content", limits if role != "assistant" else None)
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if sent.get(name) is not None and _has(role, name):
-            message[name] = _text(sent[name], f"{path}.{name}")
-    if calls is not None:
-        message["tool_calls"] = _calls(calls, f"{path}.tool_calls")
-    return message if message.get("tool_calls") != [] else {k: v for k, v in message.items() if k != "tool_calls"}
+    return message
 
 
-def _has(role: str, name: str) -> bool:
-    """Whether messages of that role have such a member."""
-    return {"tool_call_id": "tool", "reasoning_content": "assistant"}.get(name, role) == role
+def _without(message: Message, name: str) -> Message:
+    return {each: value for each, value in message.items() if each != name}
 
 
 def _content(sent: object, path: str, limits: WireLimits | None) -> str | list[Message]:
-    """A text, or the texts of its parts, each on a line of its own; with images all parts as they are.
+    """A text, or parts.
 
     limits: of images; None takes none
     """
@@ -204,22 +216,22 @@ def _content(sent: object, path: str, limits: WireLimits | None) -> str | list[M
         return sent
     if not isinstance(sent, list):
         raise _refused(path, "a string or a list of parts", sent)
-    parts = [_part(part, f"{path}[{at}]", limits) for at, part in enumerate(sent)]
-    if any(part["type"] == "image" for part in parts):
-        return parts
-    return "\n".join(part["text"] for part in parts)
+    return [_part(part, f"{path}[{at}]", limits) for at, part in enumerate(sent)]
 
 
 def _part(sent: object, path: str, limits: WireLimits | None) -> Message:
     kind = sent.get("type") if isinstance(sent, dict) else None
     if isinstance(sent, dict) and kind in PART_TYPES:
-        return {"type": "text", "text": _text(sent.get(kind), f"{path}.{kind}")}
+        text = _text(sent.get(kind), f"{path}.{kind}")
+        return {"type": "text", "text": text} if kind == "refusal" else sent
     if isinstance(sent, dict) and kind == IMAGE and limits is not None:
         return {"type": "image", IMAGE: _image(sent.get(IMAGE), f"{path}.{IMAGE}", limits)}
-    if kind in OTHER_PARTS:
+    if isinstance(kind, str) and any(medium in kind for medium in MEDIA):
         raise UnsupportedParameter.refusing(
             f"{path}.type", must=f'be "text" or, of who asks, "{IMAGE}"', found=shown(kind)
         )
+    if isinstance(sent, dict) and isinstance(kind, str):
+        return sent
     raise _refused(path, 'an object whose "type" is "text", with a "text"', sent)
 
 
@@ -243,25 +255,11 @@ def _call(sent: object, path: str) -> Message:
     name = function.get("name")
     if not isinstance(name, str) or not name:
         raise _refused(f"{path}.function.name", "a non-empty string", name)
-    arguments = _arguments(function.get("arguments"), f"{path}.function.arguments")
-    call: Message = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    if not isinstance(function.get("arguments"), dict | str | None):
+        raise _refused(f"{path}.function.arguments", "an object, or JSON of one in a string", function["arguments"])
     if sent.get("id") is not None:
-        call = {"id": _text(sent["id"], f"{path}.id"), **call}
-    return call
-
-
-def _arguments(sent: object, path: str) -> dict[str, object]:
-    """An object, as templates expect it, also where it came as OpenAI's text of JSON."""
-    found: object = {} if sent is None or sent == "" else sent
-    if isinstance(found, str):
-        try:
-            found = json.loads(found)
-            check_depth(found, MAX_DEPTH)
-        except (ValueError, RecursionError, InvalidRequest):
-            found = None
-    if not isinstance(found, dict):
-        raise _refused(path, "an object, or JSON of one in a string", sent)
-    return found
+        _text(sent["id"], f"{path}.id")
+    return sent
 
 
 def _text(sent: object, path: str) -> str:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel
 
 from serve_app.api.forms.form import Parameter
-from serve_app.api.forms.messages import IMAGE, Documents, Messages, TemplateVariables, images_of
+from serve_app.api.forms.messages import IMAGE, Documents, Messages, TemplateVariables, images_of, parts_of
 from serve_app.api.forms.plain import OneOf
 from serve_app.api.forms.shared import FLAG
+from serve_app.api.shown import shown
+from serve_app.core.cards import ModelCard
 from serve_app.core.conversation import Conversation
-from serve_app.core.errors import InvalidRequest
+from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.tools import Tool
 
 DEVELOPER, SYSTEM = "developer", "system"
-PARTS_OF_A_CONTENT = re.compile(r"""\bfor\s+\w+\s+in\s+\w+(\.content|\[\s*['"]content['"]\s*\])""")
+READ_PARTS = frozenset({"text", "image"})
 OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 """Variables of a template that parameters of their own say."""
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -57,14 +58,24 @@ class Conversed(BaseModel):
     ] = True
 
 
-def conversation_of(conversed: Conversed, template: str, *, tools: Sequence[Tool] = ()) -> Conversation:
-    """Everything that this template of a model is given."""
+def conversation_of(conversed: Conversed, card: ModelCard, *, tools: Sequence[Tool] = ()) -> Conversation:
+    """Everything that this model's template is given.
+
+    Raises UnsupportedParameter for parts of a kind that the template does not know, and for tools that nothing shows.
+    """
+    if tools and card.tool_prompt == "refuse":
+        raise UnsupportedParameter.refusing(
+            "tools",
+            must=f"be absent for {card.name}, whose chat template does not show tools",
+            found=f"{len(tools)} of them",
+            remedy=(
+                "Whoever runs the service has a default text show them by `tools_without_template: prompt` in the"
+                " `args` of its application, or gives it another `chat_template`."
+            ),
+        )
+    template = card.template_for(has_tools=bool(tools))
     images = images_of(conversed.messages)
     messages = [_as_known(message, template) for message in conversed.messages]
-    if images or _goes_through_parts(template):
-        messages = [_in_parts(each) for each in messages[:-1]] + [
-            each if conversed.continue_final_message else _in_parts(each) for each in messages[-1:]
-        ]
     variables = {
         **_effort(conversed),
         **({"documents": conversed.documents} if conversed.documents else {}),
@@ -99,19 +110,16 @@ def check_continuation(members: Mapping[str, Any]) -> None:
 
 
 def _as_known(message: dict[str, Any], template: str) -> dict[str, Any]:
-    """A developer is the system to a template that knows none."""
-    is_unknown = message["role"] == DEVELOPER and DEVELOPER not in template
-    return {**message, "role": SYSTEM} if is_unknown else message
-
-
-def _goes_through_parts(template: str) -> bool:
-    """Whether a template takes every content for a list, as those of many models that see do."""
-    return PARTS_OF_A_CONTENT.search(template) is not None and "is string" not in template
-
-
-def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
-    """The same with its content as a list of parts, of images no more than their places."""
-    content = message["content"]
-    if isinstance(content, str):
-        content = [{"type": "text", "text": content}]
-    return {**message, "content": [{name: part[name] for name in part if name != IMAGE} for part in content]}
+    """Of images no more than their places; a developer is the system to a template that knows none."""
+    for part in parts_of(message):
+        if part["type"] not in READ_PARTS and part["type"] not in template:
+            must = "be of a type that the model's chat template knows, as text"
+            raise UnsupportedParameter.refusing("messages", must=f"hold parts that {must}", found=shown(part["type"]))
+    if message["role"] == DEVELOPER and DEVELOPER not in template:
+        message = {**message, "role": SYSTEM}
+    if not parts_of(message):
+        return message
+    return {
+        **message,
+        "content": [{name: part[name] for name in part if name != IMAGE} for part in parts_of(message)],
+    }

@@ -1,0 +1,191 @@
+"""Messages as a template is given them: as transformers does it, or as texts where it knows no parts, calls, tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+Members = dict[str, Any]
+REASONING = ("reasoning_content", "thinking", "reasoning")
+SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
+TOOL_PROMPT = """# Tools
+
+You may call one or more functions to help the user. Here are their JSON schemas, one on each line:
+<tools>
+{tools}
+</tools>
+
+To call a function, write a JSON object with its name and its arguments between <tool_call> and </tool_call>:
+<tool_call>
+{{"name": "the function's name", "arguments": {{"an argument's name": "its value"}}}}
+</tool_call>
+The results of your calls come between <tool_response> and </tool_response>."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What a template writes of what it is given: tools; calls with their results; a content that is a string."""
+
+    tools: bool = True
+    history: bool = True
+    text: bool = True
+
+
+class Arguments(dict[str, Any]):
+    """The arguments of a call: an object that is its JSON where a template writes it or adds it to a text.
+
+    sent: an object or a text; a text that holds no object is an empty object to templates that want one
+    """
+
+    def __init__(self, sent: object) -> None:
+        text = sent or "{}" if isinstance(sent, str) else json.dumps({} if sent is None else sent, ensure_ascii=False)
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = None
+        super().__init__(found if isinstance(found, dict) else {})
+        self._text, self._is_text = text, not isinstance(found, dict)
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: str) -> str:
+        return self._text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._text
+
+
+def is_string(value: object) -> bool:
+    """Return whether a template is to take a value for a text: also arguments that hold no object."""
+    return isinstance(value, str) or (isinstance(value, Arguments) and value._is_text)
+
+
+def as_transformers(message: Members) -> Members:
+    """The message with its thoughts under all of their names, and its calls with arguments of both kinds."""
+    thoughts = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    if thoughts is not None:
+        message = {"thinking": thoughts, **message, "reasoning_content": thoughts}
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [_with_arguments(call) for call in calls]} if isinstance(calls, list) else message
+
+
+def _with_arguments(call: Members) -> Members:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": Arguments(function.get("arguments"))}}
+
+
+def in_parts(message: Members) -> Members:
+    """The message with its text as a part, for templates that go through parts alone."""
+    content = message.get("content")
+    return {**message, "content": [_part(content)]} if isinstance(content, str) else message
+
+
+def joined(message: Members) -> Members:
+    """The message with its parts as one text, for templates that know no parts; with images it stays as it is."""
+    content = message.get("content")
+    is_text = isinstance(content, list) and all(part.get("type") == "text" for part in content)
+    return {**message, "content": "\n".join(part["text"] for part in content)} if is_text else message
+
+
+def shows_parts_as_python(members: Members, text: str) -> bool:
+    """Whether a template that knows no parts wrote a list of them as Python does."""
+    contents = [message.get("content") for message in members["messages"]]
+    return any(isinstance(content, list) and str(content) in text for content in contents)
+
+
+def with_tools(members: Members, *, in_system: bool) -> Members:
+    """The same with its tools in a text of ours, and calls and results in the same form.
+
+    in_system: the text stands in the system's message, or else in the first one of the user
+    """
+    messages = history_as_text(members["messages"])
+    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in members["tools"])
+    prompt = TOOL_PROMPT.format(tools=lines)
+    at = next((at for at, each in enumerate(messages) if each["role"] == (SYSTEM if in_system else USER)), None)
+    if at is None:
+        messages = [{"role": SYSTEM if in_system else USER, "content": prompt}, *messages]
+    else:
+        first, last = (messages[at].get("content"), prompt) if in_system else (prompt, messages[at].get("content"))
+        messages[at] = {**messages[at], "content": _together(first, last)}
+    return {name: value for name, value in members.items() if name != "tools"} | {"messages": messages}
+
+
+def history_as_text(messages: Iterable[Members]) -> list[Members]:
+    """Calls as texts of the assistant, results as texts of the user; what one role says in a row is one message."""
+    told: list[Members] = []
+    was_result = False
+    for message in messages:
+        is_result = message["role"] == TOOL
+        told_now = _told(message)
+        if (is_result or was_result) and told and told[-1]["role"] == told_now["role"] == USER:
+            told[-1] = {**told[-1], "content": _together(told[-1].get("content"), told_now.get("content"))}
+        else:
+            told.append(told_now)
+        was_result = is_result or (was_result and told_now["role"] == USER)
+    return told
+
+
+def _told(message: Members) -> Members:
+    if message["role"] == TOOL:
+        parts = ["<tool_response>", message.get("content") or "", "</tool_response>"]
+        return {"role": USER, "content": _together(*parts, by="\n")}
+    if not message.get("tool_calls"):
+        return message
+    calls = "\n".join(_written(call["function"]) for call in message["tool_calls"])
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**rest, "content": _together(message.get("content"), calls, by="\n")}
+
+
+def _written(function: Mapping[str, Any]) -> str:
+    name = json.dumps(function["name"], ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {name}, "arguments": {function["arguments"]}}}\n</tool_call>'
+
+
+def _together(*contents: Any, by: str = "\n\n") -> Any:
+    """Texts in one, or parts in one list where there are any."""
+    there = [content for content in contents if content]
+    if all(isinstance(content, str) for content in there):
+        return by.join(there)
+    return [part for content in there for part in (content if isinstance(content, list) else [_part(content)])]
+
+
+def _part(text: str) -> Members:
+    return {"type": "text", "text": text}
+
+
+def variants(members: Members, shown: Shown) -> Iterator[Members]:
+    """The ways to put these members to a template that shows so much, the best one first; each is to be tried."""
+    if not shown.text:
+        members = {**members, "messages": [in_parts(each) for each in members["messages"]]}
+    ways = [members]
+    if members.get("tools") and not shown.tools:
+        ways = [with_tools(members, in_system=True), with_tools(members, in_system=False)]
+    elif not (shown.tools or shown.history) and any(map(_is_of_a_call, members["messages"])):
+        ways = [{**members, "messages": history_as_text(members["messages"])}]
+    contents = [message.get("content", "") for message in members["messages"]]
+    nulls = (_same, _without_null, emptied) if None in contents else (_same,)
+    parts = (_same, joined) if any(isinstance(content, list) for content in contents) else (_same,)
+    for way, of_null, of_parts in product(ways, nulls, parts):
+        yield {**way, "messages": [of_parts(of_null(message)) for message in way["messages"]]}
+
+
+def _is_of_a_call(message: Members) -> bool:
+    return message["role"] == TOOL or bool(message.get("tool_calls"))
+
+
+def _same(message: Members) -> Members:
+    return message
+
+
+def _without_null(message: Members) -> Members:
+    """As transformers has it."""
+    return {name: value for name, value in message.items() if value is not None}
+
+
+def emptied(message: Members) -> Members:
+    """The message with a text for its content, also where it has none."""
+    return {**message, "content": message.get("content") or ""}

@@ -1,0 +1,195 @@
+"""Renders conversations with the templates of one model, in the process that the kernel may end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import jinja2
+
+from serve_app.templates.environment import compiled, environment, variables_of
+from serve_app.templates.limits import TemplateLimits
+from serve_app.templates.marks import Marks
+from serve_app.templates.messages import (
+    Members,
+    Shown,
+    as_transformers,
+    emptied,
+    in_parts,
+    shows_parts_as_python,
+    variants,
+)
+
+MARKS_LEFT = "the template does not show the last message, which is to be continued"
+CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "blackberry", "arguments": '{"cherry": 1}'}}
+PROBE = (
+    {"role": "user", "content": "apricot"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "name": "blackberry", "tool_call_id": "abcdefghi", "content": "damson"},
+)
+"""A conversation of words that no template has, and a tool."""
+PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "elderberry",
+        "description": "Fetch a fig.",
+        "parameters": {"type": "object", "properties": {"grape": {"type": "string", "description": "Kind."}}},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What every rendering of a model begins with.
+
+    tool_template:  for conversations with tools; "" where that is the same one
+    special_names:  of every special token
+    special_tokens: those that a template may ask for, by `bos_token` and the like
+    """
+
+    template: str
+    tool_template: str = ""
+    special_names: tuple[str, ...] = ()
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    limits: TemplateLimits = field(default_factory=TemplateLimits)
+
+
+class Refused(Exception):
+    """Nothing comes of the rendering; the message says why."""
+
+
+class Templates:
+    """The templates of a model, compiled. Raises what compiling raises."""
+
+    def __init__(self, work: Work) -> None:
+        self._default = Template(work.template, work)
+        self._with_tools = Template(work.tool_template, work) if work.tool_template else self._default
+
+    def render(self, source: str, *, continues_last: bool) -> tuple[str, tuple[int, ...]]:
+        """Render by the one for tools where there are any, as transformers does. Raises as `Template.render`."""
+        members = json.loads(source)
+        template = self._with_tools if members.get("tools") else self._default
+        return template.render(members, source, continues_last=continues_last)
+
+    @property
+    def shown(self) -> tuple[Shown, Shown]:
+        """What the one without and the one with tools shows."""
+        return self._default.shown, self._with_tools.shown
+
+    @shown.setter
+    def shown(self, shown: tuple[Shown, Shown]) -> None:
+        self._default.shown, self._with_tools.shown = shown
+
+    def look(self) -> tuple[Shown, Shown]:
+        """Find out what they show, by rendering a conversation of ours."""
+        return self._default.look(), self._with_tools.look()
+
+
+class Template:
+    """One template, compiled as it is and with marks in what it writes itself."""
+
+    def __init__(self, source: str, work: Work) -> None:
+        self._source = source
+        self._work = work
+        self._now = datetime.now()
+        self._around = environment(lambda: self._now)  # one time for both renderings
+        self._plain = compiled(source, self._around)
+        self._marks, self._marked = self._with_marks("")
+        self.shown = Shown()
+
+    def render(self, members: Members, source: str, *, continues_last: bool) -> tuple[str, tuple[int, ...]]:
+        """Return the text, and where in it are characters that could make a special token and are not the template's.
+
+        source: the members as JSON
+        Raises Refused, and whatever a template comes to.
+        """
+        self._now = datetime.now()
+        if self._marks.stand_in(source):
+            self._marks, self._marked = self._with_marks(source)
+        members["messages"] = [as_transformers(message) for message in members["messages"]]
+        members, text = self._first_shown(members, continues_last=continues_last)
+        if not self._work.special_names:
+            return text, ()
+        tokens = {name: self._marks.put(token) for name, token in self._work.special_tokens.items()}
+        marked = self._written(self._marked, members, tokens, continues_last=continues_last)
+        text = self._marks.take(marked)  # the same, unless the template looks at what it wrote itself
+        return text, self._marks.foreign(text, marked, source)
+
+    def look(self) -> Shown:
+        """Find out what the template shows, by a conversation of ours."""
+        first, call, result = PROBE
+        messages = [[first, {**call, "content": content}, result] for content in ("", None)]
+        histories = [self._tried(messages=[as_transformers(each) for each in chat]) for chat in messages]
+        return Shown(
+            text="apricot" in self._tried(messages=[first]) or "apricot" not in self._tried(messages=[in_parts(first)]),
+            tools="elderberry" in self._tried(messages=[first], tools=[PROBE_TOOL]),
+            history=any("blackberry" in text and "damson" in text for text in histories),
+        )
+
+    def _tried(self, **members: object) -> str:
+        """The text that comes of these, or nothing."""
+        with suppress(Exception):
+            return self._written(self._plain, {"add_generation_prompt": True, **members}, self._work.special_tokens)
+        return ""
+
+    def _first_shown(self, members: Members, *, continues_last: bool) -> tuple[Members, str]:
+        """The first variant that the template shows, and its text. Raises what the last one came to."""
+        tools = [] if self.shown.tools else [tool["function"]["name"] for tool in members.get("tools") or ()]
+        failure: Exception = Refused("the template does not show the tools")
+        for each in variants(members, self.shown):
+            try:
+                text = self._written(self._plain, each, self._work.special_tokens, continues_last=continues_last)
+            except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
+                failure = error
+                continue
+            is_odd = shows_parts_as_python(each, text) or self._shows_none(each, text)
+            if all(name in text for name in tools) and not is_odd:
+                return each, text
+        raise failure
+
+    def _shows_none(self, members: Members, text: str) -> bool:
+        """Whether a template that knows no content that is null wrote None for it."""
+        if "None" not in text or None not in [message.get("content", "") for message in members["messages"]]:
+            return False
+        emptied_text = self._tried(**{**members, "messages": [emptied(each) for each in members["messages"]]})
+        return text.count("None") > emptied_text.count("None")
+
+    def _written(
+        self, template: jinja2.Template, members: Members, tokens: Mapping[str, str], *, continues_last: bool = False
+    ) -> str:
+        if continues_last:
+            members = self._with_end(members)
+        pieces, num_chars = [], 0
+        for piece in template.generate(variables_of(members, tokens)):
+            pieces.append(piece)
+            num_chars += len(piece)
+            if num_chars > self._work.limits.max_chars:
+                raise Refused(f"it makes more than {self._work.limits.max_chars} characters of it")
+        text = "".join(pieces)
+        if not continues_last:
+            return text
+        before, end, behind = text.rpartition(self._marks.end)
+        if not end:
+            raise Refused(MARKS_LEFT)
+        return before if behind.startswith(" ") else before.rstrip()  # as transformers where the template trims it
+
+    def _with_end(self, members: Members) -> Members:
+        """The same with a mark behind the last message's text."""
+        *others, last = members["messages"]
+        content, end = last.get("content"), f"{self._marks.end} "
+        if isinstance(content, list):
+            at = max((at for at, part in enumerate(content) if "text" in part), default=None)
+            if at is None:
+                raise Refused(MARKS_LEFT)
+            part = {**content[at], "text": content[at]["text"] + end}
+            content = [*content[:at], part, *content[at + 1 :]]
+        else:
+            content = (content or "") + end
+        return {**members, "messages": [*others, {**last, "content": content}]}
+
+    def _with_marks(self, besides: str) -> tuple[Marks, jinja2.Template]:
+        marks = Marks(self._work.special_names, self._source + besides)
+        return marks, compiled(self._source, self._around, marks.put)
