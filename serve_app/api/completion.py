@@ -23,7 +23,7 @@ from serve_app.api.groups.target import Target
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.core.conversation import Conversation
 from serve_app.core.images import Image
-from serve_app.core.request import Prompt
+from serve_app.core.request import Prompt, SamplerName, samplers_in_order
 
 SEED_BITS = 53
 """Of a seed that is drawn: as many as every JSON reader keeps."""
@@ -49,6 +49,12 @@ class CompletionRequest(
     ignored_parameters: Annotated[tuple[str, ...], Field(exclude=True, repr=False)] = ()
     max_total_tokens: Annotated[int, Field(exclude=True, repr=False)] = DEFAULT_LIMITS.max_total_tokens
     dialect: Annotated[InstanceOf[Dialect], Field(default_factory=lambda: UNION, exclude=True, repr=False)]
+
+    @property
+    def samplers_in_order(self) -> tuple[SamplerName, ...]:
+        """What was sent, else every sampler in the order that was wanted or is the dialect's."""
+        is_last = self.dialect.temperature_last if self.temperature_last is None else self.temperature_last
+        return samplers_in_order(self.samplers, is_temperature_last=is_last)
 
     @property
     def num_candidates(self) -> int:
