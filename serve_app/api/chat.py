@@ -11,7 +11,7 @@ from pydantic import Field, InstanceOf
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import UNLIMITED
-from serve_app.api.dispositions import Carried, Disposition, NotYet
+from serve_app.api.dispositions import Carried, Disposition, NotYet, Renamed
 from serve_app.api.forms.form import Parameter
 from serve_app.api.forms.messages import images_of
 from serve_app.api.forms.numbers import Integer
@@ -79,6 +79,7 @@ NOT_OF_CHATS: Mapping[str, NotYet] = MappingProxyType(
         "chat_template": NotYet(),
         "prompt_logprobs": NotYet(),
         "return_tokens_as_token_ids": NotYet(False),
+        "thinking": NotYet(instead='Send "reasoning_effort", or "chat_template_kwargs" with what the template reads.'),
         "add_special_tokens": NotYet(False),  # they are the template's to write
         "add_bos_token": NotYet(False),
     }
@@ -95,6 +96,7 @@ CHAT_PARAMETERS: Mapping[str, Disposition] = MappingProxyType(
                 "So many likeliest tokens for each position, where `logprobs` is true.",
             )
         ),
+        "chat_template_args": Renamed("chat_template_kwargs"),
         **NOT_OF_CHATS,
     }
 )

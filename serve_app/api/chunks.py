@@ -38,9 +38,9 @@ class ChunkWriter(Generic[Chosen]):
         """What one choice gained; `extras` are further members of the chunk, such as `usage`."""
         return f"{self._prefix}{self._write(choice)}]{_members(extras)}}}\n\n".encode()
 
-    def around(self, choice: Chosen) -> tuple[bytes, bytes]:
+    def around(self, choice: Chosen, extras: Mapping[str, object] | None = None) -> tuple[bytes, bytes]:
         """What stands before and behind the text of such a choice; choice: its text is `TEXT_MARK`"""
-        chunk = self.choice(choice)
+        chunk = self.choice(choice, extras)
         at = chunk.index(TEXT_MARK_AS_JSON, len(self._prefix))  # the model in front may have any name
         return chunk[:at], chunk[at + len(TEXT_MARK_AS_JSON) :]
 

@@ -24,7 +24,7 @@ from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.core.cards import ModelCard
 from serve_app.core.conversation import Conversation
 from serve_app.core.images import Image
-from serve_app.core.request import Prompt
+from serve_app.core.request import Prompt, SamplerName, samplers_in_order
 from serve_app.core.tools import Tool
 
 SEED_BITS = 53
@@ -53,6 +53,12 @@ class CompletionRequest(
     has_default_tool_prompt: Annotated[bool, Field(exclude=True, repr=False)] = False
     max_total_tokens: Annotated[int, Field(exclude=True, repr=False)] = DEFAULT_LIMITS.max_total_tokens
     dialect: Annotated[InstanceOf[Dialect], Field(default_factory=lambda: UNION, exclude=True, repr=False)]
+
+    @property
+    def samplers_in_order(self) -> tuple[SamplerName, ...]:
+        """What was sent, else every sampler in the order that was wanted or is the dialect's."""
+        is_last = self.dialect.temperature_last if self.temperature_last is None else self.temperature_last
+        return samplers_in_order(self.samplers, is_temperature_last=is_last)
 
     @property
     def num_candidates(self) -> int:

@@ -73,6 +73,8 @@ def _check_logprobs(sent: Sent) -> None:
     if "top_logprobs" not in sent.values:
         return
     top, logprobs = sent.values["top_logprobs"], sent.values.get("logprobs")
+    if top == 0 and logprobs in (None, False):  # nothing is wanted
+        return
     if logprobs is True or (not isinstance(logprobs, bool) and logprobs == top):
         return
     name = sent.spelled("logprobs")

@@ -1,4 +1,4 @@
-"""What is done with a parameter of some system: carried out, accepted, renamed, or refused by name."""
+"""What is done with a parameter of some system: carried out, renamed, told as ignored, or refused by name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,6 @@ from serve_app.api.forms.form import Form, Parameter
 @dataclass(frozen=True, slots=True)
 class Carried:
     """Carried out as it is declared."""
-
-    parameter: Parameter
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """Checked, and without any effect; docs/contract.md#parameters says so of each."""
 
     parameter: Parameter
 
@@ -37,15 +30,28 @@ class Renamed:
 
 
 class NotYet:
-    """Known, not carried out: refused by name, unless its value is neutral, which changes nothing; false always is."""
+    """It would change the answer and is not carried out: refused by name, unless its value is neutral, as false is.
 
-    __slots__ = ("neutral",)
+    beside:  a parameter that says the same; where that is sent, this name is told as ignored
+    instead: what a client may send in its place, for the refusal
+    """
 
-    def __init__(self, *neutral: object) -> None:
+    __slots__ = ("beside", "instead", "neutral")
+
+    def __init__(self, *neutral: object, beside: str = "", instead: str = "") -> None:
         self.neutral = (False, *(value for value in neutral if value is not False))
+        self.beside = beside
+        self.instead = instead or (f'Send "{beside}".' if beside else "Leave it out.")
 
     def __repr__(self) -> str:
         return f"NotYet{self.neutral!r}"
 
 
-Disposition = Carried | Renamed | Accepted | NotYet
+@dataclass(frozen=True, slots=True)
+class Inert:
+    """It changes no answer: any value is accepted, and told as ignored unless it says nothing."""
+
+    neutral: tuple[object, ...] = (False, "", {}, [])
+
+
+Disposition = Carried | Renamed | NotYet | Inert

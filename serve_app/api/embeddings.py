@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.forms.form import Parameter, Terms
+from serve_app.api.dispositions import Carried, Disposition, Inert, NotYet
+from serve_app.api.fields import read_fields
+from serve_app.api.forms.form import Parameter, Terms, Value
 from serve_app.api.forms.inputs import Inputs
 from serve_app.api.forms.numbers import Integer
 from serve_app.api.forms.plain import OneOf, Text
 from serve_app.api.forms.shared import FLAG
 from serve_app.api.fragments import Fragment
+from serve_app.api.groups.amount import Amount
+from serve_app.api.groups.target import Target
 from serve_app.api.limits import WireLimits
-from serve_app.api.members import read_members
-from serve_app.api.paths import Path
+from serve_app.api.parameters import PARAMETERS, declared
 from serve_app.api.recordings import numbers_text
 from serve_app.core.delta import Usage
+from serve_app.core.errors import InvalidRequest
 from serve_app.core.recording import Recording
 
 
@@ -41,7 +45,15 @@ EMBEDDINGS: Mapping[str, Parameter] = MappingProxyType(
             Integer(low=1), "Numbers of a vector, where the model was trained to have them cut to so many."
         ),
         "truncate_sequence": Parameter(FLAG, "An input that does not fit the context loses its beginning."),
-        "user": Parameter(Text(), "Names the end user for abuse reports; the vectors are the same."),
+        **{name: declared(Amount)[name] for name in ("truncate_prompt_tokens", "truncation_side")},
+        "user": declared(Target)["user"],
+    }
+)
+_TABLE: Mapping[str, Disposition] = MappingProxyType(
+    {
+        **{name: each if isinstance(each, Inert) else NotYet() for name, each in PARAMETERS.items()},
+        "input_type": Inert(),  # no model that is served tells queries and documents apart by itself
+        **{name: Carried(each) for name, each in EMBEDDINGS.items()},
     }
 )
 
@@ -59,22 +71,30 @@ class EmbeddingRequest(CompletionRequest):
     prompt_name: ClassVar[str] = "input"
 
 
-def parse_embeddings(body: bytes, limits: WireLimits) -> dict[str, Any]:
-    """The members that were sent. Raises InvalidRequest."""
-    return read_members(body, EMBEDDINGS, limits, path=Path.EMBEDDINGS, required="input")
+def read_embeddings(
+    members: Mapping[str, object], limits: WireLimits, dialect: Dialect, *, model: Callable[[], str]
+) -> EmbeddingRequest:
+    """The request that these members of a JSON object make.
 
+    model: asked where none was sent
 
-def embedding_request(values: Mapping[str, Any], model: str, dialect: Dialect) -> EmbeddingRequest:
-    """The request that these members make."""
+    Raises InvalidRequest.
+    """
+    terms = Terms(limits=limits, dialect=dialect)
+    fields = read_fields(members, _TABLE, refuses_unknown=dialect.refuses_unknown)
+    values: dict[str, Any] = {
+        name: EMBEDDINGS[name].form.read(Value(name=name, sent=sent, terms=terms))
+        for name, sent in fields.values.items()
+    }
+    if "input" not in values:
+        raise InvalidRequest.refusing("input", must=f"be {EMBEDDINGS['input'].form.words(terms)}", found="nothing")
+    is_base64 = values.pop("encoding_format", None) == "base64"
     return EmbeddingRequest(
-        model=model,
-        prompts=values["input"],
-        user=values.get("user"),
-        truncate_sequence=values.get("truncate_sequence", False),
+        **{"model": values.pop("model", None) or model(), "prompts": values.pop("input"), **values},
         max_tokens=0,
         dialect=dialect,
-        dimensions=values.get("dimensions"),
-        is_base64=values.get("encoding_format") == "base64",
+        ignored_parameters=tuple(fields.ignored),
+        is_base64=is_base64,
     )
 
 

@@ -20,6 +20,7 @@ from serve_app.api.parameters import PARAMETERS, form_of
 NEUTRAL: Schema = {"enum": [None, "", [], False]}
 """Of a source of any kind."""
 TRUE: Schema = {"const": True}
+POSITIVE: Schema = {"type": "integer", "minimum": 1}
 SEVERAL: Schema = {"type": "integer", "minimum": 2}
 WITHOUT_LOGPROBS: Mapping[str, Schema] = {"logprobs": {"enum": [None, False]}, "n_probs": {"enum": [None, 0, False]}}
 NO_TOOLS: Schema = {"type": "array", "maxItems": 0}
@@ -50,8 +51,8 @@ def excluded(terms: Terms, table: Mapping[str, Disposition] = PARAMETERS) -> lis
 
 def _excluded(terms: Terms, table: Mapping[str, Disposition]) -> list[Schema]:
     found = [
-        _together("`echo_last` is a part of `echo`.", {"echo": TRUE, "echo_last": {"type": "integer", "minimum": 1}}),
-        _together("`top_logprobs` counts `logprobs`.", {"top_logprobs": {"type": "integer"}}, WITHOUT_LOGPROBS),
+        _together("`echo_last` is a part of `echo`.", {"echo": TRUE, "echo_last": POSITIVE}),
+        _together("`top_logprobs` counts `logprobs`.", {"top_logprobs": POSITIVE}, WITHOUT_LOGPROBS),
         _together("These are probabilities of `logprobs`.", {"post_sampling_probs": TRUE}, WITHOUT_LOGPROBS),
         _together("Both say what is expected.", {name: {"not": NOTHING} for name in PREDICTIONS}),
         *(_together("Both name adapters.", dict(pair)) for pair in combinations(ADAPTERS.items(), 2)),

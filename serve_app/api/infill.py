@@ -13,7 +13,7 @@ from serve_app.api.forms.form import Parameter, Terms, Value
 from serve_app.api.forms.plain import Text
 from serve_app.api.limits import WireLimits
 from serve_app.api.parameters import PARAMETERS
-from serve_app.api.parse import Body, read_request
+from serve_app.api.parse import NATIVE, Body, read_request
 from serve_app.api.paths import Path
 from serve_app.api.spelling import nearest
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
@@ -50,8 +50,9 @@ def read_infill(
         if members.get(name) not in (None, ""):
             must = f'be absent at {Path.INFILL}, where "input_suffix" is what stands behind the gap'
             raise UnsupportedParameter.refusing(name, must=must, found="one")
+    ignored: list[str] = []
     values: dict[str, Any] = {
-        name: parameter.form.read(Value(name=name, sent=members[name], terms=terms))
+        name: parameter.form.read(Value(name=name, sent=members[name], terms=terms, ignored=ignored))
         for name, parameter in INFILL.items()
         if members.get(name) is not None
     }
@@ -62,14 +63,14 @@ def read_infill(
     _check_spelling(rest)
     if rest.get("model") is None:
         rest["model"] = model()
-    return read_request(_body(values), rest, limits, dialect=dialect)
+    return read_request(_body(values), rest, limits, dialect=dialect, ignored=ignored)
 
 
 def _body(values: Mapping[str, Any]) -> Body[CompletionRequest]:
     """Of a completion whose prompt was read already. What does not fit is cut unless that is refused."""
     gap = Infill(suffix=values["input_suffix"], opening=values.get("prompt", ""), files=values.get("input_extra", ()))
     given = {"prompts": (Prompt(parts=(values["input_prefix"],)),), "gap": gap, **CUTS_BY_ITSELF}
-    return Body(request=CompletionRequest, table=PARAMETERS, required=("model",), defaults=given)
+    return Body(request=CompletionRequest, table=NATIVE.table, required=("model",), defaults=given)
 
 
 def _check_spelling(members: Mapping[str, object]) -> None:

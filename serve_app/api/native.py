@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.listing import effective_defaults
 from serve_app.api.dialects.tables import LLAMA_CPP
+from serve_app.api.forms.form import Parameter
+from serve_app.api.forms.strings import Paths
 from serve_app.core.request import SamplerName, samplers_in_order
 
 SAME_NAMES = (
@@ -22,6 +24,10 @@ NOT_NATIVE = (
     "return_routed_experts",
 )  # fmt: skip
 """What llama.cpp's own shape has no place for."""
+RESPONSE_FIELDS = Parameter(
+    Paths(),
+    "These fields alone are in a whole result, and in the last of a stream; `timings/predicted_n` is one of an object.",
+)
 LISTS = ("dry_sequence_breakers", "stop")
 OTHER_NAMES: Mapping[str, str] = MappingProxyType({"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"})
 WHERE_NONE: Mapping[str, tuple[str, int]] = MappingProxyType(
@@ -33,12 +39,27 @@ WHERE_NONE: Mapping[str, tuple[str, int]] = MappingProxyType(
     }
 )
 """Names with the parameter that each tells, and what stands where that has no value."""
+MISSING = object()
+
+
+def chosen_fields(result: Mapping[str, object], paths: Sequence[str]) -> dict[str, object]:
+    """What of a result was asked for, each field by its path; what it does not have is left out."""
+    if not paths:
+        return dict(result)
+    found = {}
+    for path in paths:
+        value: object = result
+        for name in path.split("/"):
+            value = value.get(name, MISSING) if isinstance(value, Mapping) else MISSING
+        if value is not MISSING:
+            found[path] = value
+    return found
 
 
 def native_settings(request: CompletionRequest) -> dict[str, object]:
     """What a request was carried out with."""
     return {
-        **_settings(request.model_dump(), request.samplers, is_temperature_last=request.dialect.temperature_last),
+        **_settings(request.model_dump(), request.samplers_in_order),
         "grammar": request.grammar.source if request.grammar is not None and request.grammar.kind == "gbnf" else "",
         "logit_bias": [{"token": key, "bias": False if math.isinf(bias) else bias} for key, bias in request.logit_bias],
         "lora": [{"id": number, "scale": scale} for number, scale in request.lora],
@@ -48,16 +69,16 @@ def native_settings(request: CompletionRequest) -> dict[str, object]:
 def native_defaults() -> dict[str, object]:
     """What a request that says nothing is carried out with."""
     return {
-        **_settings(effective_defaults(LLAMA_CPP), None, is_temperature_last=LLAMA_CPP.temperature_last),
+        **_settings(
+            effective_defaults(LLAMA_CPP), samplers_in_order(None, is_temperature_last=LLAMA_CPP.temperature_last)
+        ),
         "grammar": "",
         "logit_bias": [],
         "lora": [],
     }
 
 
-def _settings(
-    values: Mapping[str, object], samplers: tuple[SamplerName, ...] | None, *, is_temperature_last: bool
-) -> dict[str, object]:
+def _settings(values: Mapping[str, object], samplers: tuple[SamplerName, ...]) -> dict[str, object]:
     return {
         **{name: values[name] for name in SAME_NAMES},
         **{name: _as_list(values[name]) for name in LISTS},
@@ -66,7 +87,7 @@ def _settings(
             name: none if values[parameter] is None else values[parameter]
             for name, (parameter, none) in WHERE_NONE.items()
         },
-        "samplers": list(samplers_in_order(samplers, is_temperature_last=is_temperature_last)),
+        "samplers": list(samplers),
         "n_keep": 0,
         "n_discard": 0,
     }

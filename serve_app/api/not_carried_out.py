@@ -1,80 +1,75 @@
-"""Parameters of other systems that this version knows and does not carry out, with the values that change nothing."""
+"""Parameters that are known and not carried out: those that would change an answer, and those that change none."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from serve_app.api.dispositions import NotYet
+from serve_app.api.dispositions import Inert, NotYet
 
-NOT_CARRIED_OUT: Mapping[str, NotYet] = MappingProxyType(
+CHANGES_THE_ANSWER: Mapping[str, NotYet] = MappingProxyType(
     {
-        # of the systems whose dialects are spoken
-        "n_keep": NotYet(0),
-        "t_max_predict_ms": NotYet(0, -1),
-        "return_progress": NotYet(False),
-        "response_fields": NotYet([]),
-        "perf_metrics_in_response": NotYet(False),
-        "raw_output": NotYet(False),
-        "strict": NotYet(False),
-        "reasoning_effort": NotYet(),
-        "thinking": NotYet(),
-        "extra_key": NotYet(""),
-        "prompt_cache_key": NotYet(""),
-        "prompt_cache_isolation_key": NotYet(""),
-        "id_slot": NotYet(-1),
-        "rid": NotYet(),
-        "session_id": NotYet(),
-        "service_tier": NotYet("auto", "default"),
-        "metadata": NotYet({}),
-        "custom_params": NotYet({}),
+        "raw_output": NotYet(instead='Send "return_token_ids": true.'),
+        "strict": NotYet(),
         "custom_logit_processor": NotYet(),
-        "store": NotYet(False),
-        "bootstrap_host": NotYet(),
-        "bootstrap_port": NotYet(),
-        "bootstrap_room": NotYet(),
-        "routed_dp_rank": NotYet(),
-        # what other servers and their front ends know beside these; each would change the text
-        "use_beam_search": NotYet(False),
-        "num_beams": NotYet(0, 1),
-        "length_penalty": NotYet(1),
-        "early_stopping": NotYet(False),
-        "min_length": NotYet(0),
-        "ban_eos_token": NotYet(False),
+        "use_beam_search": NotYet(instead='Send "best_of".'),
+        "num_beams": NotYet(0, 1, instead='Send "best_of".'),
+        "min_length": NotYet(0, beside="min_tokens"),
+        "ban_eos_token": NotYet(beside="ignore_eos"),
         "prompt_embeds": NotYet([]),
-        "kv_transfer_params": NotYet({}),
-        "ec_transfer_params": NotYet({}),
         "vllm_xargs": NotYet({}),
         "logprob_token_ids": NotYet(),
         "repetition_detection": NotYet(),
         "thinking_token_budget": NotYet(-1),
         "watermarking": NotYet(),
-        "stream_interval": NotYet(1),
         "return_token_offsets": NotYet(),
         "routed_experts_prompt_start": NotYet(0),
-        "guided_decoding_backend": NotYet("auto", "guidance"),
         "guided_whitespace_pattern": NotYet(""),
         "banned_strings": NotYet([]),
-        "banned_tokens": NotYet([]),
-        "custom_token_bans": NotYet(""),
+        "banned_tokens": NotYet([], beside="logit_bias"),
+        "custom_token_bans": NotYet("", [], beside="logit_bias"),
         "logits_processors": NotYet([]),
-        "grammar_string": NotYet(""),
         "top_a": NotYet(0),
         "tfs": NotYet(1),
         "tfs_z": NotYet(1),
-        "typical": NotYet(1),
         "epsilon_cutoff": NotYet(0),
         "eta_cutoff": NotYet(0),
         "penalty_alpha": NotYet(0),
         "skew": NotYet(0),
         "no_repeat_ngram_size": NotYet(0),
         "encoder_repetition_penalty": NotYet(1),
-        "repetition_penalty_range": NotYet(0),
         "smoothing_factor": NotYet(0),
         "guidance_scale": NotYet(1),
         "negative_prompt": NotYet(""),
-        "dynamic_temperature": NotYet(False),
-        "mirostat_mode": NotYet(0),
-        "temperature_last": NotYet(False),
+        "dynamic_temperature": NotYet(beside="dynatemp_range"),
     }
 )
+"""Each is refused by name; its neutral values pass."""
+
+CHANGES_NO_ANSWER: Mapping[str, Inert] = MappingProxyType(
+    {
+        # where and when it is computed, and what is kept of it
+        **dict.fromkeys(
+            (
+                "models", "n_keep", "n_discard", "rid", "session_id", "routed_dp_rank", "bootstrap_host",
+                "bootstrap_port", "bootstrap_room", "kv_transfer_params", "ec_transfer_params", "prompt_cache_key",
+                "prompt_cache_options", "prompt_cache_retention", "service_tier", "store", "t_max_prompt_ms",
+            ),
+            Inert(),
+        ),
+        "id_slot": Inert((False, -1)),
+        "priority": Inert((False, 0)),
+        # for whom, and what the client notes about it
+        **dict.fromkeys(("metadata", "safety_identifier"), Inert()),
+        # how it is sent, or what is measured beside it
+        **dict.fromkeys(("perf_metrics_in_response", "return_progress"), Inert()),
+        "stream_interval": Inert((False, 1)),
+        # of means that are not used here: beams, a processor of logits, a choice among compilers, a tokenizer's spaces
+        **dict.fromkeys(("early_stopping", "custom_params", "guided_decoding_backend"), Inert()),
+        "length_penalty": Inert((False, 1)),
+        "spaces_between_special_tokens": Inert((False, True)),
+        # of chats and of llama.cpp's own results; each is carried out where it says something
+        **dict.fromkeys(("modalities", "reasoning_effort", "response_fields", "thinking", "verbosity"), Inert()),
+    }
+)  # fmt: skip
+"""Each is accepted with any value, and told in X-Ignored-Parameters."""

@@ -93,7 +93,7 @@ def _open_document(terms: Terms) -> dict[str, Any]:
                 "ChatRequest": chat_schema(terms),
                 "NativeRequest": native_schema(Terms(limits=limits, dialect=LLAMA_CPP)),
                 "InfillRequest": _infill(Terms(limits=limits, dialect=LLAMA_CPP)),
-                "EmbeddingsRequest": _object(EMBEDDINGS, terms, asked="input"),
+                "EmbeddingsRequest": _object(EMBEDDINGS, terms, asked="input") | {"additionalProperties": True},
                 "TokenizeRequest": _tokenize(terms),
                 "ApplyTemplateRequest": _apply_template(terms),
                 "DetokenizeRequest": _object(DETOKENIZE, terms, asked="tokens"),
@@ -145,7 +145,7 @@ def _completions(
 def _embeddings() -> dict[str, Any]:
     parameters = [DIALECT_HEADER, TIMEOUT_HEADER]
     operation = _operation("Embed texts", "Embeddings", body="EmbeddingsRequest", parameters=parameters)
-    told = (HEADER, "X-Truncated-Prompt-Tokens")
+    told = (HEADER, "X-Ignored-Parameters", "X-Truncated-Prompt-Tokens")
     operation["responses"]["200"]["headers"] = {name: TOLD_HEADERS[name] for name in told}
     return operation
 

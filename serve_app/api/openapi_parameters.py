@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from typing import Any, assert_never
 
 from serve_app.api.dialects.dialect import UNLIMITED
-from serve_app.api.dispositions import Accepted, Carried, Disposition, NotYet, Renamed
+from serve_app.api.dispositions import Carried, Disposition, Inert, NotYet, Renamed
 from serve_app.api.exclusions import excluded
 from serve_app.api.forms.form import Schema, Terms
 from serve_app.api.native import NOT_NATIVE
 from serve_app.api.openapi_schemas import NOTHING, nullable
 from serve_app.api.parameters import STREAM_OPTIONS, form_of
-from serve_app.api.parse import CHAT, COMPLETION, Body
+from serve_app.api.parse import CHAT, COMPLETION, NATIVE, Body
 from serve_app.api.stream_options import StreamOptions
 
 NOT_CARRIED_OUT = "Not carried out by this server."
+CHANGES_NO_ANSWER: Schema = {"description": "Changes no answer; it is told in the header X-Ignored-Parameters."}
 UNKNOWN_NAMES = (
     "A name that is none of these is ignored and told in the header X-Ignored-Parameters, unless it looks like a"
     " misspelled one. The dialects openai and fireworks refuse it."
@@ -33,7 +34,7 @@ def chat_schema(terms: Terms) -> Schema:
 
 
 def _body_schema(kind: Body[Any], terms: Terms) -> Schema:
-    has_default_model = terms.dialect.default_model is not None
+    has_default_model = (kind.default_model or terms.dialect.default_model) is not None
     properties = {name: _property(name, kind, terms) for name in kind.table}
     properties["stream_options"]["anyOf"] = [_options(terms), {"type": "null"}]
     schema = {
@@ -49,7 +50,7 @@ def _body_schema(kind: Body[Any], terms: Terms) -> Schema:
 
 def native_schema(terms: Terms) -> Schema:
     """The body of llama.cpp's own routes, which need no model where one is served and rank nothing."""
-    schema = with_optional_model(completion_schema(terms))
+    schema = with_optional_model(_body_schema(NATIVE, terms))
     for name in NOT_NATIVE:
         neutral = {"enum": [False, None]} if name.startswith("return_") else {"type": "null"}
         schema["properties"][name] = {**neutral, "description": "Carried out at /v1/completions only."}
@@ -74,8 +75,8 @@ def _options(terms: Terms) -> Schema:
 
 
 def _option(disposition: Disposition) -> Schema:
-    if isinstance(disposition, NotYet):
-        return {"enum": [*disposition.neutral, None], "description": NOT_CARRIED_OUT}
+    if isinstance(disposition, Inert):
+        return CHANGES_NO_ANSWER
     assert isinstance(disposition, Carried)
     return {**nullable({"type": "boolean"}), "description": disposition.parameter.about}
 
@@ -88,11 +89,10 @@ def _property(name: str, kind: Body[Any], terms: Terms) -> Schema:
         case Renamed() as disposition:
             described = f"Another name of `{disposition.to}`. {disposition.besides}".rstrip()
             return {**_renamed_schema(name, disposition, kind, terms), "description": described}
-        case Accepted(parameter):
-            described = f"Has no effect. {parameter.about} Must be {parameter.form.words(terms)}."
-            return {**_value_schema(name, kind, terms), "description": described}
+        case Inert():
+            return CHANGES_NO_ANSWER
         case NotYet() as disposition:
-            return {"enum": [*disposition.neutral, None], "description": NOT_CARRIED_OUT}
+            return {"enum": [*disposition.neutral, None], "description": f"{NOT_CARRIED_OUT} {disposition.instead}"}
         case _ as disposition:
             assert_never(disposition)
 

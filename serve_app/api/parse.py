@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from serve_app.api.chat import CHAT_DEFAULTS, CHAT_PARAMETERS, ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.contradictions import Sent, check_contradictions
-from serve_app.api.dialects.dialect import Dialect
+from serve_app.api.dialects.dialect import ONLY_MODEL, Dialect
 from serve_app.api.dialects.tables import UNION
-from serve_app.api.dispositions import Disposition
+from serve_app.api.dispositions import Carried, Disposition
 from serve_app.api.fields import Fields, is_same, read_fields
 from serve_app.api.forms.form import Terms, Value
 from serve_app.api.illustrated import illustrated
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
+from serve_app.api.native import RESPONSE_FIELDS
 from serve_app.api.parameters import PARAMETERS, STREAM_OPTIONS, form_of
 from serve_app.api.stream_options import StreamOptions
 from serve_app.core.errors import InvalidRequest
@@ -31,12 +33,14 @@ class Body(Generic[Request]):
     """One kind of body: what its members are, and the request that they make.
 
     defaults: of parameters that were not sent, where the dialect says nothing of them
+    default_model: what `model` is where it was not sent, whatever the dialect; None leaves it to that
     """
 
     request: type[Request]
     table: Mapping[str, Disposition]
     required: tuple[str, ...]
     defaults: Mapping[str, object] = field(default_factory=dict)
+    default_model: str | None = None
 
 
 COMPLETION = Body(request=CompletionRequest, table=PARAMETERS, required=("model", "prompt"))
@@ -45,6 +49,12 @@ CHAT = Body(
     table=CHAT_PARAMETERS,
     required=("model", "messages"),
     defaults=CHAT_DEFAULTS,
+    default_model=ONLY_MODEL,
+)
+NATIVE = Body(
+    request=CompletionRequest,
+    table=MappingProxyType({**PARAMETERS, "response_fields": Carried(RESPONSE_FIELDS)}),
+    required=("model", "prompt"),
 )
 
 
@@ -66,20 +76,23 @@ def parse_request(kind: Body[Request], body: bytes, limits: WireLimits, choose_d
     return read_request(kind, members, limits, dialect=choose_dialect(members.get("model")))
 
 
-def read_completion(members: Mapping[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
-    """The request that these members of a JSON object make. Raises as `parse_completion`."""
-    return read_request(COMPLETION, members, limits, dialect=dialect)
-
-
 def read_request(
-    kind: Body[Request], members: Mapping[str, object], limits: WireLimits, *, dialect: Dialect
+    kind: Body[Request],
+    members: Mapping[str, object],
+    limits: WireLimits,
+    *,
+    dialect: Dialect,
+    ignored: Sequence[str] = (),
 ) -> Request:
-    """As `read_completion`, of any kind of body."""
+    """The request that these members of a JSON object make. Raises as `parse_completion`.
+
+    ignored: what was left out of them before
+    """
     terms = Terms(limits=limits, dialect=dialect)
     members, overruled = _without_overruled(members, dialect)
     fields = read_fields(members, kind.table, refuses_unknown=dialect.refuses_unknown)
-    if dialect.default_model is not None:
-        fields.values.setdefault("model", dialect.default_model)
+    if (default_model := kind.default_model or dialect.default_model) is not None:
+        fields.values.setdefault("model", default_model)
     for name in kind.required:
         if name not in fields.values:
             raise InvalidRequest.refusing(name, must=f"be {form_of(name, kind.table).words(terms)}", found="nothing")
@@ -89,7 +102,7 @@ def read_request(
         "dialect": dialect,
         "max_tokens_name": fields.spelled("max_tokens"),
         "sends_max_tokens": values.get("max_tokens") is not None,
-        "ignored_parameters": (*overruled, *fields.ignored),
+        "ignored_parameters": (*ignored, *overruled, *fields.ignored),
         "max_total_tokens": limits.max_total_tokens,
     }
     request = kind.request.model_validate({**kind.defaults, **dialect.defaults, **values, **internal})
@@ -129,7 +142,7 @@ def _read_values(fields: Fields, table: Mapping[str, Disposition], terms: Terms)
     for name, sent in fields.values.items():
         spelled = fields.spelled(name)
         form = form_of(spelled if spelled in table else name, table)
-        values[name] = form.read(Value(name=spelled, sent=sent, terms=terms))
+        values[name] = form.read(Value(name=spelled, sent=sent, terms=terms, ignored=fields.ignored))
     return values
 
 

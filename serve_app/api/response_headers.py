@@ -20,9 +20,8 @@ MAX_NAMES_CHARS = 1000
 def response_headers(request: CompletionRequest, usage: Usage | None = None) -> list[tuple[bytes, bytes]]:
     """What is known by now; `usage` is None before anything was computed."""
     headers = []
-    ignored = (*request.ignored_parameters, *(("priority",) if request.priority else ()))
-    if ignored:
-        headers.append((IGNORED, ignored_names(ignored)))
+    if request.ignored_parameters:
+        headers.append((IGNORED, ignored_names(request.ignored_parameters)))
     if request.seed is not None:
         headers.append((SEED, str(request.seed)))
     if request.suffix_mode is not None and (request.suffix or request.gap is not None):

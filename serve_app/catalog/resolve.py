@@ -159,8 +159,13 @@ class Catalog:
         return list(found)
 
     def _follow(self, name: str) -> str:
+        """What an alias leads to; `alias:adapter` is an adapter of that, where no base has such a name."""
         while name in self._aliases:
             name = self._aliases[name]
+        if not any(name == base or name.startswith(f"{base}:") for base in self._models):
+            for alias in sorted(self._aliases, key=len, reverse=True):
+                if name.startswith(f"{alias}:"):
+                    return self._follow(alias) + name[len(alias) :]
         return name
 
 

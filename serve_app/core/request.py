@@ -129,6 +129,7 @@ class StopParams:
     min_tokens: before so many are generated, no token that would end it is drawn and stop strings are ordinary text
     ignore_eos: the model's own end tokens do not end it; they may be drawn and their text is as any token's
     patterns:   regular expressions; end where the earliest match of one of them begins in the generated text
+    max_predict_s: end at the first line break that comes so long after the first token; 0 is no such limit
     shows_string: the stop string or the stop token that ended it stays in the text, and nothing after it
     shows_pattern: so does what a pattern matched
     """
@@ -139,6 +140,7 @@ class StopParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     patterns: tuple[str, ...] = ()
+    max_predict_s: float = 0.0
     shows_string: bool = False
     shows_pattern: bool = False
 

@@ -202,7 +202,7 @@ class RouterSettings(BaseModel):
     slow_reader: Literal["pause", "abort"] = "pause"
     max_stall_s: PositiveFloat = 60.0
     cors_origins: tuple[Origin, ...] = ()
-    accept_any_model: bool = False
+    accept_any_model: bool = True
     auth: Literal["none", "keys"] | None = None
     auth_grace_s: PositiveFloat = 300.0
     prices: dict[str, PriceSettings] = Field(default_factory=dict)

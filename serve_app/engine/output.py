@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
@@ -24,8 +26,16 @@ logger = logging.getLogger(__name__)
 class Output:
     """Turns what a step gave into deltas. Changes sequences; does not release anything."""
 
-    def __init__(self, tokenizer: TextTokenizer, eos_token_ids: frozenset[int], *, max_forced: int = 0) -> None:
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        eos_token_ids: frozenset[int],
+        *,
+        max_forced: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """max_forced: tokens that a constraint leaves no choice about, appended at once at most"""
+        self._clock = clock
         self._tokenizer = tokenizer
         self._reporter = PromptReporter(tokenizer)
         self._eos_token_ids = eos_token_ids
@@ -91,7 +101,7 @@ class Output:
         if result.is_exhausted and not sequence.is_finished:
             if sequence.matcher is None or not sequence.matcher.may_end:
                 return _lose(sequence, _dead_end(sequence))
-            text += self._finish(sequence, is_over=True, stop_token=None)
+            text += self._finish(sequence, is_over=True, is_late=False, stop_token=None)
         if result.token_id is not None and not sequence.is_finished:
             sequence.token_ids.append(result.token_id)
             token_ids.append(result.token_id)
@@ -139,7 +149,18 @@ class Output:
             offset = detokenizer.place_of(token_id) if shows else detokenizer.num_chars
             sequence.pending_logprobs.append(self._token_logprob(scored, offset))
         text = self._text(sequence, token_id) if shows else ""
-        return text + self._finish(sequence, is_over=ends or completes, stop_token=token_id if ends else None)
+        is_late = self._is_late(sequence, text)
+        return text + self._finish(
+            sequence, is_over=ends or completes, is_late=is_late, stop_token=token_id if ends else None
+        )
+
+    def _is_late(self, sequence: Sequence, text: str) -> bool:
+        """Whether the text has come to a line break after the time that it may take from its first token on."""
+        limit_s = sequence.request.stop.max_predict_s
+        if not limit_s:
+            return False
+        sequence.first_taken_at = sequence.first_taken_at or self._clock()
+        return "\n" in text and self._clock() - sequence.first_taken_at > limit_s
 
     def _ends(self, sequence: Sequence, token_id: int) -> bool:
         """Whether the token ends the sequence by itself; `_shows_end` says whether its text is shown then."""
@@ -163,14 +184,14 @@ class Output:
         return sequence.stop_matcher.feed(text)
 
     @staticmethod
-    def _finish(sequence: Sequence, *, is_over: bool, stop_token: int | None) -> str:
+    def _finish(sequence: Sequence, *, is_over: bool, is_late: bool, stop_token: int | None) -> str:
         """End the sequence where it is time; return what was held back and can be shown now.
 
-        is_over: a token or the constraint ends it;  stop_token: that token
+        is_over: a token or the constraint ends it;  stop_token: that token;  is_late: its time does
         """
         matcher = sequence.stop_matcher
         text = ""
-        is_long = sequence.num_taken >= sequence.max_tokens
+        is_long = is_late or sequence.num_taken >= sequence.max_tokens
         if (is_over or is_long) and matcher.matched is None:
             text = matcher.flush()
             # what is matched now waited for a stop that would begin earlier

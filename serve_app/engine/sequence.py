@@ -38,6 +38,7 @@ class Sequence:
     num_held:   of its last tokens, which were forced and are shown once they were scored
     gathered:   of what it gained, what was not passed on yet
     is_prompt_published: whether others can find its prompt's blocks
+    first_taken_at: when its first token came, where its time is limited
     passed_over_at: since when others begin before it as it lacks something
     num_charged, is_prompt_charged: what of it was counted as spent;  engine_ns: its share of the steps' time
     """
@@ -73,6 +74,7 @@ class Sequence:
         self.arrived_at = time.monotonic()
         self.started_at: float | None = None
         self.passed_over_at: float | None = None
+        self.first_taken_at: float | None = None
         self.num_computed = self.num_held = 0
         self.is_prompt_published = False
         self.holding: Holding | None = None

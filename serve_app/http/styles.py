@@ -9,12 +9,12 @@ from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import LLAMA_CPP
-from serve_app.api.embeddings import EmbeddingRequest, embedding_request, parse_embeddings
+from serve_app.api.embeddings import EmbeddingRequest, read_embeddings
 from serve_app.api.infill import read_infill
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import WireLimits
 from serve_app.api.native import NOT_NATIVE
-from serve_app.api.parse import CHAT, parse_completion, parse_request, read_completion
+from serve_app.api.parse import CHAT, NATIVE, parse_completion, parse_request, read_request
 from serve_app.api.responses import ResponseHead
 from serve_app.api.shown import shown
 from serve_app.core.errors import UnsupportedParameter
@@ -101,9 +101,9 @@ class EmbeddingStyle:
         return self._router.dialect_of(model)
 
     def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
-        values = parse_embeddings(body, limits)
-        dialect = choose_dialect(values.get("model"))
-        return embedding_request(values, self._inquiries.model_named(values.get("model")), dialect)
+        members = read_json_object(body, max_depth=limits.max_depth)
+        dialect = choose_dialect(members.get("model"))
+        return read_embeddings(members, limits, dialect, model=lambda: self._inquiries.model_named(None))
 
     def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
         raise AssertionError("embeddings are no stream")
@@ -127,7 +127,7 @@ class NativeStyle:
         dialect = choose_dialect(members.get("model"))
         if members.get("model") is None:
             members["model"] = self._inquiries.model_named(None)
-        request = read_completion(members, limits, dialect)
+        request = read_request(NATIVE, members, limits, dialect=dialect)
         check_native(request)
         return request.seeded()
 

@@ -203,10 +203,16 @@ def _stop(request: CompletionRequest) -> StopParams:
         token_ids=request.stop_token_ids,
         min_tokens=request.min_tokens,
         ignore_eos=request.ignore_eos,
-        patterns=request.stop_regex,
+        patterns=(*request.stop_regex, *_outdented(request.n_indent)),
+        max_predict_s=request.t_max_predict_ms / 1000,
         shows_string=request.no_stop_trim,
         shows_pattern=request.no_stop_trim or request.dialect.keeps_regex_match,
     )
+
+
+def _outdented(least: int) -> tuple[str, ...]:
+    """The expression of a line break behind which fewer spaces and tabs stand than this; none where any number may."""
+    return (rf"\n[ \t]{{0,{least - 1}}}[^ \t]",) if least else ()
 
 
 def _within(most: int | None, stop: StopParams, request: CompletionRequest) -> StopParams:
@@ -283,7 +289,7 @@ def _check_prompt_ids(request: CompletionRequest, part: int, *, vocab_size: int)
 
 def _check_ids(request: CompletionRequest, vocab_size: int) -> None:
     for name in ("stop_token_ids", "allowed_token_ids"):
-        highest = max(getattr(request, name), default=-1)
+        highest = max(getattr(request, name) or (), default=-1)
         if highest >= vocab_size:
             raise InvalidRequest.refusing(name, must=_hold_ids(vocab_size), found=str(highest))
     expected = request.expected

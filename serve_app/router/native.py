@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from serve_app.api.chunks import dump
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.native import native_settings
+from serve_app.api.native import chosen_fields, native_settings
 from serve_app.api.responses import Choice
 from serve_app.api.sse import event as sse_event
 from serve_app.core.delta import FinishReason
@@ -33,7 +33,11 @@ class NativeRenderer:
         return [self._result(part) for part in self._composer.add(event)]
 
     def chunks(self, event: Event) -> bytes:
-        return b"".join(sse_event(dump(result)) for result in self.results(event))
+        fields = self._request.response_fields
+        return b"".join(
+            sse_event(dump(chosen_fields(result, fields) if result["stop"] else result))
+            for result in self.results(event)
+        )
 
     def tail(self) -> bytes:
         """Nothing: llama.cpp's own streams end with the last result."""
@@ -85,7 +89,7 @@ async def collect_native(run: Run, request: CompletionRequest) -> dict[str, obje
             index = result["index"]
             assert isinstance(index, int)
             results[index].append(result)
-    joined = [_joined(of_choice) for of_choice in results]
+    joined = [chosen_fields(_joined(of_choice), request.response_fields) for of_choice in results]
     return joined[0] if len(joined) == 1 else joined
 
 

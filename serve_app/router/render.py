@@ -93,6 +93,8 @@ class StreamRenderer(Generic[Chosen]):
         self._last: Chosen | None = None  # kept for the usage of the whole response, which it carries
         self._first_recording: Recording | None = None
         self._is_timed = request.has_timings and request.timings_per_token
+        has_null = request.dialect.chunks_have_null_usage and request.stream_options.include_usage
+        self._null_usage: dict[str, object] = {"usage": None} if has_null else {}
         self._around: dict[int, tuple[bytes, bytes]] = {}  # the text of a chunk that adds nothing else, by choice
 
     def chunks(self, event: Event) -> bytes:
@@ -108,7 +110,7 @@ class StreamRenderer(Generic[Chosen]):
         around = self._around.get(event.index)
         if around is None:
             (part,) = self._composer.add(event)
-            around = self._around[event.index] = self._writer.around(part.choice.with_text(TEXT_MARK))
+            around = self._around[event.index] = self._writer.around(part.choice.with_text(TEXT_MARK), self._null_usage)
         before, behind = around
         return before + dump_text(event.delta.text) + behind
 
@@ -119,7 +121,7 @@ class StreamRenderer(Generic[Chosen]):
             extras = {"usage": usage_body(usage), **self._extras(self._last)}
             chunks += self._writer.choice(self._last, extras)
         if extension := _sglext(self._request, usage, self._first_recording):
-            chunks += self._writer.bare(extension)
+            chunks += self._writer.bare(extension | self._null_usage)
         if self._request.stream_options.include_usage:
             chunks += self._writer.bare({"usage": usage_body(usage)})
         return chunks + DONE
@@ -131,14 +133,14 @@ class StreamRenderer(Generic[Chosen]):
             return chunk
         if choice.index == 0:
             self._first_recording = recording.recording
-        return chunk + self._writer.choice(part.choice.recording_alone())
+        return chunk + self._writer.choice(part.choice.recording_alone(), self._null_usage)
 
     def _chunk_of(self, choice: Chosen, part: Composed[Chosen]) -> bytes:
         self._num_finished += choice.finish_reason is not None
         if self._request.finish_chunk_has_usage and self._num_finished == self._request.num_choices:
             self._last = choice
             return b""
-        extras: dict[str, object] = {}
+        extras = dict(self._null_usage)
         if self._request.has_continuous_usage:
             extras["usage"] = token_counts(self._composer.prompt_tokens(part.part), part.completion_tokens)
         return self._writer.choice(choice, extras | self._extras(choice))

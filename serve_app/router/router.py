@@ -36,12 +36,12 @@ MAX_ASKED = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
     """dialect: of requests that name none, to models that have none of their own
-    accepts_any_model: in the dialect llama.cpp the only model answers to any name
+    accepts_any_model: in the dialect llama.cpp the only model answers to any name, as there
     """
 
     run: RunSettings = field(default_factory=RunSettings)
     dialect: Dialect = UNION
-    accepts_any_model: bool = False
+    accepts_any_model: bool = True
 
 
 class Router:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.request import DRY_BASE, DryParams, SamplingParams, UnencodedParams, samplers_in_order
+from serve_app.core.request import DRY_BASE, DryParams, SamplingParams, UnencodedParams
 
 SEED_MASK = 2**63 - 1
 WHOLE_CONTEXT = 2**31 - 1
@@ -36,14 +36,14 @@ def lower_sampling(request: CompletionRequest, *, vocab_size: int) -> SamplingPa
         mirostat=request.mirostat or 0,
         mirostat_tau=request.mirostat_tau,
         mirostat_eta=request.mirostat_eta,
-        samplers=samplers_in_order(request.samplers, is_temperature_last=request.dialect.temperature_last),
+        samplers=request.samplers_in_order,
         repetition_penalty=max(LOWEST_REPETITION_PENALTY, request.repetition_penalty),
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         penalty_window=WHOLE_CONTEXT if request.repeat_last_n == -1 else request.repeat_last_n,
         repetition_sees_prompt=request.dialect.repetition_sees_prompt,
         logit_bias=_biased_ids(request, vocab_size),
-        allowed_token_ids=request.allowed_token_ids,
+        allowed_token_ids=request.allowed_token_ids or (),
         dry=_dry(request),
     )
 

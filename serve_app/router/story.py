@@ -26,12 +26,13 @@ NAME = re.compile(r"([A-Za-z_][\w-]*)(?:\[\d+\])*")
 OF_HEADERS = ("content-type", "content-length", "x-request-timeout", HEADER.lower())
 KNOWN_NAMES = frozenset({*PARAMETERS, *CHAT_PARAMETERS, *OF_HEADERS})
 UNKNOWN_NAME = "(unknown)"
+MAX_USER_CHARS = 128
 
 
 @dataclass(slots=True)
 class Story:
     """Filled while the request is served. Nothing of prompts or completions gets in, nor a name that a client made up,
-    but for the excerpts that a tenant asked for, which have a line of their own.
+    but for the `user` that it names, and the excerpts that a tenant asked for, which have a line of their own.
 
     identity: who it is from
     models: what its model names were resolved to; empty as long as they are a client's words
@@ -133,6 +134,7 @@ def _facts_of_request(request: CompletionRequest, models: Sequence[str]) -> dict
         "stream": request.stream,
         "num_prompts": len(request.prompts),
         "num_choices": request.num_choices,
+        **({} if request.user is None else {"user": request.user[:MAX_USER_CHARS]}),
     }
 
 

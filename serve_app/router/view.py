@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from serve_app.api.dialects.dialect import ONLY_MODEL
 from serve_app.catalog.resolve import Catalog
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ModelLoading, ModelNotFound, NotFound
@@ -12,8 +13,7 @@ from serve_app.core.names import ModelRef
 from serve_app.core.tenants import Rights
 from serve_app.router.link import ReplicaLink
 
-ONLY_MODEL = "default"
-"""What mistral.rs's clients write for the only model there is."""
+MAX_NAMED = 10
 
 
 class Fleet(Protocol):
@@ -83,7 +83,10 @@ class View:
         replica of it is ready.
         """
         catalog = self._catalog
-        if name == ONLY_MODEL and len(self.bases) == 1 and name not in catalog.models and name not in self.aliases:
+        if name == ONLY_MODEL and self.bases and name not in catalog.models and name not in self.aliases:
+            if len(self.bases) > 1:
+                must = f"be one of {', '.join(sorted(self.bases)[:MAX_NAMED])}, as several models are served"
+                raise ModelNotFound.refusing(param, must=must, found=f'nothing, or "{ONLY_MODEL}"')
             [name] = self.bases
         try:
             return catalog.resolve(name, lora_path=lora_path, param=param, lora_param=lora_param)

@@ -72,7 +72,6 @@ def test_a_gap_may_be_at_either_end_and_its_opening_and_files_be_none() -> None:
         ({"input_extra": [{"text": "a"}, {"filename": "ok"}]}, "input_extra[1]", "found"),
         ({"input_extra": [{"filename": 123, "text": "abc"}]}, "input_extra[0]", "found"),
         ({"input_extra": [{"filename": "a", "text": 456}]}, "input_extra[0]", "found"),
-        ({"input_extra": [{"text": "a", "name": "b"}]}, "input_extra[0]", "found"),
         ({"input_extra": ["a"]}, "input_extra[0]", "found"),
         ({"suffix": "x"}, "suffix", "must be absent at /infill"),
         ({"suffix_mode": "fim"}, "suffix_mode", "must be absent at /infill"),

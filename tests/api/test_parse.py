@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.tables import UNION
-from serve_app.api.dispositions import Accepted, Carried, NotYet, Renamed
+from serve_app.api.dispositions import Carried, NotYet, Renamed
 from serve_app.api.forms.form import Terms
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parameters import PARAMETERS
@@ -254,7 +254,7 @@ INVALID = [
     ("cache_prompt", 1, "a boolean"),
     ("lora", {"id": 0, "scale": 1}, "a list of at most 128 objects"),
     ("logprobs", 1.5, "an integer"),
-    ("n_probs", 6, "from 0 to 5"),
+    ("n_probs", 1025, "from 0 to 1024"),
     ("echo", 1, "a boolean"),
     ("echo", "true", "a boolean"),
     ("stream", 1, "a boolean"),
@@ -359,9 +359,9 @@ def test_a_neutral_value_changes_nothing(name, value):
     ("name", "value"),
     [
         ("raw_output", 0),  # a number is not false
-        ("n_keep", True),
+        ("top_a", True),
         ("logprob_token_ids", []),
-        ("t_max_predict_ms", 5),
+        ("tfs", 0.9),
     ],
 )
 def test_what_only_looks_neutral_is_refused(name, value):
@@ -378,7 +378,7 @@ def test_what_only_looks_neutral_is_refused(name, value):
         ({"min_tokens": 3, "n_predict": 2}, "min_tokens", ["min_tokens", "n_predict"]),
         ({"top_logprobs": 2}, "top_logprobs", ["top_logprobs", "logprobs"]),
         ({"top_logprobs": 2, "logprobs": 3}, "top_logprobs", ["top_logprobs", "logprobs"]),
-        ({"top_logprobs": 0, "logprobs": False}, "top_logprobs", ["top_logprobs", "logprobs"]),
+        ({"top_logprobs": 1, "logprobs": False}, "top_logprobs", ["top_logprobs", "logprobs"]),
         ({"top_logprobs": 6, "logprobs": True}, "top_logprobs", ["top_logprobs"]),
         ({"top_logprobs": True, "logprobs": True}, "top_logprobs", ["top_logprobs"]),
         ({"echo": True, "echo_last": 2}, "echo_last", ["echo", "echo_last"]),
@@ -411,6 +411,7 @@ def test_candidates_count_against_the_bounds():
 def test_top_logprobs_is_the_count_where_logprobs_is_true(top, count):
     assert parse(logprobs=True, top_logprobs=top).logprobs == count
     assert parse(logprobs=top, top_logprobs=top).logprobs == count
+    assert parse(logprobs=False, top_logprobs=0) == parse(top_logprobs=0) == parse()
 
 
 def test_either_order_of_two_agreeing_names_switches_mirostat_on():
@@ -457,7 +458,7 @@ def test_every_parameter_has_a_disposition_whose_target_exists():
         match disposition:
             case Renamed():
                 assert not isinstance(PARAMETERS[disposition.to], Renamed), name
-            case Carried() | Accepted():
+            case Carried():
                 terms = Terms(limits=WireLimits(), dialect=UNION)
                 assert disposition.parameter.form.words(terms), name
                 assert disposition.parameter.about.endswith("."), name

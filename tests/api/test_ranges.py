@@ -14,7 +14,7 @@ import pytest
 from serve_app.api.dialects.dialect import BestOf, Dialect
 from serve_app.api.dialects.listing import dialects_body
 from serve_app.api.dialects.tables import DIALECTS, UNION
-from serve_app.api.dispositions import NotYet, Renamed
+from serve_app.api.dispositions import Inert, NotYet, Renamed
 from serve_app.api.limits import WireLimits
 from serve_app.api.openapi import openapi_document
 from serve_app.api.parameters import PARAMETERS
@@ -27,7 +27,9 @@ LIMITS = WireLimits(
 )  # fmt: skip
 OF_FILES = {"images"}
 """What is a file, and has a place in the prompt for each, as in `tests/api/test_images.py`."""
-NAMES = sorted(name for name, each in PARAMETERS.items() if not isinstance(each, NotYet) and name not in OF_FILES)
+NAMES = sorted(
+    name for name, each in PARAMETERS.items() if not isinstance(each, NotYet | Inert) and name not in OF_FILES
+)
 COMPANIONS: dict[str, dict[str, object]] = {
     "best_of": {"n": 1},
     "min_tokens": {"max_tokens": 2**31 - 1},

@@ -39,7 +39,7 @@ CATALOG = Catalog(
         model("plain"),
         model("with#sign"),
     ],
-    {"prod": "demo:pirate", "best": "prod", "later": "demo:unborn", "base": "demo", "plain": "demo"},
+    {"prod": "demo:pirate", "best": "prod", "later": "demo:unborn", "base": "demo", "first": "base", "plain": "demo"},
 )
 
 
@@ -65,6 +65,9 @@ CATALOG = Catalog(
         ("pirate", ref("demo", "pirate")),
         ("prod", ref("demo", "pirate")),
         ("best", ref("demo", "pirate")),
+        ("base:json", ref("demo", "json")),  # an adapter of what an alias leads to
+        ("base::v2", ref("demo", "v2")),
+        ("first:json", ref("demo", "json")),
         ("plain", ref("plain")),  # an alias never hides a model
     ],
 )
@@ -153,7 +156,7 @@ def test_a_lora_path_of_an_unknown_adapter_names_lora_path() -> None:
 def test_names_lists_bases_usable_adapters_and_aliases() -> None:
     assert CATALOG.names() == (
         "demo", "demo:pirate", "demo:json", "demo:v2", "demo:v2:x",
-        "org/other", "org/other:json", "org/other:solo", "plain", "with#sign", "base", "best", "later", "prod",
+        "org/other", "org/other:json", "org/other:solo", "plain", "with#sign", "base", "best", "first", "later", "prod",
     )  # fmt: skip
     assert CATALOG.hidden_aliases == ("plain",)
 

@@ -47,7 +47,7 @@ def bodies() -> Mapping[str, Mapping[str, Any]]:
 def carried() -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Parameters that are read, as they are in `union`."""
     for name, body in bodies()["union"]["parameters"].items():
-        if body["disposition"] in ("carried", "accepted"):
+        if body["disposition"] == "carried":
             yield name, body
 
 
@@ -110,14 +110,20 @@ def meanings() -> str:
 
 
 def refused() -> str:
-    """Parameters of some system that are not carried out, by the values that change nothing."""
-    by_neutral: dict[str, list[str]] = {}
+    """Parameters that would change an answer and are not carried out, by the values that change nothing."""
+    by_neutral: dict[tuple[str, str], list[str]] = {}
     for name, body in bodies()["union"]["parameters"].items():
         if body["disposition"] == "refused":
             neutral = codes(json.dumps(value) for value in body["neutral"] if value is not False)
-            by_neutral.setdefault(neutral or "–", []).append(name)
-    rows = [[neutral, codes(sorted(names))] for neutral, names in sorted(by_neutral.items())]
-    return table(["neutral besides `null` and `false`", "parameters"], rows)
+            by_neutral.setdefault((neutral or "–", body["instead"]), []).append(name)
+    rows = [[neutral, codes(sorted(names)), out] for (neutral, out), names in sorted(by_neutral.items())]
+    return table(["neutral besides `null` and `false`", "parameters", "the way out"], rows)
+
+
+def ignored() -> str:
+    """Parameters that change no answer."""
+    found = bodies()["union"]["parameters"].items()
+    return codes(sorted(name for name, body in found if body["disposition"] == "ignored")) + ".\n"
 
 
 def prose() -> str:
@@ -199,6 +205,4 @@ def shown(value: object) -> str:
 
 
 def _about(body: Mapping[str, Any]) -> str:
-    if body["disposition"] == "accepted":
-        return f"No effect. {body['why']}"
     return str(body.get("about", ""))

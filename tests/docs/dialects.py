@@ -64,8 +64,8 @@ def _fate(body: Mapping[str, Any]) -> str:
     match body["disposition"]:
         case "carried":
             return f"Carried out. {body['about']}"
-        case "accepted":
-            return f"Accepted, without effect. {body['why']}"
+        case "ignored":
+            return "Accepted and told as ignored, as it changes no answer."
         case "renamed":
             besides = f" {body['besides']}" if body.get("besides") else ""
             return f"Carried out as {code(body['to'])}.{besides}"

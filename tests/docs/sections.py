@@ -24,6 +24,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "ranges": contract.ranges,
         "meanings": contract.meanings,
         "refused": contract.refused,
+        "ignored": contract.ignored,
         "prose": contract.prose,
         "tokenize": contract.tokenize,
         "embeddings": contract.embeddings,

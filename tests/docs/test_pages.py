@@ -21,7 +21,7 @@ from serve_app.core.errors import InvalidRequest
 from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings, TracingSettings
 from serve_app.engine.config import EngineConfig
 from serve_app.http.cors import READABLE
-from tests.docs.contract import bodies, names_of
+from tests.docs.contract import bodies, ignored, names_of
 from tests.docs.docstrings import told_of
 from tests.docs.markdown import filled, sections_of, table
 from tests.docs.sections import PAGES, REPOSITORY, SECTIONS
@@ -57,6 +57,7 @@ def rows_of(section: str) -> Iterator[list[str]]:
 def test_parser_openapi_and_contract_know_the_same_names(document: Mapping[str, Any]) -> None:
     told = {name for row in rows_of("parameters") for name in re.findall(r"`(\w+)`", f"{row[0]} {row[1]}")}
     told |= {name for row in rows_of("refused") for name in re.findall(r"`(\w+)`", row[1])}
+    told |= set(re.findall(r"`(\w+)`", ignored()))
     assert told == set(document["components"]["schemas"]["CompletionRequest"]["properties"])
     assert told == set(bodies()["union"]["parameters"])
 
@@ -153,7 +154,7 @@ def test_every_dialect_has_its_column(dialect: str) -> None:
 def test_other_names_are_told_beside_their_parameter() -> None:
     assert {row[0].strip("`"): row[1] for row in rows_of("parameters")}[
         "max_tokens"
-    ] == "`max_completion_tokens`, `n_predict`"
+    ] == "`max_completion_tokens`, `n_predict`, `num_predict`"
     assert names_of("repetition_penalty") == ["repeat_penalty"]
 
 

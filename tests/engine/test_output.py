@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from serve_app.core.delta import Delta
+from serve_app.core.delta import Delta, FinishReason
 from serve_app.core.request import GenerationRequest, LogprobParams
 from serve_app.engine.batch import Batch, Span
 from serve_app.engine.output import Output
@@ -27,9 +30,15 @@ def tokenizer() -> TextTokenizer:
     return TextTokenizer.load(DEMO, vocab_size=2048)
 
 
-def given(tokenizer: TextTokenizer, asked: GenerationRequest, token_ids: list[int]) -> list[Delta]:
+def given(
+    tokenizer: TextTokenizer,
+    asked: GenerationRequest,
+    token_ids: list[int],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Delta]:
     """What comes out where these tokens are drawn behind a prompt, one in each step, until it ends."""
-    output = Output(tokenizer, frozenset())
+    output = Output(tokenizer, frozenset(), clock=clock)
     one = Sequence(asked, [COLON], sample=0, max_tokens=20, detokenizer=tokenizer.detokenizer([COLON]))
     deltas = []
     for token_id in token_ids:
@@ -57,6 +66,21 @@ def test_an_entry_is_not_shown_before_the_text_of_its_token(tokenizer: TextToken
     deltas = given(tokenizer, asked, [LEAD, COLON, DASH])
     assert [delta.text for delta in deltas] == ["", "\ufffd", ":-"]
     assert [[entry.offset for entry in delta.logprobs] for delta in deltas] == [[], [0], [1, 2]]
+
+
+@pytest.mark.parametrize(("limit_s", "count"), [(0.0, 6), (1.5, 5), (0.5, 2), (9.0, 6)])
+def test_a_text_whose_time_is_over_ends_at_its_next_line_break(
+    tokenizer: TextTokenizer, limit_s: float, count: int
+) -> None:
+    """The clock goes on by a second each time that it is asked: of the first token, and of each with a line break."""
+    seconds = itertools.count(5)
+    line = tokenizer.encode_text("\n")[-1]
+    asked = replace(ASKED, stop=replace(ASKED.stop, max_predict_s=limit_s), logprobs=None)
+    deltas = given(tokenizer, asked, [DASH, line, DASH, DASH, line, DASH], clock=lambda: float(next(seconds)))
+    assert len(deltas) == count
+    assert (deltas[-1].finish is not None) == (count < 6)
+    if deltas[-1].finish is not None:
+        assert deltas[-1].finish.reason is FinishReason.LENGTH
 
 
 def test_a_stop_that_breaks_a_character_has_no_entry(tokenizer: TextTokenizer) -> None:

@@ -29,7 +29,7 @@ FOLLOWED: Mapping[str, str] = {
 """A source in each language that any model can follow."""
 SOURCES: Mapping[str, str] = {
     "json_schema": "json_schema", "guided_json": "json_schema", "regex": "regex", "guided_regex": "regex",
-    "ebnf": "gbnf", "grammar": "gbnf", "guided_grammar": "gbnf",
+    "ebnf": "gbnf", "grammar": "gbnf", "grammar_string": "gbnf", "guided_grammar": "gbnf",
 }  # fmt: skip
 """The language of each parameter that is a source by itself."""
 PLAIN_PATTERN = re.compile(r"[a-z0-9 ]{1,40}")
@@ -96,9 +96,10 @@ def names_agree(body: Body, served: Served) -> None:
 
 
 def misspelled_names_are_none(body: Body, served: Served) -> None:
-    """A name that looks like a misspelled one is refused; others that are nobody's are ignored."""
-    known = tuple(served.dialect["parameters"])
-    for name in [name for name in body if name not in known and nearest(name, known) is not None]:
+    """A name that looks like a misspelled one that changes answers is refused; others that are nobody's are ignored."""
+    known = served.dialect["parameters"]
+    meant = tuple(name for name, each in known.items() if each["disposition"] in ("carried", "renamed"))
+    for name in [name for name in body if name not in known and nearest(name, meant) is not None]:
         del body[name]
     options = body.get("stream_options")
     if options is not None:
@@ -138,7 +139,9 @@ def counts_of_logprobs_agree(body: Body, served: Served) -> None:
 def samplers_are_in_order(body: Body, served: Served) -> None:
     """Each sampler stands once, under either of its names; those that edit logits come first."""
     if body.get("samplers") is not None:
-        names = dict.fromkeys({"typical_p": "typ_p"}.get(name, name) for name in body["samplers"])
+        names = dict.fromkeys(
+            {"typical_p": "typ_p", "temp": "temperature"}.get(name, name) for name in body["samplers"]
+        )
         body["samplers"] = sorted(names, key=lambda name: name not in ("penalties", "dry"))
 
 
@@ -146,7 +149,7 @@ def constraints_can_be_followed(body: Body, served: Served) -> None:
     """A schema, a grammar or an expression can be followed, and a string that has to be JSON is an object's."""
     for name, kind in SOURCES.items():
         value = body.get(name)
-        if name == "grammar" and isinstance(value, dict):
+        if SOURCES[name] == "gbnf" and isinstance(value, dict):
             body[name] = {**value, "value": followed(value["type"], value["value"])}
         elif value:
             body[name] = followed(kind, value)

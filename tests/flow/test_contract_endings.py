@@ -119,3 +119,25 @@ async def test_a_stop_token_outside_the_vocabulary_is_refused(stack: Stack) -> N
     assert message.startswith(f'"stop_token_ids" must hold token ids from 0 to {vocab_size - 1}')
     assert message.endswith(f"found {vocab_size}.")
     assert (await stack.post({**body, "stop_token_ids": [vocab_size - 1], "max_tokens": 1})).status_code == 200
+
+
+async def test_a_text_ends_before_a_line_that_is_indented_by_less(stack: Stack) -> None:
+    """The lines come from a grammar, so that their indents are known."""
+    lines = "a\\n    b\\n      c\\n  d\\ne"
+    held = {"grammar": f'root ::= "{lines}"', "max_tokens": 40}
+    for least, expected in (
+        (0, "a\n    b\n      c\n  d\ne"),
+        (4, "a\n    b\n      c"),
+        (5, "a"),
+        (2, "a\n    b\n      c\n  d"),
+    ):
+        choice = await choice_of(stack, **held, n_indent=least)
+        assert (choice["text"], choice["finish_reason"]) == (expected, "stop")
+        streamed = await stack.stream(prompt=PROMPT, **held, n_indent=least)
+        assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == expected
+
+
+async def test_a_text_whose_time_is_over_ends_with_a_line(stack: Stack) -> None:
+    held = {"grammar": 'root ::= "a\\nb\\nc\\nd\\ne"', "max_tokens": 40}
+    assert (await choice_of(stack, **held, t_max_predict_ms=600_000))["text"] == "a\nb\nc\nd\ne"
+    assert (await choice_of(stack, **held, t_max_predict_ms=0))["text"] == "a\nb\nc\nd\ne"

@@ -16,12 +16,12 @@ import pytest
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.listing import dialects_body
 from serve_app.api.dialects.tables import DIALECTS, LLAMA_CPP, UNION
-from serve_app.api.embeddings import parse_embeddings
+from serve_app.api.embeddings import read_embeddings
 from serve_app.api.infill import read_infill
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.openapi import openapi_document
-from serve_app.api.parse import CHAT, parse_completion, parse_request, read_completion
+from serve_app.api.parse import CHAT, NATIVE, parse_completion, parse_request, read_request
 from serve_app.api.tokenize import parse_apply_template, parse_tokenize
 from serve_app.core.errors import InvalidRequest
 from serve_app.http.styles import check_native
@@ -36,7 +36,9 @@ ONE_FORM = re.compile(r'^"(?P<param>.*?)" must .+; found .+\.( .+[.?])?$', re.DO
 
 
 BESIDES: dict[str, Callable[[bytes, WireLimits], object]] = {
-    "EmbeddingsRequest": parse_embeddings,
+    "EmbeddingsRequest": lambda sent, limits: read_embeddings(
+        read_json_object(sent, max_depth=64), limits, UNION, model=lambda: "tiny"
+    ),
     "TokenizeRequest": parse_tokenize,
     "ApplyTemplateRequest": parse_apply_template,
 }
@@ -81,7 +83,7 @@ def refusal(body: dict[str, Any], dialect: Dialect, *, schema: str = "Completion
         elif schema == "NativeRequest":
             members = {"model": "tiny", **read_json_object(sent, max_depth=64)}
             members["model"] = members["model"] if members["model"] is not None else "tiny"
-            check_native(read_completion(members, DEFAULT_LIMITS, dialect))
+            check_native(read_request(NATIVE, members, DEFAULT_LIMITS, dialect=dialect))
         else:
             parse_completion(sent, choose_dialect=lambda model: dialect)
     except InvalidRequest as error:

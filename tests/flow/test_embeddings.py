@@ -159,7 +159,7 @@ async def test_a_model_without_pooling_says_which_key_gives_it_one() -> None:
         ({"encoding_format": "int8"}, "encoding_format", '"float" or "base64"'),
         ({"dimensions": 0}, "dimensions", "an integer from 1"),
         ({"dimensions": 8}, "dimensions", "was trained for no others"),
-        ({"n": 2}, "n", "be one of the parameters of /v1/embeddings"),
+        ({"n": 2}, "n", "as it is not carried out here"),
     ],
 )
 async def test_what_is_wrong_is_named(stack: Stack, body: dict[str, Any], param: str, words: str) -> None:
@@ -180,6 +180,17 @@ async def test_an_input_beyond_the_context_is_refused_or_cut_where_that_is_asked
     assert answer["usage"]["prompt_tokens_details"] == {"truncated_tokens": 2}
     whole = await embed(stack, input=ids[:2048])
     assert_close(whole["data"][0]["embedding"], mean(own, ids[:2048]))
+
+
+async def test_an_input_is_kept_to_so_many_tokens_and_hints_are_told(stack: Stack) -> None:
+    hints = {"input_type": "query", "priority": 3, "metadata": {"a": "b"}}
+    body = {"model": "demo", "input": [5, 6, 7, 8, 9], "truncate_prompt_tokens": 3, "encoding_format": "base64"}
+    response = await stack.post({**body, **hints}, PATH)
+    kept = await embed(stack, input=[7, 8, 9], encoding_format="base64")
+    assert (response.status_code, response.json()["data"]) == (200, kept["data"])
+    assert response.headers["x-ignored-parameters"] == "input_type, priority, metadata"
+    first = await embed(stack, **body | {"truncation_side": "right"})
+    assert first["data"] == (await embed(stack, input=[5, 6, 7], encoding_format="base64"))["data"]
 
 
 async def test_dimensions_are_cut_where_the_model_was_trained_for_them(tmp_path: Path) -> None:

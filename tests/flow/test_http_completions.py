@@ -279,7 +279,7 @@ async def test_the_request_id_is_left_to_a_server_that_sends_its_own(fleet):
 
 async def test_each_request_is_logged_in_one_line_without_its_text(client, caplog):
     caplog.set_level(logging.INFO, logger="serve_app.http.completions")
-    body = BODY | {"prompt": ["my secret", "another secret"], "n": 2}
+    body = BODY | {"prompt": ["my secret", "another secret"], "n": 2, "user": "team-7"}
     response = await client.post("/v1/completions", json=body, headers={"x-request-id": "r-1"})
     await client.post("/v1/completions", json=body | {"prompt": ["a secret", 1.5]})
     first, second = (json.loads(record.message) for record in caplog.records)
@@ -293,6 +293,7 @@ async def test_each_request_is_logged_in_one_line_without_its_text(client, caplo
         "stream": False,
         "num_prompts": 2,
         "num_choices": 4,
+        "user": "team-7",
         "prompt_tokens": 4,
         "cached_tokens": 2,
         "completion_tokens": 8,

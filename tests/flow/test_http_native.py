@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -62,11 +63,12 @@ async def test_the_settings_are_those_that_were_sent_in_llama_cpps_words(client)
 
 
 @pytest.mark.parametrize("accepts", [False, True])
-async def test_the_only_model_answers_to_any_name_where_that_is_configured(accepts):
+async def test_the_only_model_answers_to_any_name_unless_that_is_switched_off(accepts):
     fleet = Fleet("router-0")
     backend = FakeBackend()
     fleet.put(backend.card, backend)
-    transport = httpx.ASGITransport(build_app(Router(fleet, RouterConfig(accepts_any_model=accepts))))
+    config = None if accepts else RouterConfig(accepts_any_model=False)
+    transport = httpx.ASGITransport(build_app(Router(fleet, config)))
     body = {"model": "gpt-3.5-turbo", "prompt": "a", "max_tokens": 1}
     llama_cpp = {"X-Completions-Dialect": "llama.cpp"}
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -81,6 +83,37 @@ async def test_the_only_model_answers_to_any_name_where_that_is_configured(accep
         fleet.put(other.card, other)
         assert (await client.post("/completion", json=body)).status_code == 404
     await fleet.close()
+
+
+async def test_a_chat_without_a_model_is_the_only_ones_and_names_those_to_choose_from(client):
+    fleet = Fleet("router-0")
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    for name in ("tiny", "other"):
+        backend = FakeBackend(replica_card(name, replace(model_card(name), chat_template="{{ messages[0].content }}")))
+        fleet.put(backend.card, backend)
+        transport = httpx.ASGITransport(build_app(Router(fleet)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            response = await client.post("/v1/chat/completions", json=chat)
+        if name == "tiny":
+            assert response.status_code == 200, response.text
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (404, "model")
+    assert "one of other, tiny" in error["message"]
+    await fleet.close()
+
+
+async def test_the_fields_that_are_asked_for_are_alone_in_a_result_and_in_the_last_of_a_stream(client):
+    fields = ["content", "timings/predicted_n", "generation_settings/top_k", "nothing", "content/x", ""]
+    body = {"prompt": "a", "n_predict": 2, "response_fields": fields}
+    expected = {"timings/predicted_n": 2, "generation_settings/top_k": 40}
+    assert (await client.post("/completion", json=body)).json() == {"content": " p0s0w0 p0s0w1", **expected}
+    several = (await client.post("/completion", json=body | {"n": 2})).json()
+    assert [set(each) for each in several] == [{"content", *expected}] * 2
+    assert (await client.post("/completion", json=body | {"response_fields": [""]})).json() == {}
+    *_, last = streamed(await client.post("/completion", json=body | {"stream": True}))
+    assert last == {"content": last["content"], **expected}
+    elsewhere = await client.post("/v1/completions", json=body | {"model": "tiny"})
+    assert elsewhere.headers["x-ignored-parameters"] == "response_fields"
 
 
 async def test_several_choices_are_a_list_in_order(client):

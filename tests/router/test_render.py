@@ -170,6 +170,24 @@ async def test_usage_comes_last_and_only_where_it_was_asked_for(router):
     }
 
 
+async def test_in_openais_own_streams_every_other_chunk_has_a_usage_of_null_where_it_was_asked_for(router):
+    body = {
+        "model": "tiny",
+        "prompt": "a b",
+        "max_tokens": 3,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    for dialect, others in (("openai", [None]), ("vllm", ["none"])):
+        request = parse_completion(json.dumps(body).encode(), choose_dialect=lambda _, named=dialect: DIALECTS[named])
+        async with router.open(request) as run:
+            renderer = completion_renderer(request, HEAD, run.tally)
+            stream = b"".join([renderer.chunks(event) async for event in run]) + renderer.tail()
+        *chunks, last, _ = read_events(stream)
+        assert [chunk.get("usage", "none") for chunk in chunks] == others * 3
+        assert last["usage"]["completion_tokens"] == 3
+
+
 async def test_continuous_usage_counts_each_choice_and_needs_no_final_usage(router):
     options = {"continuous_usage_stats": True}
     *chunks, _ = await streamed(router, prompt=["one", "two three"], max_tokens=2, stream_options=options)
@@ -202,6 +220,7 @@ class Unaware(Composer):
         ("union", {"max_tokens": 5, "return_token_ids": True}),
         ("union", {"max_tokens": 5, "stream_options": {"continuous_usage_stats": True}}),
         ("vllm", {"max_tokens": 5}),
+        ("openai", {"max_tokens": 5, "stream_options": {"include_usage": True}}),
         ("llama.cpp", {"max_tokens": 5, "timings_per_token": True}),
     ],
 )

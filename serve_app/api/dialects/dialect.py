@@ -10,6 +10,8 @@ from types import MappingProxyType
 from serve_app.api.limits import INT32_MAX
 
 UNLIMITED = -1
+ONLY_MODEL = "default"
+"""What mistral.rs's clients write for the only model there is."""
 
 
 class ErrorShape(StrEnum):
@@ -52,20 +54,22 @@ class Dialect:
     max_stop_strings:  None is as many as the server is configured for
     max_logprobs:      at least so many are allowed, more where the server is configured so
     max_top_k:         what `top_k` may be at most
+    max_repetition_penalty: what `repetition_penalty` may be at most
     best_of:           what it counts, the best n of `best_of` candidates or the best `best_of` of n
     suffix:            what `suffix` is, where `suffix_mode` was not sent
     takes_mixed_prompts: whether text and token ids may stand in one prompt
     stream_options_need_stream: whether `stream_options` without `stream` is an error
     continuous_usage_needs_usage: whether continuous_usage_stats counts only beside include_usage
     finish_chunk_has_usage: whether the last finish chunk carries the usage where `include_usage` was not sent
+    chunks_have_null_usage: whether all other chunks have a `usage` of null where `include_usage` was sent
     has_timings:       whether a response always carries `timings`
     ignores_unknown_bias: whether a logit_bias of an id that the model does not have is left out, not refused
     has_stop_reason:   whether a choice carries vLLM's `stop_reason` beside `matched_stop`
     keeps_regex_match: whether what a stop_regex matched stays in the text
     returns_last_state: whether return_hidden_states: true returns the last one alone, as "last" does
     refuses_unknown:   whether a name that is nobody's parameter is refused; otherwise it is ignored, and that is told
-    takes_any_model:   whether any name is served by the only model, where the server is configured so
-    default_model:     what `model` is where it was not sent; None requires it
+    takes_any_model:   whether any name is served by the only model, unless the server is configured otherwise
+    default_model:     what `model` is where it was not sent, chats aside; None requires it
     precedence:        names of one parameter, the one that counts first, where several are sent; else they must agree
     overruled_constraints: pairs of parameters that say what the text has to be, of which the first is obeyed where both
                        are sent; any other two contradict each other
@@ -83,12 +87,14 @@ class Dialect:
     max_logprobs: int = 5
     max_n: int = 128
     max_top_k: int = INT32_MAX
+    max_repetition_penalty: float = 100
     best_of: BestOf = BestOf.CANDIDATES
     suffix: Suffix = Suffix.INFILL
     takes_mixed_prompts: bool = True
     stream_options_need_stream: bool = False
     continuous_usage_needs_usage: bool = False
     finish_chunk_has_usage: bool = False
+    chunks_have_null_usage: bool = False
     has_timings: bool = False
     ignores_unknown_bias: bool = False
     has_stop_reason: bool = False

@@ -11,7 +11,7 @@ from serve_app.api.chat import CHAT_DEFAULTS, CHAT_PARAMETERS
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import DIALECTS, HEADER
-from serve_app.api.dispositions import Accepted, Carried, Disposition, NotYet, Renamed
+from serve_app.api.dispositions import Carried, Disposition, Inert, NotYet, Renamed
 from serve_app.api.forms.form import Terms
 from serve_app.api.groups.conversed import Conversed
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
@@ -31,6 +31,7 @@ INTERNAL = frozenset(
         "prompts",
         "gap",
         "messages",
+        "response_fields",
     }
 )
 
@@ -90,13 +91,13 @@ def _disposition_body(disposition: Disposition, terms: Terms) -> dict[str, objec
     match disposition:
         case Carried(parameter):
             return {"disposition": "carried", "allowed": parameter.form.words(terms), "about": parameter.about}
-        case Accepted(parameter):
-            return {"disposition": "accepted", "allowed": parameter.form.words(terms), "why": parameter.about}
         case Renamed():
             besides = {"besides": disposition.besides} if disposition.besides else {}
             return {"disposition": "renamed", "to": disposition.to, **besides}
         case NotYet():
-            return {"disposition": "refused", "neutral": list(disposition.neutral)}
+            return {"disposition": "refused", "neutral": list(disposition.neutral), "instead": disposition.instead}
+        case Inert():
+            return {"disposition": "ignored"}
         case _:
             assert_never(disposition)
 

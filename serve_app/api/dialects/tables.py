@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from serve_app.api.dialects.dialect import BestOf, Dialect, ErrorShape, Suffix, frozen
+from serve_app.api.dialects.dialect import ONLY_MODEL, BestOf, Dialect, ErrorShape, Suffix, frozen
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest
 
@@ -20,6 +20,7 @@ OPENAI = Dialect(
     takes_mixed_prompts=False,
     stream_options_need_stream=True,
     continuous_usage_needs_usage=True,
+    chunks_have_null_usage=True,
     refuses_unknown=True,
     error_shape=ErrorShape.OPENAI,
 )
@@ -57,7 +58,7 @@ MISTRAL_RS = Dialect(
     max_logprobs=20,
     best_of=BestOf.RETURNED,
     suffix=Suffix.APPEND,
-    default_model="default",
+    default_model=ONLY_MODEL,
     error_shape=ErrorShape.MESSAGE,
     statuses=MappingProxyType({"malformed_json": 400, "400": 422, "adapter_not_found": 422}),
 )
@@ -68,6 +69,7 @@ FIREWORKS = Dialect(
     takes_zero_tokens=False,
     max_stop_strings=4,
     max_top_k=128,
+    max_repetition_penalty=2,
     takes_mixed_prompts=False,
     finish_chunk_has_usage=True,
     refuses_unknown=True,
@@ -87,6 +89,7 @@ SGLANG = Dialect(
     repetition_sees_prompt=False,
     takes_zero_tokens=False,
     max_logprobs=20,
+    max_repetition_penalty=2,
     suffix=Suffix.APPEND,
     takes_mixed_prompts=False,
     returns_last_state=True,

@@ -12,17 +12,18 @@ from serve_app.core.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """A list of strings, none of them empty; the empty list is neutral."""
+    """A list of strings, none of them empty; of no strings nothing could be said."""
 
     def words(self, terms: Terms) -> str:
-        return f"a list of non-empty strings, of at most {terms.limits.max_constraint_chars} characters together"
+        most = terms.limits.max_constraint_chars
+        return f"a list of one or more non-empty strings, of at most {most} characters together"
 
     def schema(self, terms: Terms) -> Schema:
         one = {"type": "string", "minLength": 1, "maxLength": terms.limits.max_constraint_chars}
-        return {"type": "array", "items": one}
+        return {"type": "array", "items": one, "minItems": 1}
 
-    def read(self, value: Value) -> Constraint | None:
-        if not isinstance(value.sent, list):
+    def read(self, value: Value) -> Constraint:
+        if not isinstance(value.sent, list) or not value.sent:
             raise value.refused(self.words(value.terms))
         found: list[str] = []
         for at, element in enumerate(value.sent):
@@ -33,6 +34,4 @@ class Choices:
         if num_chars > most:
             must = f"have at most {most} characters together"
             raise InvalidRequest.refusing(value.name, must=must, found=str(num_chars))
-        if not found:
-            return None
         return Constraint(kind="choice", source=json.dumps(found, ensure_ascii=False), name=value.name)

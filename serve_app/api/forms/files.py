@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serve_app.api.forms.form import Schema, Terms, Value
-from serve_app.api.openapi_schemas import NOTHING, nullable
+from serve_app.api.openapi_schemas import nullable
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.infill import ExtraFile
 
 FILE_MEMBERS = {"text", "filename"}
+MAX_NAME_CHARS = 64
 UNNAMED = "tmp"
 """What llama.cpp calls a file without a name."""
 
@@ -31,7 +32,6 @@ class ExtraFiles:
             "type": "object",
             "properties": {"text": text, "filename": nullable(text)},
             "required": ["text"],
-            "additionalProperties": NOTHING,
         }
         return {"type": "array", "items": one, "maxItems": terms.limits.max_extra_files}
 
@@ -47,8 +47,10 @@ class ExtraFiles:
 
 def _file(element: object, at: int, value: Value) -> ExtraFile:
     allowed = 'an object with the string "text" and, maybe, the string "filename"'
-    if not isinstance(element, dict) or any(element[name] is not None for name in element.keys() - FILE_MEMBERS):
+    if not isinstance(element, dict):
         raise value.part_refused(at, allowed, element)
+    for name in sorted(element.keys() - FILE_MEMBERS):
+        value.ignore(name[:MAX_NAME_CHARS])
     text, name = element.get("text"), element.get("filename")
     if not isinstance(text, str) or not (name is None or isinstance(name, str)):
         raise value.part_refused(at, allowed, element)

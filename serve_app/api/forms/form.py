@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from serve_app.api.dialects.dialect import Dialect
@@ -12,6 +12,8 @@ from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest
 
 Schema = dict[str, Any]
+MAX_TOLD = 200
+"""Names of what was ignored in one request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +47,21 @@ def bound_in(bound: Bound, terms: Terms) -> Number:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """A parameter's value as it was sent; `name` is as the client spelled it."""
+    """A parameter's value as it was sent; `name` is as the client spelled it.
+
+    ignored: takes the names of what in it is not carried out, for the client to be told
+    """
 
     name: str
     sent: object
     terms: Terms
+    ignored: list[str] = field(default_factory=list)
+
+    def ignore(self, part: str) -> None:
+        """Have the client told once that this part of the value is not carried out."""
+        path = f"{self.name}.{part}"
+        if path not in self.ignored and len(self.ignored) < MAX_TOLD:
+            self.ignored.append(path)
 
     def refused(self, allowed: str) -> InvalidRequest:
         return InvalidRequest.refusing(self.name, must=f"be {allowed}", found=shown(self.sent))

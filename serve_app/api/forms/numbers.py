@@ -55,31 +55,29 @@ class Real:
 
     low: Number | None = None
     above: Number | None = None
-    high: Number
+    high: Bound
     besides: str = ""
 
     def words(self, terms: Terms) -> str:
-        return f"a number{self._range()}{self.besides}"
+        high = bound_in(self.high, terms)
+        if self.above is not None:
+            return f"a number above {self.above} and at most {high}{self.besides}"
+        return f"a number {'of at most' if self.low is None else f'from {self.low} to'} {high}{self.besides}"
 
     def schema(self, terms: Terms) -> Schema:
-        ends = {"minimum": self.low, "exclusiveMinimum": self.above, "maximum": self.high}
+        ends = {"minimum": self.low, "exclusiveMinimum": self.above, "maximum": bound_in(self.high, terms)}
         return {"type": "number", **{name: end for name, end in ends.items() if end is not None}}
 
     def read(self, value: Value) -> float:
         sent = value.sent
-        if isinstance(sent, bool) or not isinstance(sent, int | float) or not self._holds(sent):
+        if isinstance(sent, bool) or not isinstance(sent, int | float) or not self._holds(sent, value.terms):
             raise value.refused(self.words(value.terms))
         return float(sent)
 
-    def _holds(self, number: Number) -> bool:
+    def _holds(self, number: Number, terms: Terms) -> bool:
         if self.above is not None and not number > self.above:
             return False
-        return (LOWEST if self.low is None else self.low) <= number <= self.high
-
-    def _range(self) -> str:
-        if self.above is not None:
-            return f" above {self.above} and at most {self.high}"
-        return f" of at most {self.high}" if self.low is None else f" from {self.low} to {self.high}"
+        return (LOWEST if self.low is None else self.low) <= number <= bound_in(self.high, terms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

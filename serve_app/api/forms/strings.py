@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from serve_app.api.forms.form import Schema, Terms, Value
 from serve_app.api.shown import shown
@@ -38,14 +40,29 @@ class Strings:
 
 
 @dataclass(frozen=True, slots=True)
+class Paths:
+    """A list of strings, each the path of a field; an empty one is a field that nothing has."""
+
+    def words(self, terms: Terms) -> str:
+        return f"a list of at most {terms.limits.max_stop_strings} strings"
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"type": "array", "items": {"type": "string"}, "maxItems": terms.limits.max_stop_strings}
+
+    def read(self, value: Value) -> tuple[str, ...]:
+        elements = value.elements(value.terms.limits.max_stop_strings, self.words(value.terms))
+        return tuple(_all_checked(elements, value))
+
+
+@dataclass(frozen=True, slots=True)
 class Breakers:
-    """A list of strings, none of them empty."""
+    """A list of strings, none of them empty, or JSON of it in a string, as some front ends write it."""
 
     def words(self, terms: Terms) -> str:
         limits = terms.limits
         return (
             f"a list of 1 to {limits.max_stop_strings} non-empty strings, each of at most"
-            f" {limits.max_stop_chars} characters"
+            f" {limits.max_stop_chars} characters, or JSON of it in a string"
         )
 
     def schema(self, terms: Terms) -> Schema:
@@ -54,6 +71,9 @@ class Breakers:
 
     def read(self, value: Value) -> tuple[str, ...]:
         words = self.words(value.terms)
+        if isinstance(value.sent, str):
+            with suppress(ValueError, RecursionError):
+                value = replace(value, sent=json.loads(value.sent))
         elements = value.elements(value.terms.limits.max_stop_strings, words)
         if not elements or "" in elements:
             raise value.refused(words)

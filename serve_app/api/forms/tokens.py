@@ -40,16 +40,18 @@ class TokenIds:
 
 @dataclass(frozen=True, slots=True)
 class AllowedIds:
-    """A list of token ids, as many as may be biased; the empty one is neutral."""
+    """A list of token ids, as many as may be biased; of none of them nothing could be drawn."""
 
     def words(self, terms: Terms) -> str:
-        return f"a list of at most {terms.limits.max_logit_bias} token ids"
+        return f"a list of 1 to {terms.limits.max_logit_bias} token ids"
 
     def schema(self, terms: Terms) -> Schema:
-        return {"type": "array", "items": TOKEN_ID, "maxItems": terms.limits.max_logit_bias}
+        return {"type": "array", "items": TOKEN_ID, "minItems": 1, "maxItems": terms.limits.max_logit_bias}
 
     def read(self, value: Value) -> tuple[int, ...]:
         elements = value.elements(value.terms.limits.max_logit_bias, self.words(value.terms))
+        if not elements:
+            raise value.refused(self.words(value.terms))
         return tuple(dict.fromkeys(_token_id(value, at, element) for at, element in enumerate(elements)))
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from serve_app.api.forms.form import Parameter
 from serve_app.api.forms.numbers import Integer, Real
 from serve_app.api.forms.samplers import Samplers
-from serve_app.api.forms.shared import COUNT, FRACTION, PENALTY, RATE, SHARE, STRENGTH, WINDOW, WORDS
+from serve_app.api.forms.shared import COUNT, FLAG, FRACTION, PENALTY, RATE, SHARE, STRENGTH, WINDOW, WORDS
 from serve_app.api.forms.strings import Breakers
 from serve_app.api.forms.tokens import AllowedIds, LogitBias
 from serve_app.api.limits import INT32_MAX, INT64_MAX
@@ -19,8 +19,8 @@ from serve_app.core.request import DRY_ALLOWED_LENGTH, DRY_BASE, SamplerName
 class Sampling(BaseModel):
     """The chain of samplers, the penalties and the seed.
 
-    A None says: seed is to be drawn; repeat_last_n has no window at all; mirostat was not sent; samplers run in the
-    dialect's order.
+    A None says: seed is to be drawn; repeat_last_n has no window at all; mirostat was not sent; samplers run, and
+    temperature stands, in the dialect's order.
     """
 
     temperature: Annotated[
@@ -69,6 +69,9 @@ class Sampling(BaseModel):
     samplers: Annotated[
         tuple[SamplerName, ...] | None, Parameter(Samplers(), "What chooses the token, in this order.")
     ] = None
+    temperature_last: Annotated[
+        bool | None, Parameter(FLAG, "Whether temperature comes after truncation, where `samplers` was not sent.")
+    ] = None
     dynatemp_range: Annotated[
         float, Parameter(STRENGTH, "The temperature moves by so much with the entropy; 0 is off.")
     ] = 0.0
@@ -78,7 +81,11 @@ class Sampling(BaseModel):
     repetition_penalty: Annotated[
         float,
         Parameter(
-            Real(low=0, high=100, besides="; what is below 0.01 counts as 0.01"),
+            Real(
+                low=0,
+                high=lambda terms: terms.dialect.max_repetition_penalty,
+                besides="; what is below 0.01 counts as 0.01",
+            ),
             "Divides positive logits of tokens seen and multiplies negative ones; 1 is off.",
         ),
     ] = 1.0
@@ -90,8 +97,9 @@ class Sampling(BaseModel):
         Parameter(LogitBias(), "Added to the logits of these tokens, at most 100 either way; false bans."),
     ] = ()
     allowed_token_ids: Annotated[
-        tuple[int, ...], Parameter(AllowedIds(), "Only these tokens are drawn, the end of text among them or never.")
-    ] = ()
+        tuple[int, ...] | None,
+        Parameter(AllowedIds(), "Only these tokens are drawn, the end of text among them or never."),
+    ] = None
     bad_words: Annotated[
         tuple[str, ...], Parameter(WORDS, "The last token of each is not drawn behind the tokens before it.")
     ] = ()

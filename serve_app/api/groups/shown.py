@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from serve_app.api.forms.form import Parameter
 from serve_app.api.forms.numbers import CountOrFlag, Integer
@@ -17,7 +17,10 @@ MAX_REQUEST_ID_CHARS = 256
 
 
 class Shown(BaseModel):
-    """What a client sees of a completion: as a stream or whole, with what beside its text."""
+    """What a client sees of a completion: as a stream or whole, with what beside its text.
+
+    response_fields: of llama.cpp's own results, which alone have them
+    """
 
     stream: Annotated[bool, Parameter(FLAG, "Sends server-sent events as the text is generated.")] = False
     stream_options: Annotated[
@@ -49,9 +52,6 @@ class Shown(BaseModel):
         True
     )
     return_token_ids: Annotated[bool, Parameter(FLAG, "The token ids of prompt and completion are returned.")] = False
-    spaces_between_special_tokens: Annotated[
-        bool, Parameter(FLAG, "No tokenizer that is served puts a space between two special tokens.")
-    ] = True
     request_id: Annotated[
         str | None,
         Parameter(Text(min_chars=1, max_chars=lambda terms: MAX_REQUEST_ID_CHARS), "What follows `cmpl-` in `id`."),
@@ -59,4 +59,5 @@ class Shown(BaseModel):
     return_cached_tokens_details: Annotated[
         bool, Parameter(FLAG, "How much of the prompt was cached, and where, is returned.")
     ] = False
+    response_fields: Annotated[tuple[str, ...], Field(exclude=True, repr=False)] = ()
     timings_per_token: Annotated[bool, Parameter(FLAG, "Timings are returned.")] = False

@@ -10,10 +10,8 @@ from pydantic import BaseModel, Field, model_validator
 from serve_app.api.forms.adapters import AdapterName, AdapterNames, AdapterScales
 from serve_app.api.forms.form import Parameter
 from serve_app.api.forms.models import ModelNames
-from serve_app.api.forms.numbers import Integer
 from serve_app.api.forms.plain import Text
 from serve_app.api.forms.shared import FLAG
-from serve_app.api.limits import INT64_MAX
 
 MAX_SALT_CHARS = 1024
 
@@ -46,7 +44,7 @@ class Target(BaseModel):
         str | None, Parameter(AdapterName(), "An adapter of the model, which must not select another one.")
     ] = None
     user: Annotated[
-        str | None, Parameter(Text(), "Names the end user for abuse reports; the completion is the same.")
+        str | None, Parameter(Text(), "Names the end user in the service's log; the completion is the same.")
     ] = None
     cache_prompt: Annotated[bool, Parameter(FLAG, "Whether prefixes computed before may be used.")] = True
     cache_salt: Annotated[
@@ -56,10 +54,6 @@ class Target(BaseModel):
             "What is kept of prefixes, images and constraints is shared by requests of the same salt and no other.",
         ),
     ] = ""
-    priority: Annotated[
-        int,
-        Parameter(Integer(low=-INT64_MAX - 1, high=INT64_MAX), "Every request is as urgent as any other."),
-    ] = 0
 
     @model_validator(mode="before")
     @classmethod
