@@ -77,6 +77,7 @@ class ModelCard:
     kv_cache_bytes: what one replica may hold in keys and values
     tool_parser: the form that its calls of tools have; None is the one that the template shows
     chat_template: of the model's folder, as it is written there; "" is none
+    default_sampling: parameters that its folder recommends, for requests that do not send them
     records: what of its computations it gives away
     tokenizer: its class and the special tokens that it has a name for
     images: what a model with eyes says of images; None is a model of text
@@ -97,6 +98,7 @@ class ModelCard:
     kv_cache_bytes: int = 0
     chat_template: str = ""
     tool_parser: ToolParserName | None = None
+    default_sampling: tuple[tuple[str, float], ...] = ()
     records: RecordCard = field(default_factory=RecordCard)
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
     images: ImageCard | None = None

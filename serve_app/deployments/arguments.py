@@ -33,6 +33,8 @@ class ModelArgs(BaseModel):
     dialect:  of requests to this model that name none; null is that of the router
     chat_template: a file with a chat template in Jinja, or the template itself; null is the folder's own, "" is none
     tool_parser: the form in which the model writes calls of tools in chats; null is the one that its template shows
+    default_sampling: `model`: parameters that are not sent are what the folder's generation_config.json says, in
+              dialects that have it so; `none`: they are the dialect's
 
     The rest is described at serve_app.engine.config.EngineConfig.
     """
@@ -45,6 +47,7 @@ class ModelArgs(BaseModel):
     dialect: DialectName | None = None
     chat_template: str | None = None
     tool_parser: ToolParserName | None = None
+    default_sampling: Literal["model", "none"] = "model"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     weights: Literal["int8", "int4"] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -114,6 +114,7 @@ class ModelService:
         dialect: str | None = None,
         chat_template: str = "",
         tool_parser: ToolParserName | None = None,
+        default_sampling: tuple[tuple[str, float], ...] = (),
         clock: Callable[[], float] = time.monotonic,
         lanes: TokenizerLanes | None = None,
     ) -> ModelService:
@@ -121,7 +122,7 @@ class ModelService:
 
         adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
         root:     what clients are told of where the weights came from; None is the folder
-        created, dialect, chat_template, tool_parser: written on the model's card, for the routers
+        created, dialect, chat_template, tool_parser, default_sampling: written on the model's card, for the routers
         Raises ModelNotSupported.
         """
         settle_memory()
@@ -135,7 +136,7 @@ class ModelService:
         card = model_card(
             config, model, tokenizer, cards, root=root, created=created, dialect=dialect, chat_template=chat_template
         )
-        card = replace(card, tool_parser=tool_parser)
+        card = replace(card, tool_parser=tool_parser, default_sampling=default_sampling)
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
     def start(self) -> None:
