@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from typing import Annotated, ClassVar, Self
 
 from pydantic import ConfigDict, Field, InstanceOf
 
-from serve_app.api.dialects.dialect import BestOf, Dialect
+from serve_app.api.dialects.dialect import UNLIMITED, BestOf, Dialect
 from serve_app.api.dialects.tables import UNION
 from serve_app.api.groups.amount import Amount
 from serve_app.api.groups.calling import Calling
@@ -139,6 +140,20 @@ class CompletionRequest(
         if isinstance(self.lora_path, tuple):
             return self.lora_path[prompt_index]
         return self.lora_path
+
+    def defaults_of(self, recommended: Iterable[tuple[str, float]]) -> dict[str, float]:
+        """Which parameters of those that a model's folder recommends count here: the client sent none of them.
+
+        A length bounds what a completion of the dialect's own length would be.
+        """
+        if not self.dialect.takes_model_defaults:
+            return {}
+        found = {name: value for name, value in recommended if name not in self.model_fields_set}
+        longest = dict(recommended).get("max_tokens")
+        if longest is not None and not self.sends_max_tokens:
+            own = longest if self.max_tokens == UNLIMITED else min(longest, self.max_tokens)
+            found["max_tokens"] = max(own, self.min_tokens)
+        return found
 
     def seeded(self) -> Self:
         """The same with a seed, drawn where none was sent, so that the completion can be asked for again."""

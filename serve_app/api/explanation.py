@@ -34,7 +34,11 @@ class Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedPart:
-    """One prompt for one model. cost: in billionths, if nothing is cached and every completion is as long as may be"""
+    """One prompt for one model.
+
+    cost:     in billionths, if nothing is cached and every completion is as long as may be
+    defaults: parameters that were not sent and are what the model's folder recommends
+    """
 
     model: ModelRef
     prompt_index: int
@@ -42,6 +46,7 @@ class ExplainedPart:
     max_model_len: int
     room: Room
     cost: int
+    defaults: Mapping[str, float]
 
     def body(self) -> dict[str, object]:
         room = self.room
@@ -58,6 +63,7 @@ class ExplainedPart:
             "kept_prompt_tokens": room.kept_tokens,
             "max_completion_tokens": room.max_completion_tokens,
             "refused_because": room.reason,
+            "default_sampling": dict(self.defaults),
             "cost_at_most": self.cost / NANO,
         }
 
@@ -86,7 +92,7 @@ def explanation_body(
         "stream": request.stream,
         "choices": request.num_returned * request.num_parts,
         "ignored_parameters": list(request.ignored_parameters),
-        "parameters": parameters_of(request, sent, table),
+        "parameters": parameters_of(request, sent, table, [each.defaults for each in parts]),
         "parts": [each.body() for each in parts],
         "cost_at_most": sum(each.cost for each in parts) / NANO,
         "limits": {
@@ -97,13 +103,24 @@ def explanation_body(
 
 
 def parameters_of(
-    request: CompletionRequest, sent: Mapping[str, object], table: Mapping[str, Disposition]
+    request: CompletionRequest,
+    sent: Mapping[str, object],
+    table: Mapping[str, Disposition],
+    of_models: Sequence[Mapping[str, float]] = (),
 ) -> dict[str, object]:
-    """Each parameter that is a plain value, and where that is from: the body, the dialect, or everybody's default."""
+    """Each parameter that is a plain value, and where that is from: the body, the model, the dialect, or everybody's
+    default. Where models differ, the value is the first one's.
+
+    of_models: what comes from the model, of each part
+    """
     names = {_canonical(name, table) for name, value in sent.items() if value is not None}
     found: dict[str, object] = {}
     for name in sorted(table.keys() & type(request).model_fields.keys() - NOT_TOLD):
         value = getattr(request, name)
+        recommended = next((each[name] for each in of_models if name in each), None)
+        if recommended is not None:
+            found[name] = {"value": recommended, "from": "model"}
+            continue
         shown = list(value) if isinstance(value, tuple) else value
         if _is_plain(shown):
             found[name] = {"value": shown, "from": _origin(name, names, request.dialect)}

@@ -17,6 +17,7 @@ class ModelEntry:
 
     root:   where its weights came from
     parent: the base of an adapter, the target of an alias
+    default_sampling: of requests that do not send it, in dialects that have it of the model
     """
 
     id: str
@@ -24,6 +25,7 @@ class ModelEntry:
     root: str
     parent: str | None
     max_model_len: int | None
+    default_sampling: tuple[tuple[str, float], ...] = ()
 
     def body(self) -> dict[str, object]:
         return {
@@ -34,6 +36,7 @@ class ModelEntry:
             "root": self.root,
             "parent": self.parent,
             "max_model_len": self.max_model_len,
+            "default_sampling": dict(self.default_sampling),
         }
 
 
@@ -64,7 +67,14 @@ def models_body(entries: Iterable[ModelEntry]) -> dict[str, object]:
 
 
 def _base_entry(card: ModelCard) -> ModelEntry:
-    return ModelEntry(id=card.name, created=card.created, root=card.root, parent=None, max_model_len=card.max_model_len)
+    return ModelEntry(
+        id=card.name,
+        created=card.created,
+        root=card.root,
+        parent=None,
+        max_model_len=card.max_model_len,
+        default_sampling=card.default_sampling,
+    )
 
 
 def _adapter_entry(card: ModelCard, name: str, root: str) -> ModelEntry:
@@ -74,6 +84,7 @@ def _adapter_entry(card: ModelCard, name: str, root: str) -> ModelEntry:
         root=root or name,
         parent=card.name,
         max_model_len=card.max_model_len,
+        default_sampling=card.default_sampling,
     )
 
 
@@ -84,4 +95,5 @@ def _alias_entry(alias: str, target: ModelEntry) -> ModelEntry:
         root=target.id,
         parent=target.id,
         max_model_len=target.max_model_len,
+        default_sampling=target.default_sampling,
     )

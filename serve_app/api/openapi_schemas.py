@@ -126,7 +126,7 @@ EXPLANATION = record(
         "ignored_parameters": array(STRING),
         "parameters": {
             "type": "object",
-            "additionalProperties": record({"value": {}, "from": {"enum": ["body", "dialect", "default"]}}),
+            "additionalProperties": record({"value": {}, "from": {"enum": ["body", "model", "dialect", "default"]}}),
         },
         "parts": array(
             record(
@@ -141,6 +141,7 @@ EXPLANATION = record(
                     "kept_prompt_tokens": nullable(COUNT),
                     "max_completion_tokens": nullable(COUNT),
                     "refused_because": nullable(STRING),
+                    "default_sampling": {"type": "object", "additionalProperties": NUMBER},
                     "cost_at_most": NUMBER,
                 }
             )
@@ -162,6 +163,7 @@ MODEL = record(
         "root": STRING,
         "parent": nullable(STRING),
         "max_model_len": nullable(COUNT),
+        "default_sampling": {"type": "object", "additionalProperties": NUMBER},
     }
 )
 NATIVE = record(

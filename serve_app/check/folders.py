@@ -12,7 +12,7 @@ from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.check.findings import Finding, Path, Severity
 from serve_app.deployments.arguments import ModelArgs
-from serve_app.deployments.loading import engine_config
+from serve_app.deployments.loading import default_sampling_of, engine_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Needs:
 
 
 def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
-    """Findings of `args.path`, `args.chat_template` and `args.adapters`; usable adapters are notes."""
+    """Findings of `args.path`, `args.chat_template` and `args.adapters`. Notes: usable adapters, default sampling."""
     from serve_app.engine.errors import ModelNotSupported  # imported here: it brings torch, which takes time
 
     try:
@@ -38,6 +38,8 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
             chat_templates_of(locate_model(args.path), None)
     except (CatalogError, ModelNotSupported, OSError) as error:
         yield Finding(path=(*path, "path"), message=str(error))
+    else:
+        yield from _sampling_notes(args, (*path, "path"))
     if args.chat_template is not None:
         try:
             chat_templates_of(FilePath(), args.chat_template)
@@ -45,6 +47,17 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
             yield Finding(path=(*path, "chat_template"), message=str(error))
     if args.adapters is not None:
         yield from _check_adapters(FilePath(args.adapters), (*path, "adapters"))
+
+
+def _sampling_notes(args: ModelArgs, path: Path) -> Iterator[Finding]:
+    """What requests that say nothing sample with."""
+    found = default_sampling_of(args, locate_model(args.path))
+    sentences = list(found.unheard)
+    if found.values:
+        values = ", ".join(f"{name} {value:g}" for name, value in found.values)
+        sentences.append(f"its default sampling is {values}; with `default_sampling: none` it is the dialect's")
+    for sentence in sentences:
+        yield Finding(path=path, message=sentence, severity=Severity.NOTE)
 
 
 def needs_of(args: ModelArgs) -> Needs:

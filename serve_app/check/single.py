@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from serve_app.catalog.adapters import CONFIG, read_adapter, read_records
 from serve_app.catalog.chat_template import chat_templates_of
 from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.generation_config import read_default_sampling
 from serve_app.catalog.models import locate_model, read_model_folder
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def check_model_folder(path: str, *, dtype: str) -> FolderReport:
         "max_model_len": judged.max_model_len,
         "weight_bytes": num_bytes,
         "has_chat_template": bool(templates),
+        "default_sampling": dict(read_default_sampling(folder.path).values),
         "sees": judged.sight is not None and not isinstance(judged.sight, str),
     }
     return FolderReport(name=path, facts=facts)

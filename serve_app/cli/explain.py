@@ -62,13 +62,16 @@ def _show_part(part: Mapping[str, Any]) -> None:
     each = UNKNOWN if longest is None else f"{longest} tokens at most"
     say(f"  completions    {part['completions']}, each {each}")
     say(f"  context        {part['max_model_len']} tokens")
+    if part["default_sampling"]:
+        found = ", ".join(f"{name} {value:g}" for name, value in part["default_sampling"].items())
+        say(f"  its sampling   {found}")
 
 
 def _show_parameters(parameters: Mapping[str, Any]) -> None:
-    """What was sent and what the dialect fills in first; everybody's defaults in one line."""
+    """What was sent and what the model or the dialect fills in first; everybody's defaults in one line."""
     rows = [
         (name, _written(each["value"]), origin)
-        for origin in ("body", "dialect")
+        for origin in ("body", "model", "dialect")
         for name, each in parameters.items()
         if each["from"] == origin
     ]

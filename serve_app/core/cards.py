@@ -81,6 +81,7 @@ class ModelCard:
     chat_template: of the model's folder, as it is written there; "" is none
     tool_template: for chats with tools, where that is another one
     tool_prompt: what shows tools in a chat's prompt: its template, or a default text of ours; or they are refused
+    default_sampling: parameters that its folder recommends, for requests that do not send them
     records: what of its computations it gives away
     tokenizer: its class and the special tokens that it has a name for
     images: what a model with eyes says of images; None is a model of text
@@ -103,6 +104,7 @@ class ModelCard:
     tool_template: str = ""
     tool_prompt: ToolPrompt = "template"
     tool_parser: ToolParserName | None = None
+    default_sampling: tuple[tuple[str, float], ...] = ()
     records: RecordCard = field(default_factory=RecordCard)
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
     images: ImageCard | None = None

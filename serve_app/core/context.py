@@ -10,7 +10,7 @@ class ContextParams:
     """What is done where prompt and completion do not fit the model's context.
 
     truncates_prompt:     a prompt that leaves no room loses its beginning, to half of the context at most where the
-                          completion may be shortened; otherwise it is refused
+                          completion has no limit or may be shortened; otherwise it is refused
     max_prompt_tokens:    of any prompt so many tokens are kept; None is all, 0 what the completion leaves of it
     keeps_beginning:      those are its first ones, not its last
     shortens_completion:  fewer tokens are generated; otherwise the request is refused
@@ -34,20 +34,23 @@ class ContextParams:
         most = self.max_prompt_tokens
         if most is None:
             return num_tokens
-        return min(num_tokens, most or max(1, max_model_len - (1 if max_tokens is None else max_tokens)))
+        if most:
+            return min(num_tokens, most)
+        if max_tokens is not None:
+            return min(num_tokens, max(1, max_model_len - max_tokens))
+        return num_tokens if num_tokens < max_model_len else max(1, max_model_len // 2)
 
     def num_kept(self, num_tokens: int, *, max_tokens: int | None, max_model_len: int) -> int:
         """How many of a prompt's tokens stay: all, unless it leaves no room and may be cut.
 
-        As mistral.rs does, the last `context - min(max_tokens, context)` tokens stay; without a limit it counts as 1.
-        Where the completion may be shortened, at least half of the context stays the prompt's; otherwise at least one
-        token.
+        The last `context - max_tokens` tokens stay. Where the completion has no limit, or may be shortened, at least
+        half of the context stays the prompt's; otherwise at least one token.
         """
         if not self.truncates_prompt or not leaves_no_room(num_tokens, max_tokens, max_model_len=max_model_len):
             return num_tokens
-        least = max_model_len // 2 if self.shortens_completion else 1
-        limit = min(1 if max_tokens is None else max_tokens, max_model_len)
-        return min(num_tokens, max(1, least, max_model_len - limit))
+        least = max_model_len // 2 if self.shortens_completion or max_tokens is None else 0
+        room = 0 if max_tokens is None else max_model_len - max_tokens
+        return min(num_tokens, max(1, least, room))
 
 
 def leaves_no_room(num_tokens: int, max_tokens: int | None, *, max_model_len: int) -> bool:

@@ -35,6 +35,8 @@ class ModelArgs(BaseModel):
     tools_without_template: what is done with tools in chats that the template does not show: `prompt` has a default
               text of ours show them, `refuse` answers 400
     tool_parser: the form in which the model writes calls of tools in chats; null is the one that its template shows
+    default_sampling: `model`: parameters that are not sent are what the folder's generation_config.json says, in
+              dialects that have it so; `none`: they are the dialect's
 
     The rest is described at serve_app.engine.config.EngineConfig.
     """
@@ -48,6 +50,7 @@ class ModelArgs(BaseModel):
     chat_template: str | None = None
     tools_without_template: Literal["prompt", "refuse"] = "prompt"
     tool_parser: ToolParserName | None = None
+    default_sampling: Literal["model", "none"] = "model"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     weights: Literal["int8", "int4"] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import fields
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from serve_app.catalog.adapters import read_records
 from serve_app.catalog.chat_template import chat_templates_of
+from serve_app.catalog.generation_config import DefaultSampling, read_default_sampling
 from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.logs import log_as_configured
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from serve_app.engine.config import EngineConfig
     from serve_app.engine.service import ModelService
 
+
+logger = logging.getLogger(__name__)
 
 ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",  # idle threads of torch sleep, they do not spin
@@ -42,6 +46,9 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
     log_as_configured()
     folder = read_model_folder(locate_model(args.path))
     templates = chat_templates_of(folder.path, args.chat_template)
+    default_sampling = default_sampling_of(args, folder.path)
+    for sentence in default_sampling.unheard:
+        logger.warning("%s: %s", args.name, sentence)
     adapters = read_records(Path(args.adapters)) if args.adapters is not None else ()
     return ModelService.load(
         engine_config(args, folder.path),
@@ -54,7 +61,13 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
         tool_template=templates.tool_use,
         tool_prompt=args.tools_without_template,
         tool_parser=args.tool_parser,
+        default_sampling=default_sampling.values,
     )
+
+
+def default_sampling_of(args: ModelArgs, folder: Path) -> DefaultSampling:
+    """What requests to the model sample with, where they do not say it. folder: where the model lies"""
+    return read_default_sampling(folder) if args.default_sampling == "model" else DefaultSampling()
 
 
 def engine_config(args: ModelArgs, folder: Path) -> EngineConfig:

@@ -118,6 +118,7 @@ class ModelService:
         tool_template: str = "",
         tool_prompt: ToolPrompt = "prompt",
         tool_parser: ToolParserName | None = None,
+        default_sampling: tuple[tuple[str, float], ...] = (),
         clock: Callable[[], float] = time.monotonic,
         lanes: TokenizerLanes | None = None,
     ) -> ModelService:
@@ -125,7 +126,8 @@ class ModelService:
 
         adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
         root:     what clients are told of where the weights came from; None is the folder
-        created, dialect, chat_template, tool_template, tool_parser: written on the model's card, for the routers
+        created, dialect, chat_template, tool_template, tool_parser, default_sampling: written on the model's card, for
+                  the routers
         tool_prompt: the same, unless the template shows tools itself
         Raises ModelNotSupported.
         """
@@ -140,7 +142,13 @@ class ModelService:
         card = model_card(
             config, model, tokenizer, cards, root=root, created=created, dialect=dialect, chat_template=chat_template
         )
-        card = replace(card, tool_parser=tool_parser, tool_template=tool_template, tool_prompt=tool_prompt)
+        card = replace(
+            card,
+            tool_parser=tool_parser,
+            tool_template=tool_template,
+            tool_prompt=tool_prompt,
+            default_sampling=default_sampling,
+        )
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
     def start(self) -> None:

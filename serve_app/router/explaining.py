@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.explanation import ExplainedPart, LimitState, Room
 from serve_app.core.cards import ModelCard
@@ -46,10 +48,14 @@ class Explainer:
             place = (each.model.base, each.prompt_index)
             if place not in known:
                 known[place] = await self._count(each)
-            parts.append(self._explained(each, self._inquiries.card(each.model.name), known[place]))
+            card = self._inquiries.card(each.model.name)
+            defaults = settled.defaults_of(card.default_sampling)
+            parts.append(self._explained(each, card, known[place], defaults))
         return parts
 
-    def _explained(self, request: GenerationRequest, card: ModelCard, num_tokens: int | None) -> ExplainedPart:
+    def _explained(
+        self, request: GenerationRequest, card: ModelCard, num_tokens: int | None, defaults: Mapping[str, float]
+    ) -> ExplainedPart:
         room = room_of(request, num_tokens, max_model_len=card.max_model_len)
         longest = room.max_completion_tokens if room.max_completion_tokens is not None else card.max_model_len
         prompt = room.kept_tokens if room.kept_tokens is not None else card.max_model_len
@@ -62,6 +68,7 @@ class Explainer:
             max_model_len=card.max_model_len,
             room=room,
             cost=0 if room.reason else cost,
+            defaults=defaults,
         )
 
     async def _count(self, request: GenerationRequest) -> int | None:

@@ -59,6 +59,14 @@ def call_form(card: ModelCard) -> AnyForm:
     return form_for(card.template_for(has_tools=True), card.tool_parser)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a request asks of one base, its folder's recommendations among it."""
+
+    sampling: SamplingParams
+    stop: StopParams
+
+
 def lower(
     request: CompletionRequest,
     response_id: str,
@@ -81,31 +89,29 @@ def lower(
     targets = _targets(request, resolve, card_of)
     request = request.seeded()
     _check_amount(request, max_model_len=max(target.card.max_model_len for target in targets))
-    sampling: dict[str, SamplingParams] = {}
+    asked: dict[str, Asked] = {}
     for part, target in enumerate(targets):
         try:
             _check_images(request.images_of(part), target.card)
             _check_prompt_ids(request, part, vocab_size=target.card.vocab_size)
-            if target.model.base not in sampling:
-                _check_ids(request, target.card.vocab_size)
-                sampling[target.model.base] = lower_sampling(request, vocab_size=target.card.vocab_size)
+            if target.model.base not in asked:
+                asked[target.model.base] = _asked(request, target.card, tenant)
         except InvalidRequest as error:
             raise error.about(target.model.name) if request.listed else error from None
-    return _lowered(request, response_id, targets, sampling, client_request_id=client_request_id, tenant=tenant)
+    return _lowered(request, response_id, targets, asked, client_request_id=client_request_id, tenant=tenant)
 
 
 def _lowered(
     request: CompletionRequest,
     response_id: str,
     targets: Sequence[Target],
-    sampling: Mapping[str, SamplingParams],
+    asked: Mapping[str, Asked],
     *,
     client_request_id: str,
     tenant: Tenant,
 ) -> tuple[GenerationRequest, ...]:
-    """What is the same for every prompt is made once; `sampling` is by base."""
+    """What is the same for every prompt is made once; `asked` is by base."""
     logprobs, context, texts = _logprobs(request), _context(request), unencoded(request)
-    stop = _within(tenant.max_tokens, _stop(request), request)
     share, salt = tenant.share, _salt(tenant, request.cache_salt)
 
     def one(part: int, target: Target) -> GenerationRequest:
@@ -116,8 +122,8 @@ def _lowered(
             prompt=_prompt(request, part),
             prompt_index=part % len(request.prompts),
             n=request.num_candidates,
-            sampling=sampling[target.model.base],
-            stop=stop,
+            sampling=asked[target.model.base].sampling,
+            stop=asked[target.model.base].stop,
             logprobs=logprobs,
             echo=request.echo or request.echo_last > 0,
             echo_last=request.echo_last,
@@ -139,6 +145,13 @@ def _lowered(
         )
 
     return tuple(one(part, target) for part, target in enumerate(targets))
+
+
+def _asked(request: CompletionRequest, card: ModelCard, tenant: Tenant) -> Asked:
+    _check_ids(request, card.vocab_size)
+    request = request.model_copy(update=request.defaults_of(card.default_sampling))
+    sampling = lower_sampling(request, vocab_size=card.vocab_size)
+    return Asked(sampling=sampling, stop=_within(tenant.max_tokens, _stop(request), request))
 
 
 def _prompt(request: CompletionRequest, part: int) -> Prompt:

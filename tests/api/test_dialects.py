@@ -63,6 +63,7 @@ MEANINGS = {
     "keeps_regex_match": (False, {"sglang": True}),
     "refuses_unknown": (False, {"openai": True, "fireworks": True}),
     "takes_any_model": (False, {"llama.cpp": True}),
+    "takes_model_defaults": (False, {"union": True, "sglang": True, "vllm": True}),
     "default_model": (None, {"mistral.rs": "default"}),
     "precedence": ((), {"llama.cpp": ("n_predict", "max_completion_tokens", "max_tokens")}),
     "error_shape": (

@@ -203,4 +203,5 @@ def test_models_are_listed_with_their_usable_adapters_and_aliases():
         "root": "models/tiny",
         "parent": None,
         "max_model_len": 512,
+        "default_sampling": {},
     }

@@ -68,7 +68,7 @@ async def test_a_prompt_that_leaves_no_room_is_refused(stack: Stack, count: int)
     assert "truncate_sequence" in body["error"]["message"]
 
 
-KEPT = [(10, 54), (1, 63), (0, 64), (40, 32), (64, 32), (1000, 32), (-1, 63)]
+KEPT = [(10, 54), (1, 63), (0, 64), (40, 32), (64, 32), (1000, 32), (-1, 32)]
 
 
 @pytest.mark.parametrize(("max_tokens", "kept"), KEPT)
@@ -79,7 +79,34 @@ async def test_a_truncated_prompt_keeps_its_end_and_half_the_context(stack: Stac
     assert body["choices"][0]["prompt_token_ids"] == sent[-kept:]
     assert body["usage"]["prompt_tokens"] == kept
     assert body["usage"]["prompt_tokens_details"]["truncated_tokens"] == 200 - kept
-    assert body["usage"]["completion_tokens"] == (min(max_tokens, CONTEXT - kept) if max_tokens >= 0 else 1)
+    assert body["usage"]["completion_tokens"] == (min(max_tokens, CONTEXT - kept) if max_tokens >= 0 else 32)
+
+
+@pytest.mark.parametrize("count", [CONTEXT, CONTEXT + 1, 200])
+@pytest.mark.parametrize(
+    ("dialect", "path", "body"),
+    [
+        ("mistral.rs", "/v1/completions", {"truncate_sequence": True}),
+        ("llama.cpp", "/v1/completions", {"truncate_sequence": True}),
+        ("llama.cpp", "/completion", {"truncate_prompt_tokens": -1}),
+        ("vllm", "/v1/chat/completions", {"truncate_sequence": True}),
+        ("openai", "/v1/chat/completions", {"truncate_prompt_tokens": -1}),
+    ],
+)
+async def test_a_cut_prompt_leaves_a_completion_without_a_limit_half_the_context(
+    stack: Stack, count: int, dialect: str, path: str, body: dict[str, Any]
+) -> None:
+    asked: dict[str, Any] = {"prompt": ids(count)}
+    if "chat" in path:
+        asked = {"messages": [{"role": "user", "content": "so " * count}]}
+    sent = {"model": "demo", "ignore_eos": True, **asked, **body}
+    told = (await stack.post(sent, path, dialect=dialect)).json()
+    prompt, completion = (
+        (told["usage"]["prompt_tokens"], told["usage"]["completion_tokens"])
+        if "usage" in told
+        else (told["tokens_evaluated"], told["tokens_predicted"])
+    )
+    assert (prompt, completion) == (CONTEXT // 2, CONTEXT // 2)
 
 
 async def test_a_completion_that_must_not_be_shortened_may_take_more_than_half_of_the_context(stack: Stack) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
+from serve_app.api.dialects.tables import DIALECTS
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest
@@ -141,3 +143,38 @@ def test_a_token_id_outside_the_vocabulary_is_refused(prompt, param):
     with pytest.raises(InvalidRequest, match="which are the model's vocabulary") as caught:
         lowered(prompt=prompt)
     assert caught.value.param == param
+
+
+RECOMMENDED = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05, "max_tokens": 8}
+
+
+def lowered_with_defaults(dialect: str, **members: object):
+    body = json.dumps({"model": "tiny", "prompt": "Hello", **members}).encode()
+    request = parse_completion(body, choose_dialect=lambda model: DIALECTS[dialect])
+    card = replace(model_card("tiny"), default_sampling=tuple(RECOMMENDED.items()))
+    (found,) = lower(request, "cmpl-1", resolve=resolve, card_of=lambda ref: card)
+    return found
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_was_not_sent_is_the_models_in_dialects_that_have_it_so_and_else_the_dialects(dialect: str) -> None:
+    found, neutral = lowered_with_defaults(dialect), parse_completion(
+        b'{"model": "tiny", "prompt": "x"}', choose_dialect=lambda model: DIALECTS[dialect]
+    )  # fmt: skip
+    is_models = dialect in ("union", "vllm", "sglang")
+    for name in ("temperature", "top_k", "top_p", "repetition_penalty"):
+        assert getattr(found.sampling, name) == (RECOMMENDED[name] if is_models else getattr(neutral, name)), name
+    assert found.sampling.min_p == neutral.min_p
+    assert (found.stop.max_tokens == 8) is is_models
+
+
+def test_what_was_sent_beats_what_the_model_recommends() -> None:
+    found = lowered_with_defaults("union", temperature=0, top_k=0, top_p=1, repetition_penalty=None, max_tokens=99)
+    assert (found.sampling.temperature, found.sampling.top_k, found.sampling.top_p) == (0, 0, 1)
+    assert (found.sampling.repetition_penalty, found.sampling.is_greedy) == (1.05, True)
+    assert found.stop.max_tokens == 99
+
+
+def test_a_recommended_length_leaves_what_has_to_be_generated() -> None:
+    assert lowered_with_defaults("union", min_tokens=10).stop.max_tokens == 10
+    assert lowered_with_defaults("union", max_tokens=-1).stop.max_tokens is None

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from serve_app.api.completion import CompletionRequest
+from serve_app.api.explanation import parameters_of
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
-from serve_app.api.parse import parse_completion
+from serve_app.api.parse import COMPLETION, parse_completion
 from serve_app.api.responses import ResponseHead
 from serve_app.core.errors import AdapterNotFound, ContextOverflow, InvalidRequest, ModelNotFound, Overloaded
 from serve_app.core.request import GenerationRequest
 from serve_app.router.admission import Admission
+from serve_app.router.explaining import Explainer
 from serve_app.router.fleet import Fleet
+from serve_app.router.inquiries import Inquiries
 from serve_app.router.native import collect_native
 from serve_app.router.render import collect, completion_renderer
 from serve_app.router.router import Router
@@ -193,3 +196,26 @@ async def test_a_list_speaks_the_dialect_that_its_models_agree_on(fleet: Fleet) 
     assert router.dialect_of(["tiny", "big"]).name == "union"
     assert router.dialect_of([]).name == "union"
     assert router.dialect_of([["tiny"], 5]).name == "union"
+
+
+async def test_each_model_of_a_list_its_adapters_and_aliases_sample_as_their_own_folder_recommends() -> None:
+    fleet = Fleet("router-0", aliases={"writer": "big:sql"})
+    for base, said in (("tiny", (("temperature", 0.6),)), ("big", (("temperature", 0.3), ("top_k", 20)))):
+        card = replace(model_card(base, adapter_card("sql")), default_sampling=said)
+        backend = FakeBackend(replica_card(base, card))
+        fleet.put(backend.card, backend)
+    router = Router(fleet)
+    request = make_request(model=["tiny", "big", "tiny:sql", "writer"], prompt="one", top_p=0.5)
+    wanted = [(0.6, 0, 0.5), (0.3, 20, 0.5), (0.6, 0, 0.5), (0.3, 20, 0.5)]
+    found = [each.sampling for each in router.open(request).requests]
+    assert [(each.temperature, each.top_k, each.top_p) for each in found] == wanted
+    listed = {entry.id: entry.body()["default_sampling"] for entry in router.models()}
+    assert listed["tiny:sql"] == listed["tiny"] == {"temperature": 0.6}
+    assert listed["writer"] == listed["big"] == {"temperature": 0.3, "top_k": 20}
+
+    parts = await Explainer(router, Inquiries(router.view)).explain(request)
+    assert [each.body()["default_sampling"] for each in parts][2:] == [listed["tiny"], listed["big"]]
+    told = parameters_of(request, {"top_p": 0.5}, COMPLETION.table, [each.defaults for each in parts[1:2]])
+    assert told["top_k"] == {"value": 20, "from": "model"}
+    assert [told[name]["from"] for name in ("top_p", "min_p")] == ["body", "default"]  # type: ignore[index]
+    await fleet.close()

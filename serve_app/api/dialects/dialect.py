@@ -69,6 +69,7 @@ class Dialect:
     returns_last_state: whether return_hidden_states: true returns the last one alone, as "last" does
     refuses_unknown:   whether a name that is nobody's parameter is refused; otherwise it is ignored, and that is told
     takes_any_model:   whether any name is served by the only model, unless the server is configured otherwise
+    takes_model_defaults: whether sampling that was not sent is what the model's folder recommends, where it does
     default_model:     what `model` is where it was not sent, chats aside; None requires it
     precedence:        names of one parameter, the one that counts first, where several are sent; else they must agree
     overruled_constraints: pairs of parameters that say what the text has to be, of which the first is obeyed where both
@@ -102,6 +103,7 @@ class Dialect:
     returns_last_state: bool = False
     refuses_unknown: bool = False
     takes_any_model: bool = False
+    takes_model_defaults: bool = False
     default_model: str | None = None
     precedence: tuple[str, ...] = ()
     overruled_constraints: tuple[tuple[str, str], ...] = ()

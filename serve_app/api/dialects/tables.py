@@ -11,7 +11,7 @@ from serve_app.core.errors import InvalidRequest
 
 HEADER = "X-Completions-Dialect"
 
-UNION = Dialect(name="union", takes_unlimited_tokens=True)
+UNION = Dialect(name="union", takes_unlimited_tokens=True, takes_model_defaults=True)
 
 OPENAI = Dialect(
     name="openai",
@@ -93,6 +93,7 @@ SGLANG = Dialect(
     suffix=Suffix.APPEND,
     takes_mixed_prompts=False,
     returns_last_state=True,
+    takes_model_defaults=True,
     keeps_regex_match=True,
     overruled_constraints=(("response_format", "json_schema"),),
     error_shape=ErrorShape.FLAT,
@@ -107,6 +108,7 @@ VLLM = Dialect(
     stream_options_need_stream=True,
     continuous_usage_needs_usage=True,
     has_stop_reason=True,
+    takes_model_defaults=True,
     error_shape=ErrorShape.VLLM,
 )
 
