@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 LOADING_RETRY_S = 5.0
 NOT_READY = 'No replica of model "{}" is ready yet'
 MIXED = 'No replica has all adapters of "{}" in the versions that most replicas have'
+FAILED = 'Model "{}" could not be loaded, and its operator has to mend that'
 ALL_LOST = 'Every replica of model "{}" was lost'
 
 
@@ -51,6 +52,7 @@ class Fleet:
         self._links: dict[str, ReplicaLink] = {}
         self._retired: dict[str, ReplicaLink] = {}
         self._expected: frozenset[str] = frozenset()
+        self._failed: frozenset[str] = frozenset()
         self._told: dict[str, list[ModelCard]] = {}
         self._cards: dict[str, ModelCard] = {}
         Catalog((), self._aliases)  # raises where the aliases contradict themselves
@@ -89,14 +91,19 @@ class Fleet:
 
     @property
     def loading(self) -> list[str]:
-        """Known models without a ready replica."""
+        """Known models without a ready replica that may have one later."""
         known = self._expected | {link.card.model.name for link in self._links.values()}
-        return sorted(known - set(self._cards))
+        return sorted(known - set(self._cards) - self._failed)
+
+    @property
+    def failed(self) -> list[str]:
+        """Models that could not be loaded: no replica is ready, and none will come by itself."""
+        return sorted(self._failed - set(self._cards))
 
     @property
     def is_ready(self) -> bool:
         """Whether at least one model is known and each has a ready replica."""
-        return bool(self._cards) and not self.loading
+        return bool(self._cards) and not self.loading and not self.failed
 
     def put(self, card: ReplicaCard, backend: Backend) -> ReplicaLink:
         """Take a replica in, refresh its card, or reconnect where the old link was lost."""
@@ -125,9 +132,9 @@ class Fleet:
             link.retire()
             self._refresh()
 
-    def expect(self, models: Iterable[str]) -> None:
-        """Name the base models that are deployed, ready or not."""
-        self._expected = frozenset(models)
+    def expect(self, models: Iterable[str], failed: Iterable[str] = ()) -> None:
+        """Name the base models that are deployed, ready or not, and those whose deployment has failed."""
+        self._expected, self._failed = frozenset(models), frozenset(failed)
 
     def rename(self, aliases: Mapping[str, str]) -> None:
         """Replace all aliases. Raises CatalogError, and changes nothing, where they go in a circle."""
@@ -155,6 +162,7 @@ class Fleet:
         return links
 
     def not_ready(self, name: str, what: str = NOT_READY) -> ModelLoading:
+        what = FAILED if name in self.failed else what
         seconds = self._loading_retry_s
         return ModelLoading(f"{what.format(name)}; retry in {seconds:g} s.", "model", {"retry_after_s": seconds})
 
