@@ -261,7 +261,9 @@ SCHEMAS: Mapping[str, Schema] = {
     "RenderedPrompt": record({"prompt": STRING}),
     "Explanation": EXPLANATION,
     "Front": record({"service": STRING, "about": STRING, "paths": {"type": "object", "additionalProperties": STRING}}),
-    "Health": record({"status": {"enum": ["ok", "loading"]}}, optional={"models": array(STRING)}),
+    "Health": record(
+        {"status": {"enum": ["ok", "loading", "failed"]}}, optional={"models": array(STRING), "failed": array(STRING)}
+    ),
     "Props": record(
         {
             "default_generation_settings": record({"n_ctx": COUNT, "params": {"type": "object"}}),

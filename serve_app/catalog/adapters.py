@@ -53,12 +53,13 @@ def read_adapter(path: Path, *, root: Path) -> AdapterRecord:
         weights_path = _weights_path(path, root=root)
         fields = read_json_object(config_path, max_bytes=MAX_CONFIG_BYTES)
         version = _digest(config_path, weights_path)
+        created = int(weights_path.stat().st_mtime)
         changes = read_changes(read_header(weights_path), parse_adapter_config(fields))
     except CatalogError as error:
         return AdapterRecord(name=name, path=path, version=version, reason=str(error))
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, on resolving
         return AdapterRecord(name=name, path=path, version=version, reason=f"its files cannot be read: {error}")
-    return AdapterRecord(name=name, path=path, version=version, weights=weights_path, changes=changes)
+    return AdapterRecord(name=name, path=path, version=version, weights=weights_path, changes=changes, created=created)
 
 
 def _weights_path(path: Path, *, root: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -20,6 +22,8 @@ TELL_SETTLED_S = 5.0
 """Where all run. To ask takes 30 ms of this process, which checks every setting anew."""
 RUNNING = "RUNNING"
 ROUTER_DEPLOYMENT = "Router"
+DRAIN_S = 15.0
+"""For requests that are open; routers end those that last longer."""
 FAREWELL_S = 6.0
 """For routers to tell their clients that it ends, and to be gone."""
 FAREWELL_POLL_S = 0.2
@@ -122,21 +126,42 @@ class Interruptions:
 
 
 def _let_routers_go() -> None:
-    """Serve ends its proxies with its applications, and streams with them. Routers that are deleted before have time
-    to end each stream with an event that says why.
+    """Serve ends its proxies with its applications, and streams with them. Routers are drained and deleted before: what
+    is open is answered, and a stream that lasts too long ends with an event that says why.
     """
     from ray import serve
 
-    deadline = time.monotonic() + FAREWELL_S
     routers = [
         name
         for name, each in serve.status().applications.items()
         if ROUTER_DEPLOYMENT in each.deployments and _told_of(each)["status"] == RUNNING
     ]
     for name in routers:
+        try:
+            asyncio.run(_drain(name))
+        except Exception:
+            traceback.print_exc()
         serve.delete(name, _blocking=False)
+    deadline = time.monotonic() + FAREWELL_S
     while time.monotonic() < deadline and serve.status().applications.keys() & set(routers):
         time.sleep(FAREWELL_POLL_S)
+
+
+async def _drain(name: str) -> None:
+    """Have every replica of this router drain; it may take a moment until Serve has told us of them."""
+    from ray import serve
+    from ray.serve.exceptions import DeploymentUnavailableError
+
+    handle = serve.get_deployment_handle(ROUTER_DEPLOYMENT, name)
+    deadline = time.monotonic() + FAREWELL_S
+    while time.monotonic() < deadline:
+        try:
+            drained = handle.broadcast("drain", DRAIN_S)
+            await drained.results_async(timeout_s=DRAIN_S + FAREWELL_S, return_exceptions=True)
+        except DeploymentUnavailableError:
+            await asyncio.sleep(FAREWELL_POLL_S)
+        else:
+            return
 
 
 def _tell(events: int) -> None:

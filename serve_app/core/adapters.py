@@ -67,6 +67,7 @@ class AdapterRecord:
     weights: the file of its tensors
     changes: by the name of the module; whether the model has such modules is for the engine to say
     reason:  why it cannot be used; None for a usable one
+    created: Unix seconds of its weights
     """
 
     name: str
@@ -75,6 +76,7 @@ class AdapterRecord:
     weights: Path | None = None
     changes: Mapping[str, Change] = field(default_factory=dict)
     reason: str | None = None
+    created: int = 0
 
     @property
     def is_usable(self) -> bool:
@@ -88,7 +90,12 @@ class AdapterRecord:
     def card(self) -> AdapterCard:
         """Give what routers and clients are told of it."""
         return AdapterCard(
-            name=self.name, version=self.version, rank=self.rank, reason=self.reason, root=str(self.path)
+            name=self.name,
+            version=self.version,
+            rank=self.rank,
+            reason=self.reason,
+            root=str(self.path),
+            created=self.created,
         )
 
 

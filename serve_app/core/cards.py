@@ -22,6 +22,7 @@ class AdapterCard:
 
     version: digest of its files
     reason:  why it cannot be used; None for a usable one
+    created: Unix seconds of its weights
     keeps_prefix: keys and values are the base's, so that prefixes are shared with it
     """
 
@@ -30,6 +31,7 @@ class AdapterCard:
     rank: int = 0
     reason: str | None = None
     root: str = ""
+    created: int = 0
     keeps_prefix: bool = False
 
     @property

@@ -37,7 +37,7 @@ from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import RunSettings
 from serve_app.router.scribe import Scribe
 
-STOPPED_RETRY_S = 5
+STOPPED = Unavailable("The server is being stopped; retry.", None, {"retry_after_s": 5})
 
 
 class HotApp:
@@ -102,6 +102,16 @@ class RouterReplica:
         self._replays.settings = ReplaySettings(seconds=settings.idempotency_s)
         self._hot_app.app = self._app_for(settings)
 
+    async def drain(self, seconds: float) -> None:
+        """Answer what is open, for so long at most, and refuse what comes, before the application is deleted.
+
+        Its accounts are still there by then: the ledger is told of every request.
+        """
+        await self._admission.drain(STOPPED, seconds=seconds)
+        if self._books is not None:
+            with suppress(Unavailable):
+                await self._books.scribe.flush()
+
     async def check_health(self) -> None:
         """Called by Serve; three failures in a row and the replica is replaced."""
         if self._discovery.done():
@@ -131,9 +141,7 @@ class RouterReplica:
 
     def _stop(self) -> None:
         """Tell every client that is still here, before the connections are closed."""
-        self._admission.stop(
-            Unavailable("The server is being stopped; retry.", None, {"retry_after_s": STOPPED_RETRY_S})
-        )
+        self._admission.stop(STOPPED)
 
     def _app_for(self, settings: RouterSettings) -> ASGIApp:
         run_settings = RunSettings(

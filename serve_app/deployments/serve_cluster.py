@@ -22,7 +22,7 @@ MODEL_DEPLOYMENT = "Model"
 GREETING_TIMEOUT_S = 1.5
 
 COMING = {ApplicationStatus.NOT_STARTED, ApplicationStatus.DEPLOYING}
-GOING = {ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.DELETING}
+FAILED = ApplicationStatus.DEPLOY_FAILED
 
 
 class ServeCluster:
@@ -46,7 +46,7 @@ class ServeCluster:
         own = overviews.get(self._own_application)
         self._is_deleted = own is not None and own.app_status.status is ApplicationStatus.DELETING
         found = {
-            name: Deployed(model=name, is_coming=overview.app_status.status not in GOING)
+            name: _deployed(name, overview.app_status.status)
             for name, overview in overviews.items()
             if name != self._own_application and _may_have_a_model(overview)
         }
@@ -79,7 +79,14 @@ def _overviews() -> list[StatusOverview]:
     return overviews
 
 
+def _deployed(name: str, status: ApplicationStatus) -> Deployed:
+    has_failed = status is FAILED
+    return Deployed(
+        model=name, is_coming=not has_failed and status is not ApplicationStatus.DELETING, has_failed=has_failed
+    )
+
+
 def _may_have_a_model(overview: StatusOverview) -> bool:
     if not overview.deployment_statuses:
-        return overview.app_status.status in COMING
+        return overview.app_status.status in {*COMING, FAILED}
     return any(each.name == MODEL_DEPLOYMENT for each in overview.deployment_statuses)

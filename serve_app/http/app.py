@@ -72,7 +72,7 @@ def build_app(
         exception_handlers={HTTPException: raise_as_ours, ClientGone: answer_nobody},
     )
     app.router.redirect_slashes = False
-    app.router.default = Guard(door, routes_for)
+    app.router.default = Guard(door, routes_for, router.admission.check_open)
     return app
 
 

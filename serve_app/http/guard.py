@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
-from serve_app.api.paths import OPEN
+from serve_app.api.paths import OPEN, WATCHING
 from serve_app.api.shown import shown
 from serve_app.core.errors import Forbidden, NotFound, Unauthenticated
 from serve_app.core.tenants import LOCAL, NOBODY, Identity, Tenant
@@ -62,9 +62,11 @@ class Guard:
     """The one way to the routes. What needs no key is answered as nobody would see it, and no websocket is opened.
 
     routes_for: the routes of a tenant; asked again when many others came since
+    check:      raises once the router is stopped; then it answers nobody but those who watch it
     """
 
-    def __init__(self, door: Door, routes_for: Callable[[Tenant], ASGIApp]) -> None:
+    def __init__(self, door: Door, routes_for: Callable[[Tenant], ASGIApp], check: Callable[[], None]) -> None:
+        self._check = check
         self._door = door
         self._routes_for = routes_for
         self._routes: OrderedDict[Tenant, ASGIApp] = OrderedDict()
@@ -85,10 +87,12 @@ class Guard:
         await self._of(identity.tenant)(scope, receive, send)
 
     def _admit(self, scope: Scope, key: str | None) -> Identity:
-        """Raises Unauthenticated, Forbidden for a key that is for something else, and NotFound for what is no path of
-        ours: whatever the routes would make of it, no scope is known for it.
+        """Raises Unavailable once the router is stopped, Unauthenticated, Forbidden for a key that is for something
+        else, and NotFound for what is no path of ours: whatever the routes would make of it, no scope is known for it.
         """
         path = path_of(scope["path"])
+        if path not in WATCHING:
+            self._check()
         if path in OPEN:
             return LOCAL if self._door.is_open else NOBODY
         identity = LOCAL if self._door.is_open else self._door.identify(key)

@@ -89,8 +89,10 @@ class BoundedHeaders(DecliningUpgrades):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Count it, and keep it as a header unless it is a trailer behind a chunked body (RFC 9110 §6.5.1)."""
         self._count(len(name) + len(value) + HEADER_OVERHEAD_BYTES)
-        super().on_header(name, value)
+        if self._deadline is not None:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._await_nothing()

@@ -16,6 +16,7 @@ import uvicorn
 from uvicorn.config import HTTP_PROTOCOLS
 
 from serve_app.http.lobby import through_lobby
+from serve_app.http.own_words import Beginning
 from serve_app.http.shedding import Shedding
 from serve_app.http.shortcut_end import Landing, opening
 from serve_app.http.turnstile import Turnstile, settings_of_environment
@@ -37,13 +38,15 @@ def protect() -> list[Any]:
     startup = through_lobby(UVICORNS_STARTUP, turnstile, WrittenRefusals(turnstile.refusal))
     if os.environ.get(SHORTCUT, "1") != "0":
         startup = opening(landing, startup)
-    protocol = protocol_of(turnstile, landing)
+    protocol = protocol_of(turnstile, landing, Beginning())
     HTTP_PROTOCOLS["auto"] = protocol  # type: ignore[assignment]  # uvicorn imports names and takes all else as it is
     uvicorn.Server.startup = startup  # type: ignore[assignment, method-assign]
     return []
 
 
-def protocol_of(turnstile: Turnstile, landing: Landing | None = None) -> Callable[..., Shedding]:
+def protocol_of(
+    turnstile: Turnstile, landing: Landing | None = None, beginning: Beginning | None = None
+) -> Callable[..., Shedding]:
     """What uvicorn calls for each connection. landing: where routers bring pieces of streams; None has none"""
     refusals = WrittenRefusals(turnstile.refusal)
-    return partial(Shedding, turnstile=turnstile, refusals=refusals, landing=landing)
+    return partial(Shedding, turnstile=turnstile, refusals=refusals, landing=landing, beginning=beginning)

@@ -30,9 +30,10 @@ def service_routes(router: Router, limits: WireLimits) -> list[Route]:
     async def health(request: Request) -> Response:
         if router.fleet.is_ready:
             return JSONResponse({"status": "ok"})
-        return JSONResponse(
-            {"status": "loading", "models": router.view.loading}, 503, {"retry-after": str(LOADING_RETRY_S)}
-        )
+        has_only_failed = router.fleet.failed and not router.fleet.loading
+        body = {"status": "failed" if has_only_failed else "loading", "models": router.view.loading}
+        failed = {"failed": router.view.failed} if router.view.failed else {}
+        return JSONResponse(body | failed, 503, {"retry-after": str(LOADING_RETRY_S)})
 
     return [
         route(Path.MODELS, models),

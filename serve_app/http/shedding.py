@@ -27,7 +27,7 @@ from serve_app.http.flows import Headers as HeaderLines
 from serve_app.http.glance import COUNTED_URLS
 from serve_app.http.header_limits import LINGER_S, BoundedHeaders
 from serve_app.http.headers import as_serve_can_read
-from serve_app.http.own_words import InOurWords
+from serve_app.http.own_words import Beginning, InOurWords
 from serve_app.http.refusals import dialect_heard, error_response
 from serve_app.http.shortcut import without_offer
 from serve_app.http.shortcut_end import Landing
@@ -64,11 +64,18 @@ class Shedding(BoundedHeaders):
     drop_timeout_s = DROP_TIMEOUT_S
 
     def __init__(
-        self, *args: Any, turnstile: Turnstile, refusals: WrittenRefusals, landing: Landing | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        turnstile: Turnstile,
+        refusals: WrittenRefusals,
+        landing: Landing | None = None,
+        beginning: Beginning | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._turnstile = turnstile
         self._landing = landing or Landing()
+        self._beginning = beginning
         self._refusals = refusals
         self._is_dropping = False  # what is left of a refused request
         self._is_closing = False  # behind it
@@ -214,7 +221,7 @@ class Shedding(BoundedHeaders):
         """app: of a type that uvicorn spells otherwise than starlette"""
         if not _computes(cast(Scope, cycle.scope)):
             self._tell(cast(Scope, cycle.scope))
-            super()._start_asgi_task(cycle, app)
+            super()._start_asgi_task(cycle, cast(Any, InOurWords(app, self._beginning)))
             return
         flow = self._flow_of(cycle.scope["headers"])
         if self._turnstile.is_full(
@@ -246,7 +253,7 @@ class Shedding(BoundedHeaders):
                 if self._may_enclose(cycle):
                     receive = await enclose(scope, receive)
                 with self._landing.relay(scope, listening, on_failure=self.transport.close) as relaying:
-                    await InOurWords(self._turnstile.uploads.in_turn(app))(scope, receive, relaying)
+                    await InOurWords(self._turnstile.uploads.in_turn(app), self._beginning)(scope, receive, relaying)
             finally:
                 visit.leave()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -21,6 +23,8 @@ MAX_BOOKS = 1024
 """Of appointments, one per flow; whose flow's is thrown out begins a new one."""
 KEPT_PART = 8
 """Such a part of the places is kept for flows that have less than their share, where several ask."""
+END_S = 2.0
+"""For requests that were told that they end."""
 ANYBODY = Share()
 NOBODY: Mapping[str, int] = MappingProxyType({})
 
@@ -131,7 +135,9 @@ class Admission:
         self._door = self._new_gate(self.settings.max_open_requests)
         self._tickets: dict[Ticket, None] = {}
         self._unknown: Counter[str] = Counter()  # tickets that have not grown, by flow
+        self._closed: Unavailable | None = None  # who is inside goes on
         self._stopped: Unavailable | None = None
+        self._left = asyncio.Event()
 
     @property
     def num_open(self) -> int:
@@ -141,7 +147,7 @@ class Admission:
     @property
     def is_stopped(self) -> bool:
         """Whether nobody is let in any more."""
-        return self._stopped is not None
+        return self._closed is not None
 
     @property
     def predicted_waits_s(self) -> dict[str, float]:
@@ -158,7 +164,7 @@ class Admission:
 
         Raises Overloaded where no model could take even one sequence, and Unavailable once the router is stopped.
         """
-        self._check_not_stopped()
+        self.check_open()
         self._active.note(share)
         num_own = self._door.inside[share.flow] + 1
         if self.num_open >= self._num_left(self.settings.max_open_requests, share.flow, num_own, num_slots=0):
@@ -177,7 +183,8 @@ class Admission:
         """As Ticket.grow."""
         assert ticket in self._tickets, "the ticket was given back"
         assert not ticket.is_known, "a ticket grows once"
-        self._check_not_stopped()
+        if self._stopped is not None:
+            raise self._stopped
         rooms = self._rooms()
         for model, size in sizes.items():
             excess = self._excess(model, rooms[model], ticket.share, size, NOBODY) if model in rooms else None
@@ -195,6 +202,7 @@ class Admission:
         is_full = self.num_open >= self.settings.max_open_requests
         self._door.pace.note(self._clock(), is_busy=is_full, num_completed=1)
         del self._tickets[ticket]
+        self._left.set()
         self._door.add(ticket.share.flow, -1)
         self._unknown[ticket.share.flow] -= not ticket.is_known
         if not self._unknown[ticket.share.flow]:
@@ -205,13 +213,25 @@ class Admission:
 
     def stop(self, error: Unavailable) -> None:
         """Let nobody in any more, and end every request that is open."""
-        self._stopped = error
+        self._closed = self._stopped = error
         for ticket in list(self._tickets):
             ticket.end(error)
 
-    def _check_not_stopped(self) -> None:
-        if self._stopped is not None:
-            raise self._stopped
+    async def drain(self, error: Unavailable, *, seconds: float) -> None:
+        """Let nobody in any more, wait so long for the requests that are open, and end those that are left."""
+        self._closed = error
+        for patience_s in (seconds, END_S):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    while self._tickets:
+                        self._left.clear()
+                        await self._left.wait()
+            self.stop(error)
+
+    def check_open(self) -> None:
+        """Raise what the router was closed with."""
+        if self._closed is not None:
+            raise self._closed
 
     def _gate(self, model: str, room: Room) -> Gate:
         if model not in self._gates:

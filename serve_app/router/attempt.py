@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from serve_app.core.errors import EngineFailed, ReplicaLost, ServeError
+from serve_app.core.errors import AdapterNotFound, AdapterUnusable, EngineFailed, ReplicaLost, ServeError
 from serve_app.core.request import GenerationRequest
 from serve_app.router.event import Event
 from serve_app.router.link import ReplicaLink
@@ -12,7 +12,9 @@ from serve_app.router.link import ReplicaLink
 MAX_PLACEMENTS = 3
 """Replicas that a prompt is given to before its loss is the client's."""
 MAX_FAILURES = 1
-"""Failures of an engine that a prompt survives: one that fails again is likely at fault itself."""
+"""Failures that a prompt survives: one that fails again is likely at fault itself."""
+FAILURES = EngineFailed, AdapterNotFound, AdapterUnusable
+"""What another replica may not fail with. A replica can lose files of an adapter that its card still has."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,7 +23,7 @@ class Attempt:
 
     request:   with an id that no other attempt has, so that nothing which comes late is taken for news
     part:      which of the run's requests it is of
-    number:    from 1;  num_failures: of engines, in the attempts before
+    number:    from 1;  num_failures: in the attempts before, losses of replicas left out
     held:      events kept back until the prompt is complete
     has_shown: whether the reader has taken any of its events; then it cannot be made again
     """
@@ -37,7 +39,7 @@ class Attempt:
 
     def may_be_repeated(self, error: ServeError) -> bool:
         """Whether the client need not be told of this error."""
-        if self.has_shown or self.number >= MAX_PLACEMENTS or not isinstance(error, EngineFailed):
+        if self.has_shown or self.number >= MAX_PLACEMENTS or not isinstance(error, FAILURES):
             return False
         return isinstance(error, ReplicaLost) or self.num_failures < MAX_FAILURES
 

@@ -35,11 +35,13 @@ class Sighting:
 class Deployed:
     """An application with a base model.
 
-    is_coming: it is ready or may become so; otherwise its deployment has failed, or it is being deleted
+    is_coming:  it is ready or may become so
+    has_failed: its deployment has failed; what is neither is being deleted
     """
 
     model: str
     is_coming: bool
+    has_failed: bool = False
 
 
 class Cluster(Protocol):
@@ -75,7 +77,7 @@ class Replicas(Protocol):
 
     def remove(self, replica_id: str) -> None: ...
 
-    def expect(self, models: Iterable[str]) -> None: ...
+    def expect(self, models: Iterable[str], failed: Iterable[str] = ()) -> None: ...
 
 
 class Discovery:
@@ -110,7 +112,10 @@ class Discovery:
         deployed = await self._cluster.applications()
         if self._cluster.is_deleted:
             self._on_deleted()
-        self._fleet.expect(each.model for each in deployed.values() if each.is_coming)
+        self._fleet.expect(
+            [each.model for each in deployed.values() if each.is_coming],
+            [each.model for each in deployed.values() if each.has_failed],
+        )
         for application in self._known.keys() - deployed.keys():
             for replica_id in list(self._known[application]):
                 self._forget(application, replica_id)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from serve_app.catalog.resolve import Catalog
 from serve_app.core.backend import Backend
-from serve_app.core.cards import ModelCard, ReplicaCard
+from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
 from serve_app.core.delta import Load
 from serve_app.core.errors import ModelLoading
 from serve_app.core.names import ModelRef
@@ -22,6 +23,10 @@ from serve_app.router.view import View
 logger = logging.getLogger(__name__)
 
 LOADING_RETRY_S = 5.0
+NOT_READY = 'No replica of model "{}" is ready yet'
+MIXED = 'No replica has all adapters of "{}" in the versions that most replicas have'
+FAILED = 'Model "{}" could not be loaded, and its operator has to mend that'
+ALL_LOST = 'Every replica of model "{}" was lost'
 
 
 class Fleet:
@@ -47,6 +52,8 @@ class Fleet:
         self._links: dict[str, ReplicaLink] = {}
         self._retired: dict[str, ReplicaLink] = {}
         self._expected: frozenset[str] = frozenset()
+        self._failed: frozenset[str] = frozenset()
+        self._told: dict[str, list[ModelCard]] = {}
         self._cards: dict[str, ModelCard] = {}
         Catalog((), self._aliases)  # raises where the aliases contradict themselves
         self.version = 0
@@ -59,7 +66,7 @@ class Fleet:
 
     @property
     def cards(self) -> Mapping[str, ModelCard]:
-        """Models with a ready replica, by name; where replicas differ, the last one heard of."""
+        """Models with a ready replica, by name, each as all of its open replicas have it together (`as_one`)."""
         return self._cards
 
     @property
@@ -84,26 +91,31 @@ class Fleet:
 
     @property
     def loading(self) -> list[str]:
-        """Known models without a ready replica."""
+        """Known models without a ready replica that may have one later."""
         known = self._expected | {link.card.model.name for link in self._links.values()}
-        return sorted(known - set(self._cards))
+        return sorted(known - set(self._cards) - self._failed)
+
+    @property
+    def failed(self) -> list[str]:
+        """Models that could not be loaded: no replica is ready, and none will come by itself."""
+        return sorted(self._failed - set(self._cards))
 
     @property
     def is_ready(self) -> bool:
         """Whether at least one model is known and each has a ready replica."""
-        return bool(self._cards) and not self.loading
+        return bool(self._cards) and not self.loading and not self.failed
 
     def put(self, card: ReplicaCard, backend: Backend) -> ReplicaLink:
         """Take a replica in, refresh its card, or reconnect where the old link was lost."""
         self.hear(card)
-        link = self._links.pop(card.replica_id, None) or self._retired.pop(card.replica_id, None)
+        link = self._links.get(card.replica_id) or self._retired.pop(card.replica_id, None)
         if link is not None and link.readmit():
             link.refresh(card)
         else:
             on_spent = partial(self.counts.note, card.replica_id, card.model.name)
             link = ReplicaLink(backend, card, self._router_id, on_lost=self._refresh, on_spent=on_spent)
             link.start()
-        self._links[card.replica_id] = link  # last: the newest card speaks for its model
+        self._links[card.replica_id] = link
         self._refresh()
         return link
 
@@ -120,9 +132,9 @@ class Fleet:
             link.retire()
             self._refresh()
 
-    def expect(self, models: Iterable[str]) -> None:
-        """Name the base models that are deployed, ready or not."""
-        self._expected = frozenset(models)
+    def expect(self, models: Iterable[str], failed: Iterable[str] = ()) -> None:
+        """Name the base models that are deployed, ready or not, and those whose deployment has failed."""
+        self._expected, self._failed = frozenset(models), frozenset(failed)
 
     def rename(self, aliases: Mapping[str, str]) -> None:
         """Replace all aliases. Raises CatalogError, and changes nothing, where they go in a circle."""
@@ -145,15 +157,14 @@ class Fleet:
         """
         links = [link for link in self._links.values() if link.is_open and _serves(link.card.model, ref)]
         if not links:
-            raise self.not_ready(ref.name)
+            is_mix = len(ref.parts) > 1 and ref.base in self._cards
+            raise self.not_ready(ref.name, MIXED if is_mix else NOT_READY)
         return links
 
-    def not_ready(self, name: str) -> ModelLoading:
-        return ModelLoading(
-            f'No replica of model "{name}" is ready yet; retry in {self._loading_retry_s:g} s.',
-            "model",
-            {"retry_after_s": self._loading_retry_s},
-        )
+    def not_ready(self, name: str, what: str = NOT_READY) -> ModelLoading:
+        what = FAILED if name in self.failed else what
+        seconds = self._loading_retry_s
+        return ModelLoading(f"{what.format(name)}; retry in {seconds:g} s.", "model", {"retry_after_s": seconds})
 
     async def close(self) -> None:
         """Leave every replica."""
@@ -164,9 +175,13 @@ class Fleet:
         self._refresh()
 
     def _refresh(self) -> None:
-        cards = {link.card.model.name: link.card.model for link in self._links.values() if link.is_open}
-        if cards != self._cards:
-            self._cards = cards
+        told: dict[str, list[ModelCard]] = {}
+        for link in self._links.values():
+            if link.is_open:
+                told.setdefault(link.card.model.name, []).append(link.card.model)
+        if told != self._told:
+            self._told = told
+            self._cards = {name: as_one(cards) for name, cards in told.items()}
             self._note_change()
 
     def _note_change(self) -> None:
@@ -174,6 +189,26 @@ class Fleet:
         hidden = Catalog(self._cards.values(), self._aliases).hidden_aliases
         if hidden:
             logger.warning("aliases hidden by served names: %s", ", ".join(hidden))
+
+
+def as_one(cards: Sequence[ModelCard]) -> ModelCard:
+    """Describe a model as its replicas have it together: as most of them say, with the adapters of all.
+
+    A name means one version: one that can be used, that most replicas have, whose weights are the newest. What is
+    still equal is decided by its text, so the order in which replicas answer decides nothing.
+    """
+    bare = [replace(card, adapters=()) for card in cards]
+    versions: dict[str, list[AdapterCard]] = {}
+    for card in cards:
+        for adapter in card.adapters:
+            versions.setdefault(adapter.name, []).append(adapter)
+    adapters = tuple(max(found, key=partial(_weight, found)) for _, found in sorted(versions.items()))
+    return replace(max(bare, key=lambda card: (bare.count(card), card.created, repr(card))), adapters=adapters)
+
+
+def _weight(found: Sequence[AdapterCard], card: AdapterCard) -> tuple[object, ...]:
+    num_replicas = sum((each.version, each.is_usable) == (card.version, card.is_usable) for each in found)
+    return card.is_usable, num_replicas, card.created, card.version, repr(card)
 
 
 def _serves(card: ModelCard, ref: ModelRef) -> bool:

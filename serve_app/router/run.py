@@ -14,7 +14,7 @@ from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest
 from serve_app.router.attempt import Attempt, Homeless
 from serve_app.router.event import Event
-from serve_app.router.fleet import Fleet
+from serve_app.router.fleet import ALL_LOST, Fleet
 from serve_app.router.inbox import Inbox
 from serve_app.router.link import ReplicaLink
 from serve_app.router.placement import Placement
@@ -250,7 +250,7 @@ class Run:
         links = self._fleet.links_for(model)
         fresh = [link for link in links if link not in self._avoided]
         if not fresh and not all(each.num_failures for each in group):
-            raise ReplicaLost(f'Every replica of model "{model.name}" was lost; retry.')
+            raise self._fleet.not_ready(model.name, ALL_LOST)
         return fresh or links
 
     def _pause(self) -> None:

@@ -27,6 +27,8 @@ class Fleet(Protocol):
     def aliases(self) -> Mapping[str, str]: ...
     @property
     def loading(self) -> list[str]: ...
+    @property
+    def failed(self) -> list[str]: ...
     def links_for(self, ref: ModelRef) -> list[ReplicaLink]: ...
     def not_ready(self, name: str) -> ModelLoading: ...
 
@@ -59,8 +61,13 @@ class View:
 
     @property
     def loading(self) -> list[str]:
-        """Known models without a ready replica."""
+        """Known models without a ready replica that may have one later."""
         return [name for name in self._fleet.loading if self.rights.touch(name)]
+
+    @property
+    def failed(self) -> list[str]:
+        """Models that could not be loaded."""
+        return [name for name in self._fleet.failed if self.rights.touch(name)]
 
     def links_for(self, ref: ModelRef) -> list[ReplicaLink]:
         """As `Fleet.links_for`, of a model that was resolved here."""
@@ -91,10 +98,10 @@ class View:
         try:
             return catalog.resolve(name, lora_path=lora_path, param=param, lora_param=lora_param)
         except NotFound as error:
-            loading = self._loading_base(name.strip())
-            if loading is not None:
-                raise self._fleet.not_ready(loading) from None
-            known = {*self.bases, *self.loading}
+            missing = self._missing_base(name.strip())
+            if missing is not None:
+                raise self._fleet.not_ready(missing) from None
+            known = {*self.bases, *self.loading, *self.failed}
             if takes_any and isinstance(error, ModelNotFound) and len(known) == 1:
                 return self.resolve(*known, lora_path=lora_path, param=param, lora_param=lora_param)
             raise
@@ -106,11 +113,11 @@ class View:
             self._version = self._fleet.version
         return self._seen
 
-    def _loading_base(self, name: str) -> str | None:
-        """The longest name of a loading model that this address, or what it is an alias of, begins with."""
+    def _missing_base(self, name: str) -> str | None:
+        """The longest name of a model without a replica that this address, or its alias's target, begins with."""
         aliases = self._fleet.aliases
         while name in aliases:
             name = aliases[name]
-        matches = [each for each in self.loading if name == each or name.startswith(f"{each}:")]
+        matches = [each for each in [*self.loading, *self.failed] if name == each or name.startswith(f"{each}:")]
         allowed = [each for each in matches if self.rights.allow(each, name[len(each) + 1 :] or None)]
         return max(allowed, key=len, default=None)

@@ -251,7 +251,7 @@ async def stages(setup: Setup, *, rounds: int, num: int) -> dict[str, object]:
     app = setup.apps()["books"]
     await spend(setup, app, num)
     router = Router(setup.fleet, books=setup.books).seen_by(setup.tenant)
-    guard = Guard(_door(setup.directory), lambda tenant: app)
+    guard = Guard(_door(setup.directory), lambda tenant: app, lambda: None)
     request = router.settled(OpenAiStyle(router).parse(BODY, DEFAULT_LIMITS, lambda model: router.dialect))
     run = await _answered(setup, router, request)
     identity = setup.directory.identify(setup.key, time.time())

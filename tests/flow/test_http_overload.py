@@ -123,6 +123,39 @@ async def test_a_stopped_router_ends_streams_with_an_error_event_and_whole_answe
     assert backend.num_live == 0
 
 
+async def test_a_draining_router_answers_what_is_open_and_refuses_every_other_route(router, backend):
+    app = build_app(router)
+    streaming, whole = connect(app, max_tokens=2), connect(app, stream=False, max_tokens=2)
+    await settle()
+    backend.step()
+    stopped = Unavailable("The server is being stopped; retry.", None, {"retry_after_s": 5})
+    draining = asyncio.create_task(router.admission.drain(stopped, seconds=60))
+    await settle()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://x") as client:
+        for path in ("/health", "/v1/models", "/openapi.json", "/"):
+            refused = await client.get(path)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5"), path
+            assert refused.json()["error"]["error_code"] == "unavailable"
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 503
+        assert (await client.get("/metrics")).status_code == 200
+    assert not draining.done()
+    backend.step()
+    await asyncio.wait_for(asyncio.gather(streaming.task, whole.task, draining), 5)
+    assert streaming.body.decode().endswith("data: [DONE]\n\n")
+    assert "error" not in streaming.body.decode()
+    assert (streaming.status, whole.status) == (200, 200)
+
+
+async def test_what_outlasts_the_drain_is_ended_with_an_error(router, backend):
+    streaming = connect(build_app(router))
+    await settle()
+    backend.step()
+    await settle()
+    await router.admission.drain(Unavailable("stopped", None, {"retry_after_s": 5}), seconds=0)
+    await asyncio.wait_for(streaming.task, 5)
+    assert '"unavailable"' in streaming.body.decode()
+
+
 async def test_a_client_that_reads_nothing_pauses_the_engine_and_goes_on_when_it_reads(router, backend):
     connection = connect(build_app(router), max_tokens=40)
     await settle()

@@ -60,6 +60,18 @@ async def test_health_is_ok_once_every_known_model_has_a_replica(client, fleet, 
     assert response.headers["retry-after"] == "1"
 
 
+async def test_health_names_a_model_that_could_not_be_loaded_and_the_others_answer(client, fleet):
+    fleet.expect(["org/tiny"], ["broken"])
+    response = await client.get("/health")
+    assert (response.status_code, response.json()) == (503, {"status": "failed", "models": [], "failed": ["broken"]})
+    asked = {"prompt": "Once", "max_tokens": 1}
+    assert (await client.post("/v1/completions", json={"model": "org/tiny", **asked})).status_code == 200
+    refused = await client.post("/v1/completions", json={"model": "broken", **asked})
+    assert (refused.status_code, refused.json()["error"]["error_code"]) == (503, "model_loading")
+    assert "could not be loaded" in refused.json()["error"]["message"]
+    assert refused.headers["retry-after"]
+
+
 @pytest.mark.parametrize("path", ["/v", "/v1", "/v1/completions/x", "/v1/completion", "/v1/model/"])
 async def test_a_route_that_is_not_there_is_a_404_in_json(client, path):
     response = await client.get(path)

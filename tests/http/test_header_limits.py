@@ -145,3 +145,22 @@ async def test_what_is_no_http_gets_the_answer_that_it_always_got() -> None:
     async with connection(Patient) as (reader, writer):
         writer.write(b"nonsense\r\n\r\n")
         assert await answer(reader) == (400, b"Invalid HTTP request received.")
+
+
+@pytest.mark.parametrize("cut", [b"", b"\r\n", b"b: "], ids=["whole", "before a line ends", "within a trailer"])
+async def test_trailers_behind_a_chunked_body_are_no_headers(cut: bytes) -> None:
+    async def headers_behind_the_body(request: Request) -> Response:
+        await request.body()
+        return PlainTextResponse(json.dumps({name: value for name, value in request.headers.items() if name != "host"}))
+
+    app = Starlette(routes=[Route("/", headers_behind_the_body, methods=["POST"])])
+    sent = HEAD + b"x-api-key: mine\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+    sent += b"x-api-key: another\r\nauthorization: Bearer other\r\nb: c\r\n\r\n"
+    at = sent.rindex(cut) + len(cut) // 2 if cut else 0
+    async with connection(Patient, app=app) as (reader, writer):
+        for _ in range(2):  # the next request of the connection has headers again
+            writer.write(sent[:at])
+            await writer.drain()
+            writer.write(sent[at:])
+            status, body = await answer(reader)
+            assert (status, json.loads(body)) == (200, {"x-api-key": "mine", "transfer-encoding": "chunked"})

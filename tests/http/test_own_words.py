@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.http.own_words import InOurWords
-from tests.http.full_proxy import COUNTED, Busy, Line, post
+from serve_app.http.own_words import Beginning, InOurWords
+from tests.http.full_proxy import COUNTED, HOST, Busy, Line, post
 
 
 class Says:
@@ -75,6 +76,81 @@ async def test_what_is_no_failure_of_serves_is_passed_on(status: int) -> None:
     found, _, body = await answer(Says(*serves(status)))
     assert found == status
     assert b"a text of Serve's" in body
+
+
+class Routed:
+    """Serve with these routes, none of which has an application that answers; None while it knows no route yet."""
+
+    def __init__(self, routes: dict[str, str] | None) -> None:
+        self.routes = routes
+        self.asked: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked.append(scope["path"])
+        status, kind, body = 404, b"text/plain", b"Path not found. Ping http://.../-/routes for available routes."
+        if scope["path"] == "/-/routes":
+            status, body = (503, b"Route table is not populated yet.") if self.routes is None else (200, b"")
+            kind, body = (
+                (kind, body) if self.routes is None else (b"application/json", json.dumps(self.routes).encode())
+            )
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+        await send({"type": "http.response.body", "body": body})
+
+
+@pytest.mark.parametrize("path", [b"/health", b"/v1/models", b"/nowhere", b"/-/routes"])
+@pytest.mark.parametrize("routes", [None, {}], ids=["starting", "stopping"])
+async def test_while_no_application_has_a_route_every_address_answers_503(
+    path: bytes, routes: dict[str, str] | None
+) -> None:
+    turnstile = Busy(max_requests=2)
+    written = await Line(turnstile, Routed(routes)).send_all(b"GET " + path + b" HTTP/1.1\r\n" + HOST + b"\r\n")
+    head, _, body = written.partition(b"\r\n\r\n")
+    assert b" 503 " in head
+    assert b"\r\nretry-after: 2" in head.lower()
+    assert json.loads(body)["error"]["error_code"] == "unavailable"
+    found, headers, body = await answer(Routed(routes), b"X-Completions-Dialect: openai\r\n")
+    assert (found, json.loads(body)["error"]["code"], headers[b"retry-after"]) == (503, "unavailable", b"2")
+
+
+async def test_an_application_without_a_replica_keeps_nobody_waiting_at_the_start() -> None:
+    has_replica, beginning = asyncio.Event(), Beginning()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/-/routes":
+            await Routed({"/": "router"})(scope, receive, send)
+            return
+        await has_replica.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def status() -> int:
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "http.request"}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await InOurWords(app, beginning)({"type": "http", "path": "/v1/models", "headers": []}, receive, send)
+        return int(sent[0]["status"])
+
+    assert await asyncio.wait_for(asyncio.gather(status(), status()), 30) == [503, 503]
+    has_replica.set()
+    assert (await status(), beginning.is_over) == (200, True)
+
+
+async def test_beside_other_routes_an_address_without_one_is_a_404_of_ours_and_one_with_it_is_theirs() -> None:
+    found, _, body = await answer(Routed({"/other": "other"}))
+    assert (found, json.loads(body)["error"]["error_code"]) == (404, "not_found")
+    found, _, body = await answer(Routed({"/": "router"}))
+    assert (found, b"Ping" in body) == (404, True)
+
+
+async def test_nobody_is_told_of_serves_applications() -> None:
+    app = Routed({"/": "router"})
+    await Line(Busy(max_requests=2), app).send_all(b"GET /-/routes HTTP/1.1\r\n" + HOST + b"\r\n")
+    assert app.asked[0] == "/-/routes/", "the router is asked, as for any address"
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,16 @@ class TownCluster:
     def __init__(self, **applications: Sighting | Exception) -> None:
         self.answers = dict(applications)
         self.coming = dict.fromkeys(applications, True)
+        self.failed: set[str] = set()
         self.alive: set[str] = set()
         self.hellos: list[str] = []
         self.is_deleted = False
 
     async def applications(self) -> Mapping[str, Deployed]:
-        return {name: Deployed(model=name, is_coming=self.coming[name]) for name in self.answers}
+        return {
+            name: Deployed(model=name, is_coming=self.coming[name], has_failed=name in self.failed)
+            for name in self.answers
+        }
 
     async def greet(self, application: str, router_id: str, heard: Mapping[str, int]) -> Sighting:
         answer = self.answers[application]
@@ -74,6 +78,7 @@ class Table:
     def __init__(self) -> None:
         self.backends: dict[str, Backend] = {}
         self.expected: set[str] = set()
+        self.failed: set[str] = set()
         self.heard: list[tuple[str, int]] = []
 
     def put(self, card: ReplicaCard, backend: Backend) -> None:
@@ -86,8 +91,8 @@ class Table:
     def remove(self, replica_id: str) -> None:
         del self.backends[replica_id]
 
-    def expect(self, models: Iterable[str]) -> None:
-        self.expected = set(models)
+    def expect(self, models: Iterable[str], failed: Iterable[str] = ()) -> None:
+        self.expected, self.failed = set(models), set(failed)
 
 
 def seen(*replica_ids: str, is_complete: bool = True) -> Sighting:
@@ -117,12 +122,13 @@ async def test_a_replica_keeps_its_backend_from_one_look_to_the_next() -> None:
     assert table.backends["a"] is before
 
 
-async def test_an_application_without_replicas_is_expected_and_one_that_failed_is_not() -> None:
+async def test_an_application_without_replicas_is_expected_and_one_that_failed_is_told_as_failed() -> None:
     cluster = TownCluster(slow=seen(), broken=seen())
     cluster.coming["broken"] = False
+    cluster.failed = {"broken"}
     discovery, table = discovery_of(cluster)
     await discovery.look()
-    assert table.expected == {"slow"}
+    assert (table.expected, table.failed) == ({"slow"}, {"broken"})
 
 
 async def test_one_application_that_fails_does_not_disturb_another() -> None:

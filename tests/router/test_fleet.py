@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
 from serve_app.catalog.errors import CatalogError
+from serve_app.core.cards import AdapterCard
 from serve_app.core.errors import AdapterNotFound, ModelLoading, ModelNotFound
 from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest, Prompt
 from serve_app.router.fleet import Fleet
+from serve_app.router.router import Router
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 
 
@@ -140,13 +144,55 @@ async def test_a_removed_idle_replica_that_is_seen_again_gets_a_new_stream(fleet
     assert fleet.links_for(ModelRef(base="tiny")) == [link]
 
 
-async def test_an_adapter_goes_only_to_replicas_that_have_its_version(fleet):
-    put(fleet, "r0", version="v1")
-    put(fleet, "r1", version="v2")
-    ref = fleet.resolve("tiny:sql")
-    assert ref.version == "v2"
-    assert [link.replica_id for link in fleet.links_for(ref)] == ["r1"]
-    assert len(fleet.links_for(ModelRef(base="tiny"))) == 2
+def at(version: str, *, created: int = 0, reason: str | None = None) -> AdapterCard:
+    return replace(adapter_card("sql", version, reason=reason), created=created)
+
+
+@pytest.mark.parametrize(
+    ("cards", "meant"),
+    [
+        ((None, at("v1")), "v1"),
+        ((at("v1"), None, None), "v1"),
+        ((at("v1"), at("v2"), at("v1")), "v1"),
+        ((at("v1", created=1), at("v2", created=2)), "v2"),
+        ((at("v2", created=1), at("v1", created=2)), "v1"),
+        ((at("v1"), at("v2")), "v2"),
+        ((at("v2", reason="torn"), at("v2", reason="torn"), at("v1")), "v1"),
+    ],
+    ids=["one has it", "one of three has it", "most", "newest", "newest by another name", "a tie", "usable"],
+)
+async def test_an_adapter_is_what_open_replicas_have_together_in_any_order(
+    cards: tuple[AdapterCard | None, ...], meant: str
+) -> None:
+    having = {f"r{i}" for i, each in enumerate(cards) if each is not None and each.is_usable and each.version == meant}
+    for order in permutations(enumerate(cards)):
+        fleet = Fleet("router-0")
+        for number, each in order:
+            card = replica_card(f"r{number}", model_card("tiny", *(() if each is None else (each,))))
+            fleet.put(card, FakeBackend(card))
+        ref = fleet.resolve("tiny:sql")
+        assert ref.version == meant
+        assert {link.replica_id for link in fleet.links_for(ref)} == having
+        assert len(fleet.links_for(ModelRef(base="tiny"))) == len(cards)
+        assert [entry.id for entry in Router(fleet).models()] == ["tiny", "tiny:sql"]
+        await fleet.close()
+
+
+async def test_an_adapter_that_its_last_replica_lost_is_not_there_and_others_stay(fleet):
+    backend = put(fleet, "r0", version="v1")
+    put(fleet, "r1")
+    fleet.put(replica_card("r0", model_card("tiny", adapter_card("poet"))), backend)
+    assert fleet.resolve("tiny:poet").version == "v1"
+    with pytest.raises(AdapterNotFound):
+        fleet.resolve("tiny:sql")
+
+
+async def test_a_mix_whose_parts_no_replica_has_together_is_told_so(fleet):
+    for replica_id, name in (("r0", "sql"), ("r1", "poet")):
+        card = replica_card(replica_id, model_card("tiny", adapter_card(name)))
+        fleet.put(card, FakeBackend(card))
+    with pytest.raises(ModelLoading, match="all adapters of"):
+        fleet.links_for(fleet.resolve("tiny:poet*0.5+sql*0.5"))
 
 
 async def test_default_is_the_only_model_there_is(fleet: Fleet) -> None:

@@ -13,6 +13,7 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.parse import parse_completion
 from serve_app.core.delta import Delta, FinishReason, Usage
 from serve_app.core.errors import (
+    AdapterUnusable,
     DeadlineExceeded,
     EngineFailed,
     ModelLoading,
@@ -335,8 +336,9 @@ async def test_when_every_replica_is_lost_the_client_is_told(fleet):
     add(fleet, *backends)
     for backend in backends:
         backend.refusal = ReplicaLost("gone")
-    with pytest.raises(ReplicaLost):
+    with pytest.raises(ModelLoading, match="Every replica") as caught:
         await exhaust(Router(fleet).open(make_request(prompt=["a", "b"])))
+    assert (caught.value.status, caught.value.retry_after_s) == (503, 5)
     await settle()
     assert outstanding(fleet) == 0
 
@@ -353,6 +355,17 @@ async def test_an_engine_that_fails_is_asked_once_more_and_what_it_had_left_of_t
     assert backend.num_live == 2
     backend.step()
     assert await asyncio.wait_for(reading, 5) == [" p0s0w0", " p0s1w0"]
+
+
+async def test_a_replica_whose_files_of_an_adapter_are_gone_is_passed_over(fleet):
+    backends = [make_backend(f"r{i}") for i in range(2)]
+    add(fleet, *backends)
+    backends[0].refusal = AdapterUnusable("its files cannot be read", "model")
+    for _ in range(4):
+        assert await asyncio.wait_for(collected(Router(fleet).open(make_request(max_tokens=1))), 5) == [" p0s0w0"]
+    backends[1].refusal = backends[0].refusal
+    with pytest.raises(AdapterUnusable):
+        await exhaust(Router(fleet).open(make_request(max_tokens=1)))
 
 
 async def test_an_engine_that_fails_twice_is_told_of(fleet):

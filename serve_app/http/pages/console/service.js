@@ -106,7 +106,7 @@ async function look() {
   try {
     const response = await fetch(address("health"), { cache: "no-store", signal: AbortSignal.timeout(5000) });
     const body = await response.json();
-    if (response.ok) return { state: "ready" };
+    if (response.ok || body.status === "failed") return { state: "ready" };
     return body.status === "loading" ? { state: "loading", models: body.models ?? [] } : { state: "lost" };
   } catch {
     return { state: "lost" };
