@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from serve_app.check.findings import Finding, Path, Severity
 from serve_app.check.ray_token import check_ray_token
+from serve_app.core.hosts import is_loopback
 from serve_app.deployments.apps import ACCOUNTS_DEPLOYMENT, ROUTER_DEPLOYMENT, router
 
 HAPROXYS_HOST = "0.0.0.0"  # nosec B104 # told, not bound
@@ -40,13 +40,6 @@ def check_door(data: dict[str, Any], *, is_fast: bool, environment: Mapping[str,
         yield from check_ray_token(host, environment)
     yield from _check_grpc(data)
     yield from _check_accounts(data)
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _check_grpc(data: dict[str, Any]) -> Iterator[Finding]:
