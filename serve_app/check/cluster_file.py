@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from types import MappingProxyType
@@ -32,11 +32,14 @@ class Report:
     is_sound: bool
 
 
-def check_file(name: str, *, is_fast: bool = False, environment: Mapping[str, str] = UNKNOWN) -> Report:
+def check_file(
+    name: str, *, is_fast: bool = False, environment: Mapping[str, str] = UNKNOWN, notes: Iterable[Finding] = ()
+) -> Report:
     """Check the cluster file of that name. Raises nothing: whatever is wrong is in the report.
 
     is_fast: it is to be served in throughput mode
     environment: that Ray is to be started in
+    notes: of whoever asks, put among the others
     """
     try:
         document = read_document(FilePath(name).read_text(encoding="utf-8"))
@@ -46,7 +49,8 @@ def check_file(name: str, *, is_fast: bool = False, environment: Mapping[str, st
         return Report(lines=(f"{name}: error: is not UTF-8 text: {error.reason}",), is_sound=False)
     except UnreadableYaml as error:
         return Report(lines=(f"{name}:{error.line}: error: {error.message}",), is_sound=False)
-    return _report(name, document, list(check_document(document, is_fast=is_fast, environment=environment)))
+    found = check_document(document, is_fast=is_fast, environment=environment)
+    return _report(name, document, [*found, *notes])
 
 
 def check_document(

@@ -10,11 +10,12 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from serve_app.api.paths import Path as Route
+from serve_app.check.findings import Finding, Severity
 from serve_app.cli.address import Address, address_of, read_cluster_file
 from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
 from serve_app.cli.exits import CommandFailed, Exit
@@ -58,21 +59,28 @@ class Loss:
 
 
 def serve_until_interrupted(
-    file: str, *, is_fast: bool, has_dashboard: bool = False, log: str | None = None, as_json: bool = False
+    file: str,
+    *,
+    is_fast: bool,
+    port: int | None = None,
+    has_dashboard: bool = False,
+    log: str | None = None,
+    as_json: bool = False,
 ) -> int:
     """Serve the file in a new local cluster; the exit code is 0 where it was ended by a person. Raises CommandFailed.
 
+    port: in the place of the file's own
     has_dashboard: whether Ray's own runs beside it
     log: where its processes' lines go; None is this port's own file, and "-" is here
     """
-    address = address_of(file)
+    address = address_of(file, port)
     if address.is_taken():
         raise CommandFailed(taken(address, file))
     path = log_path(address, log)
     told = telling(as_json=as_json, has_log=path is not None)
     _tell_environment(is_fast=is_fast, is_quiet=as_json)
     _be_interrupted_by_signals()
-    run = f"{run_prefix(address)}{uuid.uuid4().hex[:12]}"
+    run = f"{address.port}-{uuid.uuid4().hex[:12]} {origin_of(file)}"
     guard = start_guard(run)
     try:
         cluster = _start(file, run, address, path, is_fast=is_fast, has_dashboard=has_dashboard)
@@ -83,20 +91,36 @@ def serve_until_interrupted(
         guard.communicate()  # closes its stdin
 
 
-def run_prefix(address: Address) -> str:
-    """What the names of all runs on that port start with."""
-    return f"{address.port}-"
+def origin_of(file: str) -> str:
+    """Return what the names of the file's runs end with: the file, and the checkout whose `serve_app up` serves it."""
+    return f"{Path(file).resolve()} of {Path(__file__).resolve().parents[2]}"
+
+
+def runs_of(file: str, port: int | None = None) -> list[Process]:
+    """Return every process of the runs of this file by this checkout, on that port or, where None, on any."""
+    start, end = "" if port is None else f"{port}-", f" {origin_of(file)}"
+    return [each for each in processes_of_runs(start) if each.run is not None and each.run.endswith(end)]
 
 
 def taken(address: Address, file: str) -> str:
-    """Who listens there already, and how to end it."""
+    """Return who listens there already, which file's run that is, and how to end it or serve beside it."""
     holder = listener_on(address.port)
+    beside = f"or serve on another port: `serve_app up {file} --port N`, or http_options.port in the file"
     if holder is None:
-        return f"a process of another user listens on {address} already; set another http_options.port in {file}"
+        return f"a process of another user listens on {address} already; end it, {beside}"
     if holder.run is None:
-        return f"{holder} listens on {address} already; end it, or set another http_options.port in {file}"
-    origin = "started by an earlier `serve_app up`"
-    return f"{holder}, {origin}, listens on {address} already; `serve_app down {file}` ends it"
+        return f"{holder} listens on {address} already; end it, {beside}"
+    origin = holder.run.partition(" ")[2]
+    if origin == origin_of(file):
+        return f"{holder}, a run of {file}, listens on {address} already; `serve_app down {file}` ends it, {beside}"
+    return f"{holder}, a run of {origin}, listens on {address} already; `serve_app down` ends it there, {beside}"
+
+
+def notes_on_port(file: str) -> Iterator[Finding]:
+    """Yield a note where something listens already on the file's port, for `serve_app check`."""
+    address = address_of(file)
+    if address.is_taken():
+        yield Finding(path=("http_options", "port"), message=taken(address, file), severity=Severity.NOTE)
 
 
 def _tell_environment(*, is_fast: bool, is_quiet: bool) -> None:
@@ -111,7 +135,7 @@ def _tell_environment(*, is_fast: bool, is_quiet: bool) -> None:
 def _start(file: str, run: str, address: Address, log: Path | None, *, is_fast: bool, has_dashboard: bool) -> Cluster:
     """In a session of its own: a Ctrl-C in the terminal reaches us alone, and we pass it on once."""
     ours, theirs = os.pipe()
-    words = (str(int(has_dashboard)), file, str(theirs), str(os.getpid()))
+    words = (str(int(has_dashboard)), file, str(address.port), str(theirs), str(os.getpid()))
     told = environment(os.environ, is_fast=is_fast) | {RUN_VARIABLE: run}
     output = None if log is None else opened(log)
     try:
