@@ -104,6 +104,7 @@ def _add_tenancy(app: typer.Typer) -> None:
     keys.command("rotate")(tenancy.rotate_key)
     keys.command("revoke")(tenancy.revoke_key)
     keys.command("list")(tenancy.list_keys)
+    keys.command("backup")(tenancy.backup)
     app.add_typer(keys, name="keys", rich_help_panel=TENANCY)
     app.command(rich_help_panel=TENANCY)(tenancy.usage)
     app.command(rich_help_panel=TENANCY)(tenancy.events)
