@@ -8,20 +8,24 @@ from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import Any
 
+from ray.serve import Deployment
 from ray.serve.schema import ServeDeploySchema
 
 from serve_app.check.blueprint import Blueprint, BuilderUnusable, read_blueprint
-from serve_app.check.devices import check_devices
+from serve_app.check.devices import Ask, asks_of, check_devices, check_schedule, this_machine
 from serve_app.check.document import Document, UnreadableYaml, read_document
 from serve_app.check.door import check_door
 from serve_app.check.findings import Finding, Path, Severity, spelled
-from serve_app.check.folders import check_model
+from serve_app.check.folders import check_device, check_model
 from serve_app.check.keys import nearest, refused_open_values, refused_values, unknown_keys
-from serve_app.check.memory import check_memory, reservation
+from serve_app.check.memory import Reservation, check_memory, reservation
+from serve_app.check.names import check_names
 from serve_app.deployments.arguments import ModelArgs
 
 UNKNOWN: Mapping[str, str] = MappingProxyType({})
 """Of an environment of which nothing is known."""
+ON_SEVERAL_MACHINES = "EveryNode"
+"""Written as `proxy_location`: what this machine lacks, another one may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +74,24 @@ def check_document(
     if not isinstance(applications, list):
         return  # the schema has said so
     yield from _check_clashes(applications)
-    reservations = []
+    here = Severity.WARNING if data.get("proxy_location") == ON_SEVERAL_MACHINES else Severity.ERROR
+    models: list[ModelArgs] = []
+    reservations: list[Reservation | None] = []
+    asks: list[Ask] = []
     for index, application in enumerate(applications):
         if isinstance(application, dict):
-            args = yield from _check_application(application, ("applications", index))
-            if args is not None:
-                reservations.append(reservation(application, args, ("applications", index, "args")))
-    yield from check_memory([each for each in reservations if each is not None])
+            path: Path = ("applications", index)
+            blueprint = yield from _check_application(application, path)
+            asks += asks_of(application, (blueprint and blueprint.deployments) or {}, path)
+            args = blueprint and blueprint.arguments
+            if isinstance(args, ModelArgs):
+                yield from check_device(args, (*path, "args"), severity=here)
+                models.append(args)
+                reservations.append(reservation(application, args, (*path, "args")))
+    yield from check_names(data, models)
+    yield from check_memory([each for each in reservations if each is not None], severity=here)
+    if here is Severity.ERROR:
+        yield from check_schedule(asks, this_machine())
 
 
 def _check_clashes(applications: list[Any]) -> Iterator[Finding]:
@@ -92,8 +107,8 @@ def _check_clashes(applications: list[Any]) -> Iterator[Finding]:
                 first.setdefault(value, index)
 
 
-def _check_application(application: dict[str, Any], path: Path) -> Generator[Finding, None, ModelArgs | None]:
-    """Returns the arguments of an application that is a model."""
+def _check_application(application: dict[str, Any], path: Path) -> Generator[Finding, None, Blueprint | None]:
+    """Returns what was built of it; None where nothing could be."""
     import_path, arguments = application.get("import_path"), application.get("args", {})
     if not isinstance(import_path, str):
         return None
@@ -105,18 +120,17 @@ def _check_application(application: dict[str, Any], path: Path) -> Generator[Fin
     if blueprint.schema is not None:
         yield from unknown_keys(arguments, blueprint.schema, (*path, "args"))
         yield from refused_values(arguments, blueprint.schema, (*path, "args"))
-    if blueprint.user_configs is not None:
-        yield from _check_deployments(application, blueprint, path)
-    if not isinstance(blueprint.arguments, ModelArgs):
-        return None
-    yield from _check_model_application(application, blueprint.arguments, path)
-    yield from check_devices(application, blueprint.arguments, path)
-    yield from check_model(blueprint.arguments, (*path, "args"))
-    return blueprint.arguments
+    if blueprint.deployments is not None:
+        yield from _check_deployments(application, blueprint.deployments, path)
+    if isinstance(blueprint.arguments, ModelArgs):
+        yield from _check_model_application(application, blueprint.arguments, path)
+        yield from check_devices(application, blueprint.arguments, path)
+        yield from check_model(blueprint.arguments, (*path, "args"))
+    return blueprint
 
 
-def _check_deployments(application: dict[str, Any], blueprint: Blueprint, path: Path) -> Iterator[Finding]:
-    deployments, known = application.get("deployments", []), blueprint.user_configs or {}
+def _check_deployments(application: dict[str, Any], known: Mapping[str, Deployment], path: Path) -> Iterator[Finding]:
+    deployments = application.get("deployments", [])
     if not isinstance(deployments, list):
         return
     seen: set[str] = set()
@@ -131,7 +145,7 @@ def _check_deployments(application: dict[str, Any], blueprint: Blueprint, path: 
         elif name in seen:
             yield Finding(path=(*here, "name"), message=f"deployment {name!r} is given twice")
         seen.add(name)
-        schema = known.get(name)
+        schema = getattr(known[name].func_or_class, "user_config_schema", None) if name in known else None
         if schema is not None and deployment.get("user_config") is not None:
             yield from unknown_keys(deployment["user_config"], schema, (*here, "user_config"))
             yield from refused_values(deployment["user_config"], schema, (*here, "user_config"))
