@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+PRIVATE = 0o077
+"""What Ray's processes write, logs with prompts among it, is their owner's alone; Ray opens its folders to all."""
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 TELL_S = 0.5
 TELL_SETTLED_S = 5.0
@@ -35,6 +37,7 @@ def main(file: str, port: int, events: int, parent: int, *, has_dashboard: bool)
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
     _be_interrupted_with(parent)
+    os.umask(PRIVATE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an image of a crashed process would hold prompts and the pepper
     import ray
     from ray.serve.scripts import cli

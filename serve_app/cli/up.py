@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,8 @@ from serve_app.cli.address import Address, address_of, read_cluster_file
 from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
 from serve_app.cli.exits import CommandFailed, Exit
 from serve_app.cli.guard import start_guard
-from serve_app.cli.log_file import log_path, opened, told_by
+from serve_app.cli.log_file import MAX_READ, last_lines, log_path, opened, told_by
+from serve_app.cli.log_file import telling as telling_lines
 from serve_app.cli.names import KEY_VARIABLE
 from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs
 from serve_app.cli.startup import Application, Events, Startup, replicas_wanted
@@ -32,6 +34,10 @@ LOST_AFTER_S = 30.0  # a proxy that dies is back in a few seconds
 STARTING_POLL_S = 0.25
 WATCH_S = 1.0
 
+TELLING_LOGS = re.compile(r"^(?:gcs_server|raylet|serve/|worker|python-core-driver)")
+"""Of what a service needs; Ray's monitor and dashboards fail without harm to it."""
+RAYS_ERROR = re.compile(r"^\[[^\]]* [CEF] \d+ \d+\]|\bERROR \d{4}-")
+"""As its processes in C++ and those of Serve write them."""
 CORE_PROGRAMS = frozenset({"gcs_server", "raylet"})
 """Ray replaces every other process by itself; without these nothing works, and it may not notice for minutes."""
 
@@ -199,9 +205,34 @@ def _undeployed(failed: Sequence[Application]) -> Loss:
 
 def _because(cluster: Cluster, loss: Loss) -> str:
     """The lines that tell why, and where the others are."""
-    lines = told_by(cluster.log, loss.messages)
+    lines, session = told_by(cluster.log, loss.messages), session_of(cluster.process.pid)
+    if session is not None and not telling_lines("\n".join(lines)):
+        lines = lines_of_session(session) or lines
     lines += [] if cluster.log is None else [f"all of it: {cluster.log}"]
+    lines += [] if session is None else [f"Ray's own logs: {session}"]
     return "".join(f"\n  {line}" for line in lines)
+
+
+def session_of(pid: int) -> Path | None:
+    """Return the folder of logs of the session of Ray that the process began; None where it came to none."""
+    from ray._common.utils import get_default_ray_temp_dir  # imported here: it brings Ray, which takes its time
+
+    return next(Path(get_default_ray_temp_dir()).glob(f"session_*_{pid}/logs"), None)
+
+
+def lines_of_session(folder: Path) -> list[str]:
+    """Return the lines of Ray's own logs that name an error, of the file that was written last among those with any."""
+    files = {str(file.relative_to(folder)): file for file in folder.rglob("*.*") if file.is_file()}
+    for name, file in sorted(files.items(), key=lambda each: each[1].stat().st_mtime, reverse=True):
+        if TELLING_LOGS.match(name) and (lines := errors_of(file)):
+            return [f"{name}: {line}" for line in lines]
+    return []
+
+
+def errors_of(file: Path) -> list[str]:
+    """Return the lines that name an error in a log of Ray's, whose own processes mark them by a letter."""
+    text = file.read_text(encoding="utf-8", errors="replace")[-MAX_READ:]
+    return telling_lines(text) or last_lines("\n".join(filter(RAYS_ERROR.search, text.splitlines())))
 
 
 def _core_of(cluster: Cluster) -> dict[str, Process]:

@@ -73,6 +73,7 @@ class Facts:
     store:       of tenants and keys; None where the file names none
     token:       the file of Ray's token
     dumps:       of each process
+    open_logs:   files among the logs of Ray's session that others may read
     pickles:     files in the folders of models and adapters that hold pickled objects
     versions:    of packages, by name
     """
@@ -93,6 +94,7 @@ class Facts:
     store: Inspection | None = None
     token: SecretFile | None = None
     dumps: tuple[Limit, ...] = ()
+    open_logs: tuple[str, ...] = ()
     pickles: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
