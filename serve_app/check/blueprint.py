@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from ray.serve._private.build_app import build_app
 from ray.serve._private.utils import import_attr
-from ray.serve.deployment import Application
+from ray.serve.deployment import Application, Deployment
 
 
 class BuilderUnusable(Exception):
@@ -21,35 +21,34 @@ class BuilderUnusable(Exception):
 class Blueprint:
     """An application as its builder makes it.
 
-    arguments:    validated, None where they were refused or the builder declares no model for them
-    user_configs: the deployments by name, each with the schema of its `user_config` where it declares one;
-                  None where the application could not be built
+    arguments:   validated, None where they were refused or the builder declares no model for them
+    deployments: by name; None where the application could not be built
     """
 
     schema: type[BaseModel] | None
     arguments: BaseModel | None
-    user_configs: Mapping[str, type[BaseModel] | None] | None
+    deployments: Mapping[str, Deployment] | None
 
 
 def read_blueprint(import_path: str, raw_arguments: Any, *, application: str) -> Blueprint:
     """Import the builder and build with these arguments, as Serve would. Raises BuilderUnusable."""
     target = _imported(import_path)
     if isinstance(target, Application):
-        return Blueprint(schema=None, arguments=None, user_configs=_deployments(target, application))
+        return Blueprint(schema=None, arguments=None, deployments=_deployments(target, application))
     schema = _argument_schema(target)
     arguments = None
     if schema is not None:
         try:
             arguments = schema.model_validate(raw_arguments)
         except ValidationError:
-            return Blueprint(schema=schema, arguments=None, user_configs=None)
+            return Blueprint(schema=schema, arguments=None, deployments=None)
     try:
         built = target(arguments if schema is not None else raw_arguments)
     except Exception as error:
         raise BuilderUnusable(f"{import_path} raised {type(error).__name__}: {error}") from error
     if not isinstance(built, Application):
         raise BuilderUnusable(f"{import_path} made a {type(built).__name__}, not a Serve application")
-    return Blueprint(schema=schema, arguments=arguments, user_configs=_deployments(built, application))
+    return Blueprint(schema=schema, arguments=arguments, deployments=_deployments(built, application))
 
 
 def _imported(import_path: str) -> Any:
@@ -72,6 +71,5 @@ def _argument_schema(builder: Callable[..., Any]) -> type[BaseModel] | None:
     return annotation if is_model else None
 
 
-def _deployments(application: Application, name: str) -> Mapping[str, type[BaseModel] | None]:
-    built = build_app(application, name=name)
-    return {each.name: getattr(each.func_or_class, "user_config_schema", None) for each in built.deployments}
+def _deployments(application: Application, name: str) -> Mapping[str, Deployment]:
+    return {each.name: each for each in build_app(application, name=name).deployments}

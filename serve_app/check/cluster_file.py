@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import Any
 
+from ray.serve import Deployment
 from ray.serve.schema import ServeDeploySchema
 
 from serve_app.check.blueprint import Blueprint, BuilderUnusable, read_blueprint
-from serve_app.check.devices import check_devices
+from serve_app.check.devices import Ask, asks_of, check_devices, check_schedule, this_machine
 from serve_app.check.document import Document, UnreadableYaml, read_document
 from serve_app.check.door import check_door
 from serve_app.check.findings import Finding, Path, Severity, spelled
-from serve_app.check.folders import check_model
+from serve_app.check.folders import check_device, check_model
 from serve_app.check.keys import nearest, refused_open_values, refused_values, unknown_keys
-from serve_app.check.memory import check_memory, reservation
+from serve_app.check.memory import Reservation, check_memory, reservation
+from serve_app.check.names import check_names
 from serve_app.deployments.arguments import ModelArgs
 
 UNKNOWN: Mapping[str, str] = MappingProxyType({})
 """Of an environment of which nothing is known."""
+ON_SEVERAL_MACHINES = "EveryNode"
+"""Written as `proxy_location`: what this machine lacks, another one may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +36,14 @@ class Report:
     is_sound: bool
 
 
-def check_file(name: str, *, is_fast: bool = False, environment: Mapping[str, str] = UNKNOWN) -> Report:
+def check_file(
+    name: str, *, is_fast: bool = False, environment: Mapping[str, str] = UNKNOWN, notes: Iterable[Finding] = ()
+) -> Report:
     """Check the cluster file of that name. Raises nothing: whatever is wrong is in the report.
 
     is_fast: it is to be served in throughput mode
     environment: that Ray is to be started in
+    notes: of whoever asks, put among the others
     """
     try:
         document = read_document(FilePath(name).read_text(encoding="utf-8"))
@@ -46,7 +53,8 @@ def check_file(name: str, *, is_fast: bool = False, environment: Mapping[str, st
         return Report(lines=(f"{name}: error: is not UTF-8 text: {error.reason}",), is_sound=False)
     except UnreadableYaml as error:
         return Report(lines=(f"{name}:{error.line}: error: {error.message}",), is_sound=False)
-    return _report(name, document, list(check_document(document, is_fast=is_fast, environment=environment)))
+    found = check_document(document, is_fast=is_fast, environment=environment)
+    return _report(name, document, [*found, *notes])
 
 
 def check_document(
@@ -66,13 +74,24 @@ def check_document(
     if not isinstance(applications, list):
         return  # the schema has said so
     yield from _check_clashes(applications)
-    reservations = []
+    here = Severity.WARNING if data.get("proxy_location") == ON_SEVERAL_MACHINES else Severity.ERROR
+    models: list[ModelArgs] = []
+    reservations: list[Reservation | None] = []
+    asks: list[Ask] = []
     for index, application in enumerate(applications):
         if isinstance(application, dict):
-            args = yield from _check_application(application, ("applications", index))
-            if args is not None:
-                reservations.append(reservation(application, args, ("applications", index, "args")))
-    yield from check_memory([each for each in reservations if each is not None])
+            path: Path = ("applications", index)
+            blueprint = yield from _check_application(application, path)
+            asks += asks_of(application, (blueprint and blueprint.deployments) or {}, path)
+            args = blueprint and blueprint.arguments
+            if isinstance(args, ModelArgs):
+                yield from check_device(args, (*path, "args"), severity=here)
+                models.append(args)
+                reservations.append(reservation(application, args, (*path, "args")))
+    yield from check_names(data, models)
+    yield from check_memory([each for each in reservations if each is not None], severity=here)
+    if here is Severity.ERROR:
+        yield from check_schedule(asks, this_machine())
 
 
 def _check_clashes(applications: list[Any]) -> Iterator[Finding]:
@@ -88,8 +107,8 @@ def _check_clashes(applications: list[Any]) -> Iterator[Finding]:
                 first.setdefault(value, index)
 
 
-def _check_application(application: dict[str, Any], path: Path) -> Generator[Finding, None, ModelArgs | None]:
-    """Returns the arguments of an application that is a model."""
+def _check_application(application: dict[str, Any], path: Path) -> Generator[Finding, None, Blueprint | None]:
+    """Returns what was built of it; None where nothing could be."""
     import_path, arguments = application.get("import_path"), application.get("args", {})
     if not isinstance(import_path, str):
         return None
@@ -101,18 +120,17 @@ def _check_application(application: dict[str, Any], path: Path) -> Generator[Fin
     if blueprint.schema is not None:
         yield from unknown_keys(arguments, blueprint.schema, (*path, "args"))
         yield from refused_values(arguments, blueprint.schema, (*path, "args"))
-    if blueprint.user_configs is not None:
-        yield from _check_deployments(application, blueprint, path)
-    if not isinstance(blueprint.arguments, ModelArgs):
-        return None
-    yield from _check_model_application(application, blueprint.arguments, path)
-    yield from check_devices(application, blueprint.arguments, path)
-    yield from check_model(blueprint.arguments, (*path, "args"))
-    return blueprint.arguments
+    if blueprint.deployments is not None:
+        yield from _check_deployments(application, blueprint.deployments, path)
+    if isinstance(blueprint.arguments, ModelArgs):
+        yield from _check_model_application(application, blueprint.arguments, path)
+        yield from check_devices(application, blueprint.arguments, path)
+        yield from check_model(blueprint.arguments, (*path, "args"))
+    return blueprint
 
 
-def _check_deployments(application: dict[str, Any], blueprint: Blueprint, path: Path) -> Iterator[Finding]:
-    deployments, known = application.get("deployments", []), blueprint.user_configs or {}
+def _check_deployments(application: dict[str, Any], known: Mapping[str, Deployment], path: Path) -> Iterator[Finding]:
+    deployments = application.get("deployments", [])
     if not isinstance(deployments, list):
         return
     seen: set[str] = set()
@@ -127,7 +145,7 @@ def _check_deployments(application: dict[str, Any], blueprint: Blueprint, path: 
         elif name in seen:
             yield Finding(path=(*here, "name"), message=f"deployment {name!r} is given twice")
         seen.add(name)
-        schema = known.get(name)
+        schema = getattr(known[name].func_or_class, "user_config_schema", None) if name in known else None
         if schema is not None and deployment.get("user_config") is not None:
             yield from unknown_keys(deployment["user_config"], schema, (*here, "user_config"))
             yield from refused_values(deployment["user_config"], schema, (*here, "user_config"))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from serve_app.check.findings import Finding, Path, Severity
 from serve_app.check.ray_token import check_ray_token
+from serve_app.core.hosts import is_loopback
 from serve_app.deployments.apps import ACCOUNTS_DEPLOYMENT, ROUTER_DEPLOYMENT, router
 
 HAPROXYS_HOST = "0.0.0.0"  # nosec B104 # told, not bound
 """Where HAProxy listens if no host is written."""
+PORTS = range(1, 65_536)
 SHOULD_BOUND = (
     "reachable from outside: without the environment of `serve_app env` headers may take any time and any size, and"
     " keys cross the network as they are unless TLS is put in front"
@@ -38,15 +39,15 @@ def check_door(data: dict[str, Any], *, is_fast: bool, environment: Mapping[str,
         yield Finding(path=("http_options", "host"), message=f"{host} is {SHOULD_BOUND}", severity=Severity.WARNING)
     if is_outside:
         yield from check_ray_token(host, environment)
+    yield from _check_port(options.get("port") if isinstance(options, dict) else None)
     yield from _check_grpc(data)
     yield from _check_accounts(data)
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _check_port(port: object) -> Iterator[Finding]:
+    if isinstance(port, int) and port not in PORTS:
+        message = f"must be a TCP port, from {PORTS.start} to {PORTS.stop - 1}; found {port}"
+        yield Finding(path=("http_options", "port"), message=message)
 
 
 def _check_grpc(data: dict[str, Any]) -> Iterator[Finding]:
@@ -57,7 +58,7 @@ def _check_grpc(data: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _check_accounts(data: dict[str, Any]) -> Iterator[Finding]:
-    for path, application in _routers(data):
+    for path, application in routers_of(data):
         auth, store = _auth_of(application), _store_of(application)
         if auth == "keys" and store is None:
             message = "`auth: keys` needs a store of tenants: set `store`, as in `store: sqlite:///serve_app.db`"
@@ -65,7 +66,7 @@ def _check_accounts(data: dict[str, Any]) -> Iterator[Finding]:
         if auth == "none" and store is not None:
             message = "tenants and keys are kept, and `auth: none` asks nobody for one"
             yield Finding(path=(*path, "args", "store"), message=message, severity=Severity.WARNING)
-        for at, deployment in _deployments(application, ACCOUNTS_DEPLOYMENT):
+        for at, deployment in deployments_of(application, ACCOUNTS_DEPLOYMENT):
             if deployment.get("num_replicas", 1) != 1 or deployment.get("autoscaling_config"):
                 message = "one replica writes for the whole service; it cannot be several"
                 yield Finding(path=(*path, "deployments", at), message=message)
@@ -82,7 +83,7 @@ def _open_doors(data: dict[str, Any]) -> Iterator[tuple[Path, str]]:
             yield path, "this application has HTTP of its own, which asks for no key"
 
 
-def _routers(data: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
+def routers_of(data: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
     return ((path, application) for path, application in _applications(data) if _is_router(application))
 
 
@@ -103,13 +104,13 @@ def _store_of(application: dict[str, Any]) -> object:
 
 
 def _auth_of(application: dict[str, Any]) -> object:
-    for _, deployment in _deployments(application, ROUTER_DEPLOYMENT):
+    for _, deployment in deployments_of(application, ROUTER_DEPLOYMENT):
         config = deployment.get("user_config")
         return config.get("auth") if isinstance(config, dict) else None
     return None
 
 
-def _deployments(application: dict[str, Any], name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def deployments_of(application: Mapping[str, Any], name: str) -> Iterator[tuple[int, dict[str, Any]]]:
     deployments = application.get("deployments")
     for index, deployment in enumerate(deployments if isinstance(deployments, list) else ()):
         if isinstance(deployment, dict) and deployment.get("name") == name:

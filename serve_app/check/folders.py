@@ -21,11 +21,13 @@ class Needs:
 
     own_bytes:     of its processes: libraries, steps, logits
     adapter_bytes: of those that may be resident at once
+    max_model_len: the model's own context, in tokens; None is not known
     """
 
     weight_bytes: int
     own_bytes: int
     adapter_bytes: int
+    max_model_len: int | None = None
 
 
 def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
@@ -33,9 +35,12 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
     from serve_app.engine.errors import ModelNotSupported  # imported here: it brings torch, which takes time
 
     try:
-        needs_of(args)
         if args.chat_template is None:
             chat_templates_of(locate_model(args.path), None)
+        own = needs_of(args).max_model_len
+        if args.max_model_len is not None and own is not None and args.max_model_len > own:
+            message = f"must be at most {own}, the model's own context, or left out; found {args.max_model_len}"
+            yield Finding(path=(*path, "max_model_len"), message=message)
     except (CatalogError, ModelNotSupported, OSError) as error:
         yield Finding(path=(*path, "path"), message=str(error))
     else:
@@ -60,6 +65,19 @@ def _sampling_notes(args: ModelArgs, path: Path) -> Iterator[Finding]:
         yield Finding(path=path, message=sentence, severity=Severity.NOTE)
 
 
+def check_device(args: ModelArgs, path: Path, *, severity: Severity) -> Iterator[Finding]:
+    """Yield what the replica would say of its device on this machine."""
+    from serve_app.engine.errors import ModelNotSupported  # imported here: it brings torch, which takes time
+    from serve_app.engine.loading import choose_device
+
+    if args.device == "cuda":
+        try:
+            choose_device(args.device)
+        except ModelNotSupported as error:
+            message = f"{error}, here; write `device: cpu`, or `auto`"
+            yield Finding(path=(*path, "device"), message=message, severity=severity)
+
+
 def needs_of(args: ModelArgs) -> Needs:
     """What a replica takes, all of its shards together. To make the model without weights shows what it lacks.
 
@@ -76,7 +94,12 @@ def needs_of(args: ModelArgs) -> Needs:
     if count > 1:
         judged = divide(judged, count, weights=args.weights).narrowed(judged)
     weight_bytes = weight_bytes_on_cpu(judged, args.dtype, args.weights)
-    return Needs(weight_bytes=count * weight_bytes, own_bytes=count * own, adapter_bytes=_resident_bytes(args))
+    return Needs(
+        weight_bytes=count * weight_bytes,
+        own_bytes=count * own,
+        adapter_bytes=_resident_bytes(args),
+        max_model_len=judged.max_model_len,
+    )
 
 
 def _resident_bytes(args: ModelArgs) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -12,6 +13,8 @@ from ray.runtime_env import RuntimeEnv
 
 from serve_app.check.findings import Finding, Path
 
+PASSWORD = re.compile(r"://[^@/\s]*@")
+"""Of a URL, with the user's name."""
 PUBLIC_RUNTIME_ENV_KEYS = frozenset(name for name in RuntimeEnv.known_fields if not name.startswith("_"))
 
 
@@ -123,4 +126,5 @@ def _sentence(detail: Any) -> str:
     message = str(detail["msg"]).removeprefix("Value error, ")
     value = detail.get("input")
     is_plain = isinstance(value, (str, int, float, bool)) or value is None
-    return f"{message}, found {value!r}" if is_plain else message
+    found = PASSWORD.sub("://***@", repr(value))
+    return f"{message}, found {found}" if is_plain else message

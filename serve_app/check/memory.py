@@ -25,27 +25,51 @@ class Reservation:
     num_replicas: int
     kv_cache_bytes: int
     needs: Needs
+    name: str = "this model"
+
+    @property
+    def parts(self) -> str:
+        """What a replica takes, and for what."""
+        adapters = f", {_gib(self.needs.adapter_bytes)} of adapters" if self.needs.adapter_bytes else ""
+        return (
+            f"{_gib(self.kv_cache_bytes)} of kv_cache_bytes, {_gib(self.needs.weight_bytes)} of weights{adapters},"
+            f" {_gib(self.needs.own_bytes)} for steps and libraries"
+        )
 
     @property
     def num_bytes(self) -> int:
+        return self.num_replicas * self.bytes_of_one
+
+    @property
+    def bytes_of_one(self) -> int:
+        """What one of its replicas holds."""
         needs = self.needs
-        each = self.kv_cache_bytes + needs.weight_bytes + needs.own_bytes + needs.adapter_bytes
-        return self.num_replicas * each
+        return self.kv_cache_bytes + needs.weight_bytes + needs.own_bytes + needs.adapter_bytes
 
 
-def check_memory(reservations: Sequence[Reservation], *, root: FilePath = ROOT) -> Iterator[Finding]:
-    """A warning at each model's `kv_cache_bytes` where all of them together do not fit."""
+def check_memory(
+    reservations: Sequence[Reservation], *, severity: Severity = Severity.ERROR, root: FilePath = ROOT
+) -> Iterator[Finding]:
+    """An error at the `kv_cache_bytes` of each model that does not fit, even alone; a warning at each model's where all
+    of them together do not.
+
+    severity: in the place of an error
+    """
     available = free_host_bytes(root)
-    needed = sum(each.num_bytes for each in reservations)
-    if available is None or needed <= available:
+    if available is None:
         return
-    for each in reservations:
-        needs = each.needs
-        adapters = f", {_gib(needs.adapter_bytes)} of adapters" if needs.adapter_bytes else ""
+    too_large = [each for each in reservations if each.bytes_of_one > available]
+    for each in too_large:
         message = (
-            f"{each.num_replicas} × ({_gib(each.kv_cache_bytes)} of kv_cache_bytes, {_gib(needs.weight_bytes)} of"
-            f" weights{adapters}, {_gib(needs.own_bytes)} for steps and libraries) is {_gib(each.num_bytes)}; all"
-            f" models together want {_gib(needed)}, and this machine has {_gib(available)} left"
+            f"one replica of {each.name} takes {_gib(each.bytes_of_one)} ({each.parts}), and this machine has"
+            f" {_gib(available)} left: lower it, or write `auto`"
+        )
+        yield Finding(path=(*each.path, "kv_cache_bytes"), message=message, severity=severity)
+    needed = sum(each.num_bytes for each in reservations)
+    for each in reservations if needed > available and not too_large else ():
+        message = (
+            f"{each.num_replicas} × ({each.parts}) is {_gib(each.num_bytes)}; all models together want {_gib(needed)},"
+            f" and this machine has {_gib(available)} left"
         )
         yield Finding(path=(*each.path, "kv_cache_bytes"), message=message, severity=Severity.WARNING)
 
@@ -62,6 +86,7 @@ def reservation(
         num_replicas=_num_replicas(application.get("deployments")),
         kv_cache_bytes=args.kv_cache_bytes,
         needs=_needs(args),
+        name=args.name,
     )
 
 

@@ -32,15 +32,20 @@ class Address:
                 return True
         except TimeoutError:
             return True  # too busy to be accepted, which takes a listener
-        except OSError:
+        except (OSError, OverflowError):  # no such port can be asked
             return False
 
 
-def address_of(file: str) -> Address:
-    """What the file does not say is Serve's default."""
-    options = read_cluster_file(Path(file)).get("http_options") or {}
-    host = str(options.get("host", "127.0.0.1"))
-    return Address(host=EVERY_INTERFACE.get(host, host), port=int(options.get("port", 8000)))
+def address_of(file: str, port: int | None = None) -> Address:
+    """Return where the file's service is reached; what the file does not say is Serve's default.
+
+    port: in the place of the file's own
+    """
+    options = read_cluster_file(Path(file)).get("http_options")
+    options = options if isinstance(options, dict) else {}
+    host, written = str(options.get("host", "127.0.0.1")), options.get("port")
+    port = port or (written if isinstance(written, int) else 8000)
+    return Address(host=EVERY_INTERFACE.get(host, host), port=port)
 
 
 def read_cluster_file(file: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
+from urllib.parse import quote
 
 from serve_app.cli.client import Service, ServiceFailed
 from serve_app.cli.conversing import Chat, commanded
@@ -53,6 +54,12 @@ def _turned(service: Service, chat: Chat, line: str) -> Chat | None:
     """The chat behind this line; None where it ended."""
     if line.startswith("/"):
         turn = commanded(chat, line)
+        if turn.chat is not None and turn.chat.model != chat.model:
+            try:
+                service.json(f"/v1/models/{quote(turn.chat.model, safe='')}", member="id")
+            except ServiceFailed as failure:
+                remark(f"serve_app: {failure}")
+                return chat
         if turn.said:
             remark(turn.said)
         return turn.chat

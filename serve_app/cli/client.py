@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import json
 import urllib.error
 import urllib.parse
@@ -16,6 +15,7 @@ from typing import Any
 
 from serve_app.cli.exits import CommandFailed, Exit
 from serve_app.cli.names import KEY_VARIABLE, URL_VARIABLE
+from serve_app.core.hosts import is_loopback
 
 TIMEOUT_S = 600.0
 DIALECT_HEADER = "X-Completions-Dialect"
@@ -173,16 +173,8 @@ def check_key(key: str | None) -> None:
 
 def opener_of(url: str) -> urllib.request.OpenerDirector:
     """What opens it: a proxy of the environment is for other machines, and never for this one."""
-    is_here = _is_loopback(urllib.parse.urlsplit(url).hostname or "")
+    is_here = is_loopback(urllib.parse.urlsplit(url).hostname or "")
     return urllib.request.build_opener(Staying, *([urllib.request.ProxyHandler({})] if is_here else []))
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether the name is one of this machine alone; nothing is looked up."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def query(path: str, **members: str | None) -> str:

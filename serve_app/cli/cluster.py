@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+PRIVATE = 0o077
+"""What Ray's processes write, logs with prompts among it, is their owner's alone; Ray opens its folders to all."""
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 TELL_S = 0.5
 TELL_SETTLED_S = 5.0
@@ -30,27 +32,33 @@ FAREWELL_POLL_S = 0.2
 INTERRUPT_AGAIN_S = 0.1
 
 
-def main(file: str, events: int, parent: int, *, has_dashboard: bool) -> None:
-    """Serve the file. `events`: the descriptor that how far it came is written to, a JSON object on each line.
-    `parent` is who started us: when it dies, we are interrupted. Ray's dashboard is ten processes, 0.2 GB and, on
-    two cores, 4 to 5 s of the start."""
+def main(file: str, port: int, events: int, parent: int, *, has_dashboard: bool) -> None:
+    """Serve the file on the port.
+
+    events: the descriptor that how far it came is written to, a JSON object on each line
+    parent: who started us; when it dies, we are interrupted
+    has_dashboard: Ray's dashboard is ten processes, 0.2 GB and, on two cores, 4 to 5 s of the start
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
     _be_interrupted_with(parent)
+    os.umask(PRIVATE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an image of a crashed process would hold prompts and the pepper
     import ray
     from ray.serve.scripts import cli
 
     # never a cluster that happens to run already, as `serve run` would
     ray.init(address="local", namespace="serve", include_dashboard=has_dashboard)
-    _start_as_the_file_logs(file)
+    _start(file, port)
     threading.Thread(target=_tell, args=(events,), name="events", daemon=True).start()
     say_farewell_first(_let_routers_go)
     cli.main(args=["run", file])
 
 
-def _start_as_the_file_logs(file: str) -> None:
-    """`serve run` starts Serve's own processes without the file's `logging_config`: a proxy would write a line for each
-    request whatever that says. What is set besides is as `run` has it, which finds Serve running then.
+def _start(file: str, port: int) -> None:
+    """Start Serve on the port, with the file's `logging_config`.
+
+    `serve run` would do so on the file's port and without that, so that a proxy wrote a line for each request. It finds
+    Serve running then. What is set besides is as `run` has it.
     """
     import yaml
     from ray import serve
@@ -58,13 +66,13 @@ def _start_as_the_file_logs(file: str) -> None:
 
     with open(file, encoding="utf-8") as text:
         schema = ServeDeploySchema.model_validate(yaml.safe_load(text))
-    if schema.logging_config is not None and schema.controller_options is None:
-        serve.start(
-            proxy_location=schema.proxy_location,
-            http_options=schema.http_options.model_dump(),
-            grpc_options=schema.grpc_options.model_dump(),
-            logging_config=schema.logging_config,
-        )
+    serve.start(
+        proxy_location=schema.proxy_location,
+        http_options={**schema.http_options.model_dump(), "port": port},
+        grpc_options=schema.grpc_options.model_dump(),
+        logging_config=schema.logging_config,
+        controller_options=schema.controller_options,
+    )
 
 
 def say_farewell_first(farewell: Callable[[], None]) -> None:
@@ -207,4 +215,4 @@ def _be_interrupted_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), has_dashboard=bool(int(sys.argv[1])))
+    main(sys.argv[2], *map(int, sys.argv[3:]), has_dashboard=bool(int(sys.argv[1])))

@@ -26,7 +26,8 @@ SETTINGS = (
     Setting(
         name=ray_token.VARIABLE,
         value=ray_token.TOKEN,
-        reason="Ray's own ports want a token, made on first use and kept in the home folder",
+        reason="Ray's own ports want a token, ~/.ray/auth_token, the same on every node; `up` makes it, else `ray"
+        " get-auth-token --generate`",
     ),
     Setting(name="RAY_USAGE_STATS_ENABLED", value="0", reason="nothing is reported to anyone"),
     Setting(
@@ -87,6 +88,11 @@ SETTINGS = (
         reason="the controller looks after everything ten times a second by default, which takes it and Ray 6 % of a"
         " core without a request; so 3 %",
     ),
+    Setting(
+        name="RAY_SERVE_SLOW_STARTUP_WARNING_S",
+        value="10",
+        reason="replicas that no machine has room for are told so soon; the default is 30 s",
+    ),
     Setting(name="OMP_WAIT_POLICY", value="PASSIVE", reason="idle threads of torch sleep, they do not spin"),
     Setting(
         name="SPT_NOENV",
@@ -142,6 +148,7 @@ def cluster_settings(*, is_fast: bool) -> tuple[Setting, ...]:
 
 def shell_lines(*, is_fast: bool) -> Iterator[str]:
     """The settings as a shell reads them, for clusters that are started by other means."""
+    yield "umask 077  # what Ray writes, logs with prompts among it, is its owner's alone"
     for each in cluster_settings(is_fast=is_fast):
         yield f"export {each.name}={shlex.quote(each.value)}  # {each.reason}"
 

@@ -41,8 +41,10 @@ def _show(told: Mapping[str, Any]) -> None:
         say(f"ignored          {', '.join(told['ignored_parameters'])}")
     if told["cost_at_most"]:
         say(f"costs at most    {told['cost_at_most']:g}")
-    for name, limit in told["limits"].items():
-        say(f"{name.replace('_', ' '):<17}{limit['remaining']} of {limit['limit']} left")
+    limits = {name.replace("_", " "): limit for name, limit in told["limits"].items()}
+    width = max([15, *map(len, limits)]) + 2
+    for name, limit in limits.items():
+        say(f"{name:<{width}}{limit['remaining']} of {limit['limit']} left")
     say()
     _show_parameters(told["parameters"])
 

@@ -28,6 +28,8 @@ STATES: Mapping[str, State] = {
     "DELETING": State.WAITING,
 }
 """By Serve's own words. One that is unhealthy while it starts is replaced by Serve."""
+UNSCHEDULED = "to be scheduled"
+REMEDY = "Lower what they ask for (`ray_actor_options`) or `num_replicas`, or give the cluster more."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,12 @@ class Application:
     num_running: int = 0
     num_wanted: int = 1
     messages: tuple[str, ...] = ()
+
+    @property
+    def obstacle(self) -> str | None:
+        """Return what Serve says of replicas that no machine has room for; None where there are none."""
+        told = (each for each in self.messages if UNSCHEDULED in each) if self.state is State.LOADING else ()
+        return next((f"{each} {REMEDY}" for each in told), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +76,15 @@ class Startup:
         return now - self._started_at
 
     def update(self, told: Mapping[str, Any], now: float) -> list[News]:
-        """Take what Serve tells of some of them; returns who changed its state or its number of replicas."""
+        """Take what Serve tells of some of them; returns who changed its state or its number of replicas, or waits for
+        room now.
+        """
         news = []
         for name, status in told.items():
             found = _application(name, status, num_wanted=self._wanted.get(name, 1))
             before = self.applications.get(name)
             self.applications[name] = found
-            if before is None or (before.state, before.num_running) != (found.state, found.num_running):
+            if before is None or _told(before) != _told(found):
                 news.append(News(application=found, seconds=self.seconds(now)))
         return news
 
@@ -108,6 +118,10 @@ def replicas_wanted(content: Mapping[str, Any]) -> dict[str, int]:
         for each in content.get("applications") or ()
         if isinstance(each, dict)
     }
+
+
+def _told(application: Application) -> tuple[object, ...]:
+    return application.state, application.num_running, application.obstacle
 
 
 def _number_of(deployment: Any) -> int:

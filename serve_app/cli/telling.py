@@ -70,6 +70,7 @@ class JsonTelling:
                 state=found.state.value,
                 num_running=found.num_running,
                 num_wanted=found.num_wanted,
+                obstacle=found.obstacle,
                 seconds=round(each.seconds, 3),
             )
 
@@ -107,6 +108,8 @@ class BarTelling:
                 told = found.state.value + (f", {found.num_running} of {found.num_wanted}" if _counts(found) else "")
                 completed = found.num_wanted if found.state is State.READY else min(found.num_running, found.num_wanted)
                 self._progress.update(self._tasks[found.name], completed=completed, told=told)
+                if found.obstacle is not None:
+                    self._progress.console.print(f"{found.name}: {found.obstacle}", soft_wrap=True)
 
     def ready(self, url: str, seconds: float, welcome: str) -> None:
         self.end()
@@ -119,7 +122,8 @@ class BarTelling:
 
 def _told(application: Application) -> str:
     replicas = f", {application.num_running} of {application.num_wanted} replicas" if _counts(application) else ""
-    return f"{application.name}: {application.state.value}{replicas}"
+    obstacle = "" if application.obstacle is None else f": {application.obstacle}"
+    return f"{application.name}: {application.state.value}{replicas}{obstacle}"
 
 
 def _counts(application: Application) -> bool:

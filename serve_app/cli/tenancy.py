@@ -13,24 +13,28 @@ from typing import Any
 from serve_app.check.document import UnreadableYaml, read_document
 from serve_app.cli.address import read_cluster_file
 from serve_app.cli.exits import CommandFailed, Exit
-from serve_app.cli.screen import say, say_json
+from serve_app.cli.screen import remark, say, say_json
 from serve_app.cli.tenancy_options import DAY_S
+from serve_app.cli.up import runs_of
 from serve_app.tenants.errors import TenancyError
 from serve_app.tenants.office import Office
-from serve_app.tenants.opening import open_store
+from serve_app.tenants.opening import copy_store, open_store
 from serve_app.tenants.pepper import DEFAULT_PEPPER, VARIABLE
 from serve_app.tenants.records import Author
 from serve_app.tenants.reports import csv_of
+from serve_app.tenants.store import TenantStore, engine_of, file_of
 
 MAX_ACTOR_CHARS = 96
+BEGINNING = frozenset({"add_tenant", "apply_tenants", "create_key", "create_admin_key"})
+"""Services that begin a store where there is none; no other has anything to do there."""
 
 
 def carry_out(service: str, arguments: Mapping[str, object], *, file: str, as_json: bool, as_csv: bool = False) -> int:
     """One service of the office, on the store that the file names. Raises CommandFailed."""
-    url, pepper = _store_of(Path(file))
+    url, pepper = store_of(file)
     by = Author(name=f"command line of {_who()}"[:MAX_ACTOR_CHARS], at=time.time())
     try:
-        store, secret = open_store(url, pepper_file=Path(pepper), environment=os.environ.get(VARIABLE))
+        store, secret = _opened(url, Path(pepper), file, begins=service in BEGINNING and not arguments.get("dry_run"))
         try:
             answer = Office(store, secret).answer(service, dict(arguments), by)
         finally:
@@ -42,6 +46,42 @@ def carry_out(service: str, arguments: Mapping[str, object], *, file: str, as_js
     else:
         say(csv_of(answer).rstrip() if as_csv else "\n".join(_lines(service, answer)))
     return Exit.DONE
+
+
+def copy(target: str, *, file: str, as_json: bool) -> int:
+    """Copy the store that the file names. Raises CommandFailed."""
+    url, pepper = store_of(file)
+    try:
+        copied = copy_store(url, Path(target))
+    except TenancyError as error:
+        raise CommandFailed(str(error)) from error
+    if as_json:
+        say_json({"store": str(copied), "copy": target})
+    else:
+        say(f"{target} is {copied} as it was now; its pepper ({pepper}) is not in it: keep a copy of that elsewhere.")
+    return Exit.DONE
+
+
+def _opened(url: str, pepper: Path, file: str, *, begins: bool) -> tuple[TenantStore, bytes]:
+    """Open the store; begin a new one, and say so, where the command may and no service of the file has another open.
+
+    Raises TenancyError, CommandFailed.
+    """
+    place, is_served = file_of(engine_of(url).url), bool(runs_of(file))
+    if place is not None and not place.exists():
+        where = f"There is no store of tenants at {place.resolve()}"
+        if is_served:
+            raise CommandFailed(
+                f"{where}, and a service of {file} runs that has it open: it was moved, or that was started in another"
+                " folder. Put it back, or run this there."
+            )
+        if not begins:
+            raise CommandFailed(
+                f"{where}: it was moved, or the service was started in another folder. Put it back, or run this there;"
+                " `serve_app keys create --admin` begins a new one."
+            )
+        remark(f"serve_app: this begins a new store, {place.resolve()}, with its pepper, {pepper.resolve()}")
+    return open_store(url, pepper_file=pepper, environment=os.environ.get(VARIABLE), begins=begins)
 
 
 def creation(
@@ -83,9 +123,9 @@ def _who() -> str:
         return f"user {os.getuid()}"
 
 
-def _store_of(file: Path) -> tuple[str, str]:
+def store_of(file: str) -> tuple[str, str]:
     """URL and file of the pepper. Raises CommandFailed where the cluster file names no store."""
-    applications = read_cluster_file(file).get("applications")
+    applications = read_cluster_file(Path(file)).get("applications")
     for application in applications if isinstance(applications, list) else ():
         args = application.get("args") if isinstance(application, dict) else None
         if isinstance(args, dict) and args.get("store"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
@@ -84,6 +85,19 @@ def read_fields(said: Mapping[str, Any]) -> dict[str, object]:
 def words_of(said: Mapping[str, Any], name: str) -> list[str] | None:
     """The words behind an option that takes several; None where it was not written."""
     return [word for word in said[name] if word] if name in said else None
+
+
+def day_of(option: str, text: str | None) -> str | None:
+    """Return the day that was said, as YYYY-MM-DD in UTC; None where none was. Raises CommandFailed."""
+    if text is None:
+        return None
+    today = datetime.now(UTC).date()
+    named = {"today": today, "yesterday": today - timedelta(days=1)}
+    try:
+        return str(named.get(text) or date.fromisoformat(text))
+    except ValueError:
+        message = f"{option} must be today, yesterday or a day like 2026-11-22; found {text!r}."
+        raise CommandFailed(message, Exit.MISUSED) from None
 
 
 def _offers(table: Mapping[str, tuple[Reader, str]], panel: str) -> list[Offer]:

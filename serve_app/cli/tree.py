@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from serve_app.cli.commands import asking, catalogs, running, tenancy, watching
 from serve_app.cli.offering import offering
@@ -22,10 +24,35 @@ SERVE, ASK, LOOK, FOLDERS, TENANCY = (
 )
 
 
+ELSEWHERE = MappingProxyType(
+    {
+        **dict.fromkeys(("serve", "run", "start", "deploy"), "up"),
+        **dict.fromkeys(("stop", "shutdown", "kill"), "down"),
+        **dict.fromkeys(("list", "ls"), "models"),
+        **dict.fromkeys(("status", "ps"), "top"),
+        **dict.fromkeys(("validate", "lint"), "check"),
+        **dict.fromkeys(("generate", "completion"), "complete"),
+        "version": "--version",
+        "help": "--help",
+    }
+)
+"""What other programs call a command of ours."""
+
+
+class Hinting(TyperGroup):
+    """The commands; a word of another program is told ours."""
+
+    def resolve_command(self, context: Any, arguments: list[str]) -> Any:
+        if arguments and (ours := ELSEWHERE.get(arguments[0])) is not None:
+            context.fail(f"No such command {arguments[0]!r}. Did you mean '{ours}'?")
+        return super().resolve_command(context, arguments)
+
+
 def command() -> Any:
     """The whole tree, as typer carries it out."""
     app = typer.Typer(
         name=NAME,
+        cls=Hinting,
         help="Text completion of many models and adapters on Ray Serve.",
         rich_markup_mode="rich",
         no_args_is_help=True,
@@ -104,6 +131,7 @@ def _add_tenancy(app: typer.Typer) -> None:
     keys.command("rotate")(tenancy.rotate_key)
     keys.command("revoke")(tenancy.revoke_key)
     keys.command("list")(tenancy.list_keys)
+    keys.command("backup")(tenancy.backup)
     app.add_typer(keys, name="keys", rich_help_panel=TENANCY)
     app.command(rich_help_panel=TENANCY)(tenancy.usage)
     app.command(rich_help_panel=TENANCY)(tenancy.events)

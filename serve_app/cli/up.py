@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,16 +11,18 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from serve_app.api.paths import Path as Route
+from serve_app.check.findings import Finding, Severity
 from serve_app.cli.address import Address, address_of, read_cluster_file
 from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
 from serve_app.cli.exits import CommandFailed, Exit
 from serve_app.cli.guard import start_guard
-from serve_app.cli.log_file import log_path, opened, told_by
+from serve_app.cli.log_file import MAX_READ, last_lines, log_path, opened, told_by
+from serve_app.cli.log_file import telling as telling_lines
 from serve_app.cli.names import KEY_VARIABLE
 from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs
 from serve_app.cli.startup import Application, Events, Startup, replicas_wanted
@@ -31,6 +34,10 @@ LOST_AFTER_S = 30.0  # a proxy that dies is back in a few seconds
 STARTING_POLL_S = 0.25
 WATCH_S = 1.0
 
+TELLING_LOGS = re.compile(r"^(?:gcs_server|raylet|serve/|worker|python-core-driver)")
+"""Of what a service needs; Ray's monitor and dashboards fail without harm to it."""
+RAYS_ERROR = re.compile(r"^\[[^\]]* [CEF] \d+ \d+\]|\bERROR \d{4}-")
+"""As its processes in C++ and those of Serve write them."""
 CORE_PROGRAMS = frozenset({"gcs_server", "raylet"})
 """Ray replaces every other process by itself; without these nothing works, and it may not notice for minutes."""
 
@@ -58,21 +65,28 @@ class Loss:
 
 
 def serve_until_interrupted(
-    file: str, *, is_fast: bool, has_dashboard: bool = False, log: str | None = None, as_json: bool = False
+    file: str,
+    *,
+    is_fast: bool,
+    port: int | None = None,
+    has_dashboard: bool = False,
+    log: str | None = None,
+    as_json: bool = False,
 ) -> int:
     """Serve the file in a new local cluster; the exit code is 0 where it was ended by a person. Raises CommandFailed.
 
+    port: in the place of the file's own
     has_dashboard: whether Ray's own runs beside it
     log: where its processes' lines go; None is this port's own file, and "-" is here
     """
-    address = address_of(file)
+    address = address_of(file, port)
     if address.is_taken():
         raise CommandFailed(taken(address, file))
     path = log_path(address, log)
     told = telling(as_json=as_json, has_log=path is not None)
     _tell_environment(is_fast=is_fast, is_quiet=as_json)
     _be_interrupted_by_signals()
-    run = f"{run_prefix(address)}{uuid.uuid4().hex[:12]}"
+    run = f"{address.port}-{uuid.uuid4().hex[:12]} {origin_of(file)}"
     guard = start_guard(run)
     try:
         cluster = _start(file, run, address, path, is_fast=is_fast, has_dashboard=has_dashboard)
@@ -83,20 +97,36 @@ def serve_until_interrupted(
         guard.communicate()  # closes its stdin
 
 
-def run_prefix(address: Address) -> str:
-    """What the names of all runs on that port start with."""
-    return f"{address.port}-"
+def origin_of(file: str) -> str:
+    """Return what the names of the file's runs end with: the file, and the checkout whose `serve_app up` serves it."""
+    return f"{Path(file).resolve()} of {Path(__file__).resolve().parents[2]}"
+
+
+def runs_of(file: str, port: int | None = None) -> list[Process]:
+    """Return every process of the runs of this file by this checkout, on that port or, where None, on any."""
+    start, end = "" if port is None else f"{port}-", f" {origin_of(file)}"
+    return [each for each in processes_of_runs(start) if each.run is not None and each.run.endswith(end)]
 
 
 def taken(address: Address, file: str) -> str:
-    """Who listens there already, and how to end it."""
+    """Return who listens there already, which file's run that is, and how to end it or serve beside it."""
     holder = listener_on(address.port)
+    beside = f"or serve on another port: `serve_app up {file} --port N`, or http_options.port in the file"
     if holder is None:
-        return f"a process of another user listens on {address} already; set another http_options.port in {file}"
+        return f"a process of another user listens on {address} already; end it, {beside}"
     if holder.run is None:
-        return f"{holder} listens on {address} already; end it, or set another http_options.port in {file}"
-    origin = "started by an earlier `serve_app up`"
-    return f"{holder}, {origin}, listens on {address} already; `serve_app down {file}` ends it"
+        return f"{holder} listens on {address} already; end it, {beside}"
+    origin = holder.run.partition(" ")[2]
+    if origin == origin_of(file):
+        return f"{holder}, a run of {file}, listens on {address} already; `serve_app down {file}` ends it, {beside}"
+    return f"{holder}, a run of {origin}, listens on {address} already; `serve_app down` ends it there, {beside}"
+
+
+def notes_on_port(file: str) -> Iterator[Finding]:
+    """Yield a note where something listens already on the file's port, for `serve_app check`."""
+    address = address_of(file)
+    if address.is_taken():
+        yield Finding(path=("http_options", "port"), message=taken(address, file), severity=Severity.NOTE)
 
 
 def _tell_environment(*, is_fast: bool, is_quiet: bool) -> None:
@@ -111,7 +141,7 @@ def _tell_environment(*, is_fast: bool, is_quiet: bool) -> None:
 def _start(file: str, run: str, address: Address, log: Path | None, *, is_fast: bool, has_dashboard: bool) -> Cluster:
     """In a session of its own: a Ctrl-C in the terminal reaches us alone, and we pass it on once."""
     ours, theirs = os.pipe()
-    words = (str(int(has_dashboard)), file, str(theirs), str(os.getpid()))
+    words = (str(int(has_dashboard)), file, str(address.port), str(theirs), str(os.getpid()))
     told = environment(os.environ, is_fast=is_fast) | {RUN_VARIABLE: run}
     output = None if log is None else opened(log)
     try:
@@ -175,9 +205,34 @@ def _undeployed(failed: Sequence[Application]) -> Loss:
 
 def _because(cluster: Cluster, loss: Loss) -> str:
     """The lines that tell why, and where the others are."""
-    lines = told_by(cluster.log, loss.messages)
+    lines, session = told_by(cluster.log, loss.messages), session_of(cluster.process.pid)
+    if session is not None and not telling_lines("\n".join(lines)):
+        lines = lines_of_session(session) or lines
     lines += [] if cluster.log is None else [f"all of it: {cluster.log}"]
+    lines += [] if session is None else [f"Ray's own logs: {session}"]
     return "".join(f"\n  {line}" for line in lines)
+
+
+def session_of(pid: int) -> Path | None:
+    """Return the folder of logs of the session of Ray that the process began; None where it came to none."""
+    from ray._common.utils import get_default_ray_temp_dir  # imported here: it brings Ray, which takes its time
+
+    return next(Path(get_default_ray_temp_dir()).glob(f"session_*_{pid}/logs"), None)
+
+
+def lines_of_session(folder: Path) -> list[str]:
+    """Return the lines of Ray's own logs that name an error, of the file that was written last among those with any."""
+    files = {str(file.relative_to(folder)): file for file in folder.rglob("*.*") if file.is_file()}
+    for name, file in sorted(files.items(), key=lambda each: each[1].stat().st_mtime, reverse=True):
+        if TELLING_LOGS.match(name) and (lines := errors_of(file)):
+            return [f"{name}: {line}" for line in lines]
+    return []
+
+
+def errors_of(file: Path) -> list[str]:
+    """Return the lines that name an error in a log of Ray's, whose own processes mark them by a letter."""
+    text = file.read_text(encoding="utf-8", errors="replace")[-MAX_READ:]
+    return telling_lines(text) or last_lines("\n".join(filter(RAYS_ERROR.search, text.splitlines())))
 
 
 def _core_of(cluster: Cluster) -> dict[str, Process]:

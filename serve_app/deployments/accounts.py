@@ -48,7 +48,13 @@ class Accounts:
 
     def __init__(self, store: str, pepper: str, ledger_days: int) -> None:
         log_as_configured()
-        self._store, self._pepper = open_store(store, pepper_file=Path(pepper), environment=os.environ.get(VARIABLE))
+        secret = Path(pepper)
+        self._store, self._pepper = open_store(
+            store,
+            pepper_file=secret,
+            environment=os.environ.get(VARIABLE),
+            begins=not secret.exists(),  # a pepper without its store: that was moved, and another would know no key
+        )
         self._office = Office(self._store, self._pepper)
         self._directory = self._store.directory(self._pepper)
         self._lending = Lending(
@@ -110,8 +116,14 @@ class Accounts:
         return await asyncio.to_thread(self._office.ledger.usage, question)
 
     async def check_health(self) -> None:
-        """Called by Serve; a store that cannot be read is opened anew by another replica."""
-        await asyncio.to_thread(lambda: self._store.version)
+        """Called by Serve; a store that cannot be read is opened anew by another replica.
+
+        One that was moved away is not: it is missed until it is back, or until a person starts the service again.
+        """
+        try:
+            await asyncio.to_thread(lambda: self._store.version)
+        except StoreUnavailable as error:
+            logger.warning("%s", error)
 
     async def _read_budgets(self, tenants: Collection[str]) -> None:
         """Wait for what the ledger says of these tenants' budgets, but not for long; each is read once at a time."""

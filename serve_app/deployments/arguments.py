@@ -20,6 +20,20 @@ def known_dialect(name: str) -> str:
 
 
 DialectName = Annotated[str, AfterValidator(known_dialect)]
+
+
+def known_store(url: str) -> str:
+    """Raises ValueError for a store that no driver here can open; nothing is opened."""
+    from serve_app.tenants.errors import TenancyError
+    from serve_app.tenants.store import engine_of  # imported here: it brings SQLAlchemy, which takes time
+
+    try:
+        engine_of(url).dispose()
+    except TenancyError as error:
+        raise ValueError(str(error)) from None
+    return url
+
+
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s?#]+)$")]
 BaseName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
 
@@ -107,9 +121,9 @@ class RouterArgs(BaseModel):
     ledger_days: for so many days the ledger keeps a row of each request; sums by day stay for ever
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)  # a store may have a password
 
-    store: Annotated[str, Field(min_length=1)] | None = None
+    store: Annotated[str, Field(min_length=1), AfterValidator(known_store)] | None = None
     pepper: Annotated[str, Field(min_length=1)] = DEFAULT_PEPPER
     ledger_days: PositiveInt = 90
 

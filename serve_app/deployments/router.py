@@ -19,10 +19,10 @@ from serve_app.core.errors import Unavailable
 from serve_app.deployments.accounts_link import AccountsLink
 from serve_app.deployments.arguments import RouterSettings
 from serve_app.deployments.logs import log_as_configured
-from serve_app.deployments.serve_cluster import ServeCluster
+from serve_app.deployments.serve_cluster import ServeCluster, http_host
 from serve_app.http.app import build_app
 from serve_app.http.enclosed import TakesBodies
-from serve_app.http.guard import OPEN_DOOR, Door
+from serve_app.http.guard import Door, door_without_keys
 from serve_app.http.metrics import Metrics
 from serve_app.http.settings import HttpSettings
 from serve_app.http.shortcut_start import TakesShortcuts
@@ -64,6 +64,7 @@ class RouterReplica:
         context = serve.get_replica_context()
         router_id = f"router-{context.replica_id.unique_id}"
         grace_s = defaults.auth_grace_s
+        self._host = await asyncio.to_thread(http_host)
         self._replays = Replays()
         self._accounts = (
             None if accounts is None else AccountsLink(accounts, router_id, grace_s=grace_s, kept=self._replays.kept)
@@ -176,9 +177,12 @@ class RouterReplica:
         )
 
     def _door_for(self, settings: RouterSettings) -> Door:
-        """Raises ValueError where keys are asked for and nobody knows any; Serve then keeps what was before."""
+        """Raises ValueError where keys are asked for and nobody knows any; Serve then keeps what was before.
+
+        Where no keys are asked for, only this machine may come: whoever started Serve may have checked nothing.
+        """
         if not settings.asks_for_keys(has_accounts=self._accounts is not None):
-            return OPEN_DOOR
+            return door_without_keys(self._host)
         if self._accounts is None:
             raise ValueError("`auth: keys` needs a store: set args.store of the router's application")
         link = self._accounts

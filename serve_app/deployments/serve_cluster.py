@@ -69,6 +69,12 @@ class ServeCluster:
         return RayBackend(self._handles[application], replica_id)
 
 
+def http_host() -> str | None:
+    """Return the host that Serve's proxies listen on; None where there is no HTTP. Asks the controller, and blocks."""
+    host: str | None = _get_global_client().http_config.host
+    return host
+
+
 def _overviews() -> list[StatusOverview]:
     """How every application is; asks the controller, and blocks meanwhile.
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
-from serve_app.api.paths import OPEN, WATCHING
+from serve_app.api.paths import OPEN, WATCHING, Path
 from serve_app.api.shown import shown
 from serve_app.core.errors import Forbidden, NotFound, Unauthenticated
+from serve_app.core.hosts import is_loopback
 from serve_app.core.tenants import LOCAL, NOBODY, Identity, Tenant
 from serve_app.http.routes import path_of
 
@@ -42,20 +43,34 @@ class Door:
     look_again: awaited before a key that nobody knows is refused
     origins:    pages of these may call with some tenant's key
     administer: who answers administrators; None where nothing is administered
+    closed:     why everything but `/health` is refused, whatever key is presented; None where it is not
     """
 
     identify: Identify = anybody
     look_again: LookAgain = heard_all
     origins: Callable[[], frozenset[str]] = frozenset
     administer: Administer | None = None
+    closed: str | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether nobody is asked for a key."""
-        return self.identify is anybody
+        return self.identify is anybody and self.closed is None
 
 
 OPEN_DOOR = Door()
+
+
+def door_without_keys(host: str | None) -> Door:
+    """Return the open door where only this machine reaches the host (None is no HTTP at all), else a closed one."""
+    if host is None or is_loopback(host):
+        return OPEN_DOOR
+    return Door(
+        closed=f"This service listens on {host}, which other machines reach, and asks nobody for a key; so it answers"
+        " nothing but /health. Its operator binds 127.0.0.1 (`http_options.host`), or has it ask for keys: `store:"
+        " sqlite:///serve_app.db` in the args of the router's application, no `auth: none` in its user_config, and"
+        " `serve_app keys create`."
+    )
 
 
 class Guard:
@@ -93,6 +108,8 @@ class Guard:
         path = path_of(scope["path"])
         if path not in WATCHING:
             self._check()
+        if self._door.closed is not None and path is not Path.HEALTH:
+            raise Unauthenticated(self._door.closed)
         if path in OPEN:
             return LOCAL if self._door.is_open else NOBODY
         identity = LOCAL if self._door.is_open else self._door.identify(key)

@@ -3,26 +3,50 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from pathlib import Path
 
 HERE = Path(__file__).parent
+TARGET, PROMETHEUS = "127.0.0.1:8000", "http://127.0.0.1:9090"
 FILES = ("rules.yaml", "prometheus.yaml", "boards/service.json", "boards/replicas.json", "boards/tenants.json")
-NEXT = """Wrote {folder}: rules.yaml, prometheus.yaml and boards/.
-Prometheus: prometheus --config.file={folder}/prometheus.yaml --web.listen-address=127.0.0.1:9090
-Grafana:    Dashboards, New, Import, one file of {folder}/boards after the other; choose that Prometheus."""
+NEXT = """Wrote {folder}: rules.yaml, prometheus.yaml, boards/ and provisioning/.
+Prometheus: prometheus --config.file={folder}/prometheus.yaml --web.listen-address={address}
+Grafana:    GF_PATHS_PROVISIONING={provisioning} grafana server, or import the files of {folder}/boards by hand."""
 
 
-def write(folder: Path) -> None:
-    """Copy every file there; those of the same names are written over."""
+def write(folder: Path, *, target: str = TARGET, prometheus: str = PROMETHEUS) -> None:
+    """Write every file there; those of the same names are written over.
+
+    target:     host and port of the service, which Prometheus scrapes
+    prometheus: its URL, which Grafana asks
+    """
     for name in FILES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(HERE / name, folder / name)
+    scrape = folder / "prometheus.yaml"
+    scrape.write_text(scrape.read_text(encoding="utf-8").replace(TARGET, target), encoding="utf-8")
+    source = {"name": "serve_app", "type": "prometheus", "access": "proxy", "url": prometheus, "isDefault": True}
+    boards = {"name": "serve_app", "type": "file", "options": {"path": str((folder / "boards").resolve())}}
+    for name, content in (("datasources", [source]), ("dashboards", [boards])):
+        key = "providers" if name == "dashboards" else name
+        file = folder / "provisioning" / name / "serve_app.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"apiVersion": 1, key: content}, indent=1) + "\n", encoding="utf-8")  # YAML, too
+
+
+def main() -> None:
+    """Read the command line, write the files and say what to do with them."""
+    parser = argparse.ArgumentParser(prog="python -m serve_app.observe", description=__doc__)
+    parser.add_argument("folder", type=Path, help="is made where it is missing")
+    parser.add_argument("--target", default=TARGET, metavar="HOST:PORT", help="of the service, usually %(default)s")
+    parser.add_argument("--prometheus", default=PROMETHEUS, metavar="URL", help="of Prometheus, usually %(default)s")
+    asked = parser.parse_args()
+    write(asked.folder, target=asked.target, prometheus=asked.prometheus)
+    provisioning = (asked.folder / "provisioning").resolve()
+    address = asked.prometheus.partition("://")[2].rstrip("/")
+    print(NEXT.format(folder=asked.folder, provisioning=provisioning, address=address))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m serve_app.observe", description=__doc__)
-    parser.add_argument("folder", type=Path, help="is made where it is missing")
-    folder: Path = parser.parse_args().folder
-    write(folder)
-    print(NEXT.format(folder=folder))
+    main()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+DRIVER = "psycopg"
+INSTALL = "`pip install -c constraints.txt -e '.[postgresql]'` installs it"
+
 
 class TenancyError(Exception):
     """A whole sentence: what was asked, what was found, what is allowed."""
@@ -16,13 +19,28 @@ class StoreUnavailable(TenancyError):
 
 
 def unopened(error: Exception) -> TenancyError:
-    """No store is there to be asked."""
-    return TenancyError(f"The store of tenants cannot be opened: {_reason(error)}.")
+    """No store is there to be asked; where its driver is missing, how to install it."""
+    from sqlalchemy.exc import ArgumentError  # imported here: a router knows these errors, and no database
+
+    match error:
+        case ImportError():
+            reason = _without_driver(error.name or DRIVER)
+        case ArgumentError():
+            reason = f"allowed are `sqlite:///FILE` and `postgresql+{DRIVER}://user@host/name`; found another URL"
+        case _:
+            reason = _reason(error)
+    return TenancyError(f"The store of tenants cannot be opened: {reason}.")
 
 
 def unavailable(error: Exception) -> StoreUnavailable:
     """The store was opened, and fails now."""
     return StoreUnavailable(f"The store of tenants did not do what was asked: {_reason(error)}.")
+
+
+def _without_driver(module: str) -> str:
+    if module == DRIVER:
+        return f"its driver, {DRIVER}, is not installed; {INSTALL}"
+    return f"the driver {module} is not installed; for PostgreSQL write `postgresql+{DRIVER}://…`, and {INSTALL}"
 
 
 def _reason(error: Exception) -> str:

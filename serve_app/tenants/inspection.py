@@ -11,14 +11,14 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from serve_app.core.tenants import Tenant
 from serve_app.tenants.errors import TenancyError
 from serve_app.tenants.keys import Key
 from serve_app.tenants.pepper import DEFAULT_PEPPER, read_pepper
-from serve_app.tenants.store import TenantStore
+from serve_app.tenants.store import TenantStore, file_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def inspect_store(url: str, *, pepper_file: Path, environment: str | None) -> In
     except ArgumentError:
         nowhere = PepperState(source="none")
         return Inspection(shown="(no URL)", backend="", problem="the URL of the store cannot be read", pepper=nowhere)
-    file = _file_of(parsed)
+    file = file_of(parsed)
     seen = Inspection(
         shown=parsed.render_as_string(hide_password=True),
         backend=parsed.get_backend_name(),
@@ -121,12 +121,6 @@ def _pepper_state(file: Path, environment: str | None, store: Path | None) -> Pe
     is_beside = store is not None and store.resolve().parent == file.resolve().parent
     mode = stat.S_IMODE(file.stat().st_mode)
     return PepperState(source="file", file=str(file), mode=mode, is_beside_store=is_beside)
-
-
-def _file_of(url: URL) -> Path | None:
-    """Of SQLite; None where nothing of it is on a disk."""
-    is_file = url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:")
-    return Path(str(url.database)) if is_file else None
 
 
 def _journal_mode(file: Path) -> str:

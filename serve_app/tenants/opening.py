@@ -1,25 +1,34 @@
-"""Opens the store with its pepper, as the service and the command line do alike."""
+"""Opens the store with its pepper, as the service and the command line do alike, and copies it."""
 
 from __future__ import annotations
 
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
-
+from serve_app.tenants.errors import TenancyError
 from serve_app.tenants.pepper import make_pepper, read_pepper
-from serve_app.tenants.store import TenantStore
+from serve_app.tenants.store import TenantStore, engine_of, file_of
+
+OURS_ALONE = 0o600
 
 
-def open_store(url: str, *, pepper_file: Path, environment: str | None) -> tuple[TenantStore, bytes]:
-    """The store and the pepper of its keys. Both are made where there is neither yet.
+def open_store(
+    url: str, *, pepper_file: Path, environment: str | None, begins: bool = True
+) -> tuple[TenantStore, bytes]:
+    """Return the store and the pepper of its keys.
 
     environment: the pepper where it is not in a file
+    begins:      whether both are made where there is neither yet
     Raises TenancyError, also where the store has keys that another pepper made.
     """
-    _make_private(url)
-    store = TenantStore(url)
+    file = file_of(engine_of(url).url)
+    if file is not None and not file.exists():
+        if not begins:
+            raise TenancyError(f"There is no store of tenants at {file.resolve()}.")
+        _make_private(file)
+    store = TenantStore(url, is_made=begins or file is not None)
     if environment is None and not store.has_pepper:
         make_pepper(pepper_file)
     pepper = read_pepper(pepper_file, environment)
@@ -27,15 +36,32 @@ def open_store(url: str, *, pepper_file: Path, environment: str | None) -> tuple
     return store, pepper
 
 
-def _make_private(url: str) -> None:
+def copy_store(url: str, target: Path) -> Path:
+    """Copy the store into a new file, as it is at one moment, whoever has it open; return the file that was copied.
+
+    Raises TenancyError.
+    """
+    file = file_of(engine_of(url).url)
+    if file is None:
+        raise TenancyError("The store is no file of SQLite; copy it by its database's own tools, such as pg_dump.")
+    if not file.exists():
+        raise TenancyError(f"There is no store of tenants at {file.resolve()}.")
+    try:
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OURS_ALONE))
+    except FileExistsError as error:
+        raise TenancyError(f"{target} is there already; name a new file.") from error
+    try:
+        with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(target)) as copy:
+            source.backup(copy)
+    except sqlite3.Error as error:
+        target.unlink()
+        raise TenancyError(f"{file} cannot be copied to {target}: {error}.") from error
+    return file
+
+
+def _make_private(file: Path) -> None:
     """A file of SQLite is its owner's alone, and those that it writes beside it are as it is."""
     try:
-        parsed = make_url(url)
-    except ArgumentError:
-        return  # opening it says so
-    if parsed.get_backend_name() != "sqlite" or parsed.database in (None, "", ":memory:"):
-        return
-    try:
-        os.close(os.open(str(parsed.database), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OURS_ALONE))
     except OSError:
-        return  # it is there, or opening it says why not
+        return  # another was sooner, or opening it says why not

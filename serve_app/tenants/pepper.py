@@ -24,7 +24,8 @@ def read_pepper(file: Path, environment: str | None) -> bytes:
         return _checked(file.read_text(encoding="ascii").strip(), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise TenancyError(
-            f"There is no pepper: {file} cannot be read and {VARIABLE} is not set. `serve_app keys create` makes one."
+            f"There is no pepper: {file} cannot be read and {VARIABLE} is not set. Bring it back from your copy; the"
+            " keys of the store were made under it."
         ) from error
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, insert, select, update
+from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from serve_app.core.tenants import Tenant
 from serve_app.tenants import records, tables
 from serve_app.tenants.declaration import told_of
 from serve_app.tenants.directory import Directory
-from serve_app.tenants.errors import NotThere, TenancyError, unopened
+from serve_app.tenants.errors import NotThere, StoreUnavailable, TenancyError, unopened
 from serve_app.tenants.keys import Key
 from serve_app.tenants.pepper import fingerprint_of
 from serve_app.tenants.records import Author
@@ -34,6 +35,29 @@ class Event:
     details: Mapping[str, object]
 
 
+class Opened:
+    """A file of SQLite that is open: no other is opened or made in its place.
+
+    SQLite itself goes on with one that was moved away, and begins an empty one where it is opened again.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file.resolve()
+        self._number = self._file.stat().st_ino
+
+    def check(self, *_: object) -> None:
+        """Raises StoreUnavailable where it was moved, removed or replaced."""
+        try:
+            is_there = self._file.stat().st_ino == self._number
+        except OSError:
+            is_there = False
+        if not is_there:
+            raise StoreUnavailable(
+                f"{self._file.name}, the store of tenants, was moved, removed or replaced while it was open. Put it"
+                " back, or start the service again to use what is there."
+            )
+
+
 class TenantStore:
     """url: as SQLAlchemy reads it, `sqlite:///serve_app.db` or `postgresql+psycopg://…`
 
@@ -44,10 +68,7 @@ class TenantStore:
     """
 
     def __init__(self, url: str, *, is_made: bool = True) -> None:
-        try:
-            self._engine = create_engine(url, pool_pre_ping=True, hide_parameters=True)  # a server may begin anew
-        except (SQLAlchemyError, ImportError) as error:
-            raise unopened(error) from error
+        self._engine = engine_of(url)
         if is_made and self._engine.dialect.name == "sqlite":
             event.listen(self._engine, "connect", _prepare_sqlite)
         try:
@@ -59,6 +80,10 @@ class TenantStore:
             if isinstance(error, SQLAlchemyError):
                 raise unopened(error) from error
             raise
+        if (file := file_of(self._engine.url)) is not None:
+            place = Opened(file)
+            for moment in ("do_connect", "checkout"):
+                event.listen(self._engine, moment, place.check)
 
     @property
     def engine(self) -> Engine:
@@ -237,6 +262,20 @@ class TenantStore:
         with self._engine.begin() as connection:
             connection.execute(update(tables.facts).where(version).values(value=tables.facts.c.value + 1))
             yield connection
+
+
+def engine_of(url: str) -> Engine:
+    """Return the engine of a store's URL; nothing is opened yet. Raises TenancyError."""
+    try:
+        return create_engine(url, pool_pre_ping=True, hide_parameters=True)  # a server may begin anew
+    except (SQLAlchemyError, ImportError) as error:
+        raise unopened(error) from error
+
+
+def file_of(url: URL) -> Path | None:
+    """Return the file of SQLite; None where nothing of it is on a disk."""
+    is_file = url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:")
+    return Path(str(url.database)) if is_file else None
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:

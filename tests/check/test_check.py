@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from serve_app.check.cluster_file import check_file
@@ -38,6 +39,7 @@ applications:
     ray_actor_options:
       num_cpus: 1
 """
+ROUTER = SOUND[SOUND.index("- name: router") : SOUND.index("- name: demo")]
 
 
 @pytest.fixture
@@ -97,6 +99,35 @@ def test_the_file_that_the_mistakes_below_are_made_in_is_sound(report_of) -> Non
         ("builtin:demo", "no/such/folder", "args.path: "),
         ("    path: builtin", "    adapters: no/such\n    path: builtin", "args.adapters: "),
         ("applications:", "applications: [", "cluster.yaml:4: error: "),
+        ("  host:", "  port: 99999\n  host:", "http_options.port: must be a TCP port, from 1 to 65535; found 99999"),
+        ("  host:", "  port: 0\n  host:", "http_options.port: must be a TCP port, from 1 to 65535; found 0"),
+        (
+            "{latest: demo}",
+            "{latest: nemo}",
+            "aliases.latest: leads to 'nemo', which is nothing that is served: \"model\"",
+        ),
+        ("{latest: demo}", "{latest: 'demo:pirate'}", "aliases.latest: leads to 'demo:pirate', which is nothing"),
+        ("{latest: demo}", "{a: b, b: a}", "aliases: aliases go in a circle: a → b → a"),
+        ("{latest: demo}", "{demo: demo}", "aliases: aliases go in a circle: demo → demo"),
+        ("{latest: demo}", "{demo: 'demo:pirate'}", "aliases.demo: 'demo' is the name of a model already"),
+        (
+            "{latest: demo}",
+            "{}\n      prices: {nemo: {prompt: 1}}",
+            "prices.nemo: is no model of this file, so nothing",
+        ),
+        ("{latest: demo}", "{x: demo}\n      prices: {x: {prompt: 1}}", "prices.x: is no model of this file"),
+        (
+            "    path: builtin",
+            "    max_model_len: 1000000\n    path: builtin",
+            "max_model_len: must be at most 2048, the",
+        ),
+        pytest.param(
+            "    path: builtin",
+            "    device: cuda\n    path: builtin",
+            "args.device: device: cuda was asked for, but torch sees no CUDA device, here; write `device: cpu`",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
+        (ROUTER, "", "applications: no application is a router, so nobody can ask these models: add one with"),
     ],
 )
 def test_a_mistake_is_found_and_named(report_of, right: str, wrong: str, said: str) -> None:  # type: ignore[no-untyped-def]
@@ -137,3 +168,12 @@ def test_the_command_exits_by_what_it_found(tmp_path: Path, capsys: pytest.Captu
     file.write_text("nothing: here", encoding="utf-8")
     assert main(["check", str(file)]) == 1
     assert "unknown key 'nothing'" in capsys.readouterr().out
+
+
+def test_aliases_and_prices_of_what_is_there_are_sound(report_of) -> None:  # type: ignore[no-untyped-def]
+    folder = f"    adapters: {REPOSITORY / 'adapters/demo'}\n    path: builtin"
+    names = "{latest: demo, next: latest, sea: 'demo:pirate', both: 'demo:pirate*0.5+shout'}"
+    prices = "{demo: {prompt: 1}, 'demo:pirate': {prompt: 2}, '*': {prompt: 3}}"
+    text = SOUND.replace("    path: builtin", folder).replace("{latest: demo}", f"{names}\n      prices: {prices}")
+    is_sound, said = report_of(text)
+    assert is_sound, said

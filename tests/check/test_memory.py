@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from serve_app.check.cluster_file import check_file
+from serve_app.check.findings import Severity
 from serve_app.check.folders import Needs
 from serve_app.check.memory import Reservation, check_memory, reservation
 from serve_app.deployments.arguments import ModelArgs
@@ -173,14 +175,25 @@ def test_an_amount_that_the_engine_finds_by_itself_fits(root: Path) -> None:
     assert reservation({}, args, (), root=root) is None
 
 
-def test_a_file_that_wants_more_than_any_machine_has_is_served_with_a_warning(tmp_path: Path) -> None:
+def test_the_model_that_alone_wants_more_than_there_is_is_refused_and_no_other(root: Path) -> None:
+    (found,) = check_memory([of(1, GIB), replace(of(2, 8 * GIB), name="large"), of(2, 3 * GIB)], root=root)
+    assert found.severity is Severity.ERROR
+    assert found.message.startswith("one replica of large takes 9.0 GiB (8.0 GiB of kv_cache_bytes, 0.5 GiB of weights")
+    assert found.message.endswith("and this machine has 8.0 GiB left: lower it, or write `auto`")
+
+
+@pytest.mark.parametrize(("location", "severity"), [("HeadOnly", "error"), ("EveryNode", "warning")])
+def test_a_file_that_wants_more_than_this_machine_has_is_for_others_alone(
+    tmp_path: Path, location: str, severity: str
+) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(
-        "applications:\n- name: demo\n  route_prefix: null\n  import_path: serve_app.deployments.apps:model\n"
+        f"proxy_location: {location}\napplications:\n- name: router\n  import_path: serve_app.deployments.apps:router\n"
+        "  args: {}\n"
+        "- name: demo\n  route_prefix: null\n  import_path: serve_app.deployments.apps:model\n"
         f"  args:\n    name: demo\n    path: builtin:demo\n    device: cpu\n    kv_cache_bytes: {1 << 60}\n"
     )
     report = check_file(str(file))
-    assert report.is_sound
-    assert any(
-        ":9: warning: applications[0].args.kv_cache_bytes: 1 × (1073741824.0 GiB" in line for line in report.lines
-    )
+    assert report.is_sound == (severity == "warning")
+    told = f":13: {severity}: applications[1].args.kv_cache_bytes: one replica of demo takes 1073741824"
+    assert any(told in line for line in report.lines), report.lines

@@ -13,15 +13,16 @@ import pytest
 
 from serve_app.cli.environment import RUN_VARIABLE
 from serve_app.cli.processes import processes_of_runs
+from serve_app.cli.up import origin_of
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="what a process belongs to is told by /proc")
 
 WAIT_S = 20.0
 
 
-def new_run(port: int = 1) -> str:
-    """A name that no other run has."""
-    return f"{port}-test{uuid.uuid4().hex[:12]}"
+def new_run(port: int = 1, file: str = "no file") -> str:
+    """A name that no other run has: of the file, as this checkout serves it."""
+    return f"{port}-test{uuid.uuid4().hex[:12]} {origin_of(file)}"
 
 
 def start(run: str | None, code: str) -> subprocess.Popen[bytes]:

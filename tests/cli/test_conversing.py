@@ -56,12 +56,15 @@ def test_a_slip_of_the_pen_is_told_the_nearest_command() -> None:
 def test_it_goes_on_through_a_failure_and_ends_when_it_is_told(
     served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines: Iterator[str] = iter(["Hello", "/model nobody", "Are you there?", "/model demo", "And now?", "/exit", "no"])
+    lines: Iterator[str] = iter(["Hello", "/model demo:pirat", "Are you there?", "/model demo:pirate", "/exit", "no"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
     assert talk(Service(url=served.url), CHAT) == Exit.DONE
     assert next(lines) == "no", "what is behind the end was not read"
     said = capsys.readouterr()
-    assert '"nobody"' in said.err
+    assert 'found "pirat"' in said.err
+    assert "demo:pirate answers from here on." in said.err
+    assert "demo:pirat answers" not in said.err
+    assert served.asked["model"] == "demo", "a name that nothing answers to was not taken"
     contents = [each["content"] for each in served.asked["messages"] if each["role"] == "user"]
-    assert contents == ["Hello", "And now?"], "what was not answered is no part of it"
+    assert contents == ["Hello", "Are you there?"]
     assert len(said.out.split()) == 4

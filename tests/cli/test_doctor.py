@@ -167,6 +167,12 @@ FOUND: list[tuple[Facts, str, Severity, str]] = [
     (answering(strange_page=Answer(status=200, headers={"access-control-allow-origin": "*"})), "cors", WARNING, "`*`"),
     (kept(tenants=(replace(ANY_PAGE, log_texts=0.5),)), "cors", WARNING, "a key of acme"),
     (kept(tenants=(replace(ANY_PAGE, log_texts=0.5),)), "texts", NOTE, "of acme are logged, 0.5"),
+    (
+        replace(kept(tenants=(replace(ANY_PAGE, log_texts=0.5),)), open_logs=("/s/logs/worker-1.err",)),
+        "texts",
+        ERROR,
+        "others may read these texts: 1 logs of Ray's are open to them, /s/logs/worker-1.err among them",
+    ),
     (replace(SOUND_FACTS, was_fetched=True), "addresses", ERROR, "was fetched"),
     (answering(place=Answer(status=200)), "adapters", ERROR, "a folder as its adapter"),
     (replace(SOUND_FACTS, environment={"RAY_AUTH_MODE": "disabled"}), "ray-token", WARNING, "RAY_AUTH_MODE=disabled"),

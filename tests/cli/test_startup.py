@@ -12,7 +12,7 @@ from serve_app.cli.address import Address
 from serve_app.cli.log_file import log_path, telling, told_by
 from serve_app.cli.startup import Events, News, Startup, State, replicas_wanted
 from serve_app.cli.telling import BarTelling, JsonTelling, LineTelling
-from serve_app.cli.up import welcome
+from serve_app.cli.up import lines_of_session, welcome
 
 LOG = """\
 2026-11-22 07:00:00,000 INFO worker.py:1 -- Started a local Ray instance.
@@ -49,6 +49,39 @@ def test_what_cannot_be_deployed_has_failed_with_what_serve_says_of_it() -> None
     startup.update({"demo": status("DEPLOY_FAILED", message="RuntimeError: no")}, 1.0)
     (failed,) = startup.failed
     assert (failed.state, failed.messages) == (State.FAILED, ("RuntimeError: no",))
+
+
+def test_what_no_machine_has_room_for_is_told_once_in_serves_words(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "Deployment 'Model' in application 'demo' has 1 replicas that have taken more than 10s to be scheduled. …"
+    waits = {**status("DEPLOYING"), "deployments": {"Model": said}}
+    startup = Startup({"demo": 1}, started_at=0.0)
+    startup.update({"demo": status("DEPLOYING")}, 1.0)
+    news = startup.update({"demo": waits}, 11.0)
+    assert startup.update({"demo": waits}, 12.0) == []
+    LineTelling().update(news)
+    JsonTelling().update(news)
+    line, written = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"… demo: loading: {said} Lower what they ask for (`ray_actor_options`) or `num_replicas`")
+    assert json.loads(written)["obstacle"].startswith(said)
+    slow = {**waits, "deployments": {"Model": said.replace("be scheduled", "initialize")}}
+    (news,) = startup.update({"demo": slow}, 20.0)
+    assert news.application.obstacle is None
+
+
+def test_why_a_cluster_died_is_read_in_rays_own_logs(tmp_path: Path) -> None:
+    (tmp_path / "serve").mkdir()
+    (tmp_path / "gcs_server.out").write_text(
+        "[2026-11-26 10:00:00,000 I 7 7] (gcs_server) main.cc:1: begun\n"
+        "[2026-11-26 10:00:01,000 C 7 7] (gcs_server) store.cc:9: No port is free\n"
+    )
+    assert lines_of_session(tmp_path) == [
+        "gcs_server.out: [2026-11-26 10:00:01,000 C 7 7] (gcs_server) store.cc:9: No port is free"
+    ]
+    (tmp_path / "serve" / "proxy.log").write_text("INFO 2026-11-26 begun\nOSError: [Errno 99] no such address\n")
+    assert lines_of_session(tmp_path) == ["serve/proxy.log: OSError: [Errno 99] no such address"]
+    (tmp_path / "monitor.log").write_text("OSError: [Errno 98] Address already in use\n")
+    assert lines_of_session(tmp_path) == ["serve/proxy.log: OSError: [Errno 99] no such address"]
+    assert lines_of_session(tmp_path / "none") == []
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import stat
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +15,8 @@ from sqlalchemy import create_engine
 from serve_app.cli.exits import Exit
 from serve_app.core.ledger import Row
 from serve_app.tenants.ledger import LedgerStore
+from serve_app.tenants.opening import open_store
+from tests.cli.runs import end, new_run, start
 from tests.cli.served import CommandLine
 
 
@@ -82,7 +87,8 @@ def test_a_key_is_made_exchanged_and_revoked(run: CommandLine) -> None:
             Exit.MISUSED,
             "--weight must be a number; found 'none'",
         ),
-        (["usage", "--since", "2026-13-99"], Exit.FAILED, "since must be a day like 2026-11-22; found '2026-13-99'"),
+        (["usage", "--since", "2026-13-99"], Exit.MISUSED, "--since must be today, yesterday or a day like 2026-11-22"),
+        (["usage", "--until", "tomorrow"], Exit.MISUSED, "found 'tomorrow'"),
         (["tenants", "remove", "nobody"], Exit.FAILED, "nobody"),
         (["tenants", "apply", "missing.yaml"], Exit.FAILED, "missing.yaml cannot be read"),
         (["usage", "--file", "none.yaml"], Exit.FAILED, "names no store: set `store:"),
@@ -91,6 +97,7 @@ def test_a_key_is_made_exchanged_and_revoked(run: CommandLine) -> None:
 def test_what_cannot_be_done_is_told_with_what_would_do(
     run: CommandLine, words: list[str], code: Exit, told: str
 ) -> None:
+    run("tenants", "add", "kept")
     ran = run(*words)
     assert (ran.code, ran.out) == (code, "")
     assert told in ran.err
@@ -126,7 +133,6 @@ def test_a_file_that_says_something_twice_changes_nothing(run: CommandLine, text
 
 
 def test_who_changed_what_is_told(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run("events").out.strip() == "Nothing was changed."
     monkeypatch.setattr("getpass.getuser", lambda: "ann")
     run("tenants", "add", "acme")
     made = run("keys", "create", "acme", "--json").json
@@ -140,6 +146,7 @@ def test_who_changed_what_is_told(run: CommandLine, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("serve_app.tenants.office.MOST_EVENTS", 1)
     assert run("events").out.splitlines()[-1] == "There are more: --after 1"
     assert run("events", "--after", "-1").code == Exit.FAILED
+    assert run("events", "--after", "2").out.strip() == "Nothing was changed."
 
 
 def test_usage_of_some_is_told_by_what_is_asked_for(run: CommandLine) -> None:
@@ -159,7 +166,98 @@ def test_usage_of_some_is_told_by_what_is_asked_for(run: CommandLine) -> None:
 
 
 def test_usage_is_told_to_persons_programs_and_spreadsheets(run: CommandLine) -> None:
-    assert run("usage").code == Exit.DONE
+    run("tenants", "add", "acme")
+    assert run("usage", "--since", "yesterday", "--until", "today").out.strip() == "Nothing was used."
     assert run("usage", "--json").json["data"] == []
     header = "tenant,model,day,requests,prompt_tokens,cached_tokens,completion_tokens,choices,engine_seconds,cost"
     assert run("usage", "--csv").out.strip() == header, "nobody has used anything"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["keys", "list"],
+        ["keys", "revoke", "key-x"],
+        ["keys", "rotate", "key-x"],
+        ["keys", "backup", "copy.db"],
+        ["tenants", "list"],
+        ["tenants", "set", "acme", "--weight", "2"],
+        ["tenants", "remove", "acme"],
+        ["tenants", "apply", "--dry-run"],
+        ["usage", "--since", "yesterday"],
+        ["events"],
+    ],
+)
+def test_a_command_that_only_looks_or_changes_makes_no_store(
+    run: CommandLine, tmp_path: Path, words: list[str]
+) -> None:
+    (tmp_path / "tenants.yaml").write_text("tenants: []\n")
+    before = set(tmp_path.iterdir())
+    ran = run(*words)
+    assert (ran.code, ran.out) == (Exit.FAILED, "")
+    assert f"There is no store of tenants at {tmp_path / 'kept.db'}" in ran.err
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_store_that_begins_is_told_and_none_begins_beside_a_service_that_runs(
+    run: CommandLine, tmp_path: Path
+) -> None:
+    service = start(new_run(file="cluster.yaml"), "")
+    try:
+        ran = run("keys", "create", "--admin")
+        assert ran.code == Exit.FAILED
+        assert "a service of cluster.yaml runs that has it open" in ran.err
+        assert not (tmp_path / "kept.db").exists()
+    finally:
+        end(service)
+    ran = run("keys", "create", "--admin")
+    assert ran.code == Exit.DONE
+    assert f"this begins a new store, {tmp_path / 'kept.db'}, with its pepper, {tmp_path / 'pepper'}" in ran.err
+    assert run("keys", "list").err == ""
+
+
+def test_a_copy_of_a_store_that_is_open_is_the_store(run: CommandLine, tmp_path: Path) -> None:
+    run("keys", "create", "--admin")
+    store, _ = open_store("sqlite:///kept.db", pepper_file=Path("pepper"), environment=None)
+    run("tenants", "add", "acme", "--weight", "3")
+    made = run("keys", "create", "acme", "--json").json
+    assert (tmp_path / "kept.db-wal").stat().st_size > 0, "what was written last is beside the file"
+    assert run("keys", "backup", "copy.db", "--json").json == {"store": "kept.db", "copy": "copy.db"}
+    assert stat.S_IMODE(Path("copy.db").stat().st_mode) == 0o600
+    store.close()
+    kept = [run(*words, "--json").json for words in (["keys", "list"], ["tenants", "list"], ["events"])]
+    for end_of in ("", "-wal", "-shm"):
+        Path(f"kept.db{end_of}").unlink(missing_ok=True)
+    assert run("keys", "list").code == Exit.FAILED
+    Path("copy.db").rename("kept.db")
+    assert [run(*words, "--json").json for words in (["keys", "list"], ["tenants", "list"], ["events"])] == kept
+    store, pepper = open_store("sqlite:///kept.db", pepper_file=Path("pepper"), environment=None)
+    assert store.directory(pepper).identify(made["key"], time.time()).tenant.name == "acme"
+    store.close()
+    ran = run("keys", "backup", "kept.db")
+    assert "kept.db is there already; name a new file" in ran.err
+
+
+def test_a_store_without_its_driver_is_told_with_the_command_that_installs_it(
+    run: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    file = tmp_path / "cluster.yaml"
+    sound = file.read_text()
+    for scheme, told in (
+        ("postgresql+psycopg", "its driver, psycopg, is not installed"),
+        ("postgresql+psycopg2", "the driver psycopg2 is not installed; for PostgreSQL write `postgresql+psycopg://…`"),
+        ("postgresql+pg8000", "the driver pg8000 is not installed"),
+        ("mysql", "is not installed"),
+    ):
+        file.write_text(sound.replace("sqlite:///kept.db", f"{scheme}://u:secret@host/name"))
+        for words in (["keys", "list"], ["keys", "create", "--admin"], ["usage"], ["events"], ["keys", "backup", "x"]):
+            ran = run(*words)
+            assert (ran.code, ran.out) == (Exit.FAILED, "")
+            assert told in ran.err
+            assert "pip install -c constraints.txt -e '.[postgresql]'" in ran.err
+        ran = run("check", "cluster.yaml")
+        assert ran.code == Exit.FAILED
+        assert "error: applications[0].args.store: The store of tenants cannot be opened" in ran.out
+        assert told in ran.out
+        assert "secret" not in ran.out + ran.err

@@ -143,3 +143,12 @@ def test_completions_of_a_shell_know_the_commands() -> None:
     code = f"{asked}\nfrom serve_app.cli import main\nraise SystemExit(main([]))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert {"complete", "compare"} <= set(ran.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    [("serve", "up"), ("run", "up"), ("list", "models"), ("version", "--version"), ("stop", "down"), ("ps", "top")],
+)
+def test_a_command_of_other_programs_is_told_ours(word: str, ours: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == Exit.MISUSED
+    assert f"No such command '{word}'. Did you mean '{ours}'?" in capsys.readouterr().err

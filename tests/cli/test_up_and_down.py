@@ -13,7 +13,6 @@ import pytest
 from serve_app.cli import main
 from serve_app.cli.address import Address, address_of
 from serve_app.cli.exits import Exit
-from serve_app.cli.processes import processes_of_runs
 from tests.cli.runs import end, needs_proc, new_run, start
 
 LISTEN = """
@@ -50,6 +49,8 @@ def file(tmp_path: Path, port: int) -> str:
         ("{host: '2001:db8::1', port: 9000}", "http://[2001:db8::1]:9000"),
         ("{host: localhost}", "http://localhost:8000"),
         ("[not, a, mapping", "http://127.0.0.1:8000"),
+        ("{port: many}", "http://127.0.0.1:8000"),
+        ("3", "http://127.0.0.1:8000"),
     ],
 )
 def test_the_address_is_one_that_can_be_opened_from_here(tmp_path: Path, options: str, url: str) -> None:
@@ -88,27 +89,74 @@ def test_up_names_the_process_that_holds_its_port(file: str, port: int, capsys: 
     with socket.create_server(("127.0.0.1", port)):
         assert main(["up", file]) == 1
         assert main(["down", file]) == 1, "it is not ours to end"
-    said = capsys.readouterr().err.splitlines()
+        assert main(["check", file]) == 0
+    told = capsys.readouterr()
+    (noted,) = (line for line in told.out.splitlines() if "note: http_options.port" in line)
+    said = told.err.splitlines()
     assert len(said) == 2
-    for line in said:
+    for line in (*said, noted):
         assert f"pid {os.getpid()} (" in line
-        assert f"listens on http://127.0.0.1:{port} already; end it, or set another http_options.port in {file}" in line
+        assert f"listens on http://127.0.0.1:{port} already; end it, or serve on another port:" in line
+        assert f"`serve_app up {file} --port N`" in line
 
 
 @needs_proc
-def test_down_ends_what_an_earlier_up_left_on_the_port_and_nothing_else(
+def test_down_ends_what_an_earlier_up_of_the_file_left_and_nothing_else(
     file: str, port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    left, other = start(new_run(port), LISTEN.format(port=port)), start(new_run(port * 10), "")
+    left, other = start(new_run(port, file), LISTEN.format(port=port)), start(new_run(port, f"{file}.other"), "")
+    elsewhere = start(new_run(port * 10, file), "")
     try:
         assert main(["up", file]) == 1
         assert f"pid {left.pid} (" in (said := capsys.readouterr().err)
+        assert f"a run of {file}" in said
         assert f"`serve_app down {file}` ends it" in said
-        assert main(["down", file]) == 0
+        assert main(["check", file]) == 0
+        assert f"note: http_options.port: pid {left.pid} (" in capsys.readouterr().out
+        assert main(["down", file, "--port", str(port)]) == 0
         assert left.wait(20) != 0
-        assert [each.pid for each in processes_of_runs(f"{port}0-")] == [other.pid]
+        assert elsewhere.poll() is None
         assert main(["down", file]) == 0
-        assert "Nothing of `serve_app up` is left" in capsys.readouterr().out
+        assert elsewhere.wait(20) != 0
+        assert other.poll() is None
+        capsys.readouterr()
+        assert main(["down", file]) == 0
+        assert f"Nothing of `serve_app up {file}` is left" in capsys.readouterr().out
     finally:
-        end(left)
-        end(other)
+        for each in (left, other, elsewhere):
+            end(each)
+
+
+@needs_proc
+@pytest.mark.parametrize("ours", [False, True], ids=["another file's", "its own"])
+@pytest.mark.parametrize(
+    "content", [None, "", "[not, a, mapping", "{}", "applications: 3", "applications:\n  - a: [", "\0"]
+)
+def test_down_of_what_is_no_cluster_file_ends_nothing(
+    port: int, tmp_path: Path, ours: bool, content: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    if content is not None:
+        wrong.write_text(content)
+    runs = start(new_run(port, str(wrong if ours else tmp_path / "cluster.yaml")), LISTEN.format(port=port))
+    try:
+        assert main(["down", str(wrong)]) == 1
+        assert f"{wrong} is no cluster file that can be read, so nothing was ended" in capsys.readouterr().err
+        assert runs.poll() is None
+    finally:
+        end(runs)
+
+
+@needs_proc
+def test_a_run_of_another_file_or_checkout_is_named_and_left_alone(
+    file: str, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for origin in (f"{tmp_path}/other.yaml of /a/checkout", f"{file} of /another/checkout"):
+        runs = start(f"{port}-test {origin}", LISTEN.format(port=port))
+        try:
+            for command in ("up", "down"):
+                assert main([command, file]) == 1
+                assert f", a run of {origin}, listens on" in capsys.readouterr().err
+            assert runs.poll() is None
+        finally:
+            end(runs)

@@ -22,6 +22,7 @@ from serve_app.core.quotas import Meter, Statement
 from serve_app.deployments.accounts import Accounts
 from serve_app.deployments.logs import ACCESS_LOGGER
 from serve_app.router.claims import Claim, Standing
+from serve_app.tenants.errors import StoreUnavailable, TenancyError
 from serve_app.tenants.wallet import NEVER_TOLD
 
 HELD_S = 30
@@ -148,3 +149,32 @@ async def test_a_store_that_is_locked_is_told_with_when_to_come_again_and_withou
     other.close()
     assert not isinstance(await accounts.administer("add_tenant", {"name": "new"}, "key-boss"), Exception)
     assert "add_tenant of key-boss was not done" in caplog.text
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_a_store_that_was_moved_away_is_missed_until_it_is_back_and_no_other_begins(
+    accounts: Accounts, tmp_path: Path, is_replaced: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = await accounts.directory(0, "router-0")
+    place, away = tmp_path / "kept.db", tmp_path / "away.db"
+    place.rename(away)
+    if is_replaced:
+        place.write_bytes(away.read_bytes())
+    with pytest.raises(StoreUnavailable, match=r"kept.db, the store of tenants, was moved, removed or replaced"):
+        await accounts.directory(0, "router-0")
+    refused = await accounts.administer("create_admin_key", {"lifetime_s": None}, "test")
+    assert isinstance(refused, Unavailable)
+    assert "Put it back" in str(refused)
+    logging.getLogger("serve_app").propagate = True
+    await accounts.check_health()  # another replica would not find it either
+    assert "was moved, removed or replaced" in caplog.text
+    if not is_replaced:
+        assert not place.exists(), "looking for it made none"
+        with pytest.raises(TenancyError, match="There is no store of tenants at"):
+            Accounts(f"sqlite:///{place}", str(tmp_path / "pepper"), 30)
+        assert not place.exists(), "its pepper is there: it was moved, and another would know no key"
+    away.replace(place)
+    after = await accounts.directory(0, "router-0")
+    assert before is not None
+    assert after is not None
+    assert (after.version, after.tenants.keys()) == (before.version, before.tenants.keys())

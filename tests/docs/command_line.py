@@ -46,5 +46,9 @@ def _arguments(each: Any) -> str:
 
 
 def _options(each: Any) -> str:
-    options = [option for option in each.params if option.param_type_name == "option"]
-    return ", ".join(code(option.opts[0]) for option in options if not EVERYWHERE & set(option.opts)) or "–"
+    """Those of a table too, unless that is the contract's, which has a page of its own."""
+    written = [option.opts for option in each.params if option.param_type_name == "option"]
+    is_short = any("--help-all" in names for names in written)
+    flags = [names[0] for names in written if not EVERYWHERE & set(names)]
+    flags += [] if is_short or not hasattr(each, "offers") else [offer.flag for offer in each.offers()]
+    return ", ".join(map(code, flags)) or "–"

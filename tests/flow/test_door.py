@@ -12,7 +12,7 @@ from serve_app.api.paths import OPEN, AdminPath, Path
 from serve_app.core.shares import Share
 from serve_app.core.tenants import Identity, Rights, Scope, Tenant
 from serve_app.http.app import build_app
-from serve_app.http.guard import Door, anybody
+from serve_app.http.guard import OPEN_DOOR, Door, anybody, door_without_keys
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
 from serve_app.tenants.directory import Directory
@@ -307,3 +307,23 @@ async def test_tenants_find_no_prefixes_of_each_other_unless_they_share_a_group(
     assert salts[0] == salts[1]
     assert len(set(salts)) == 4
     assert all(salt.endswith("s") for salt in salts)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "service.example.org", "::ffff:10.0.0.7"])
+async def test_a_door_without_keys_that_others_reach_is_closed_and_says_the_way_out(host: str) -> None:
+    app = build_app(Router(Fleet("router-0"), RouterConfig()), door=door_without_keys(host))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://door") as client:
+        for path in Path:
+            address = path.format(id="demo", file="page.js")
+            for headers in ({}, key("whole")):
+                answer = await client.request(path.method, address, headers=headers)
+                assert answer.status_code == (503 if path is Path.HEALTH else 401), (path, answer.text)
+                if path is not Path.HEALTH:
+                    assert f"listens on {host}," in answer.json()["error"]["message"]
+                    assert "127.0.0.1" in answer.text
+                    assert "store: sqlite:///" in answer.text
+
+
+@pytest.mark.parametrize("host", [None, "127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "localhost"])
+def test_a_door_without_keys_is_open_where_only_this_machine_reaches_it(host: str | None) -> None:
+    assert door_without_keys(host) is OPEN_DOOR

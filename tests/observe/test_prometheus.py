@@ -42,6 +42,19 @@ def test_promtool_finds_rules_and_configuration_sound(tmp_path: Path) -> None:
         assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+def test_what_is_written_names_the_service_and_the_prometheus_that_were_asked_for(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "serve_app.observe", tmp_path, "--target", "[::1]:9000", "--prometheus", "http://p:1"],
+        check=True,
+    )
+    read = {file.parent.name: yaml.safe_load(file.read_text()) for file in tmp_path.rglob("*.yaml")}
+    [job] = yaml.safe_load((tmp_path / "prometheus.yaml").read_text())["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["[::1]:9000"]}]
+    assert read["datasources"]["datasources"][0]["url"] == "http://p:1"
+    [provider] = read["dashboards"]["providers"]
+    assert {file.stem for file in Path(provider["options"]["path"]).iterdir()} == {"service", "replicas", "tenants"}
+
+
 @needs("promtool")
 def test_alerts_fire_where_they_are_due_and_nowhere_else() -> None:
     examples = Path(__file__).parent / "rules_test.yaml"

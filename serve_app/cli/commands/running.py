@@ -20,7 +20,10 @@ ENVIRONMENT = "A cluster that you start yourself wants the environment that `ser
 Log = Annotated[
     str | None, typer.Option("--log", metavar="FILE", help="Where Ray's own lines go; - is here. Usually a file, told.")
 ]
-
+Port = Annotated[
+    int | None,
+    typer.Option("--port", min=1, max=65_535, help="In the place of the file's http_options.port."),
+]
 Dashboard = Annotated[
     bool,
     typer.Option("--dashboard", metavar=SWITCH, help="Ray's dashboard too, on port 8265, for `serve deploy`."),
@@ -30,6 +33,7 @@ Dashboard = Annotated[
 def up(
     file: ClusterFile = CLUSTER_FILE,
     fast: Fast = False,
+    port: Port = None,
     dashboard: Dashboard = False,
     log: Log = None,
     as_json: AsJson = False,
@@ -45,21 +49,28 @@ def up(
         _say_report(file, report)
     if not report.is_sound:
         return Exit.FAILED
-    return serve_until_interrupted(file, is_fast=fast, has_dashboard=dashboard, log=log, as_json=as_json)
+    return serve_until_interrupted(file, is_fast=fast, port=port, has_dashboard=dashboard, log=log, as_json=as_json)
 
 
-def down(file: ClusterFile = CLUSTER_FILE, as_json: AsJson = False) -> int:
-    """End the cluster that an earlier `up` of that file left behind."""
+def down(
+    file: ClusterFile = CLUSTER_FILE,
+    port: Annotated[
+        int | None, typer.Option("--port", min=1, max=65_535, help="Of its run on this port alone.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """End what `up` of that file has started from this checkout, and nothing else."""
     from serve_app.cli.down import end_cluster
 
-    return end_cluster(file, as_json=as_json)
+    return end_cluster(file, port=port, as_json=as_json)
 
 
 def check(file: ClusterFile = CLUSTER_FILE, fast: Fast = False, as_json: AsJson = False) -> int:
     """Validate a cluster file; starts nothing."""
     from serve_app.check.cluster_file import check_file
+    from serve_app.cli.up import notes_on_port
 
-    report = check_file(file, is_fast=fast, environment=os.environ)
+    report = check_file(file, is_fast=fast, environment=os.environ, notes=notes_on_port(file))
     if as_json:
         _say_report(file, report)
     else:

@@ -8,7 +8,7 @@ import typer
 
 from serve_app.cli.offering import SWITCH, said
 from serve_app.cli.options import CLUSTER_FILE, AsJson
-from serve_app.cli.tenancy_options import HOUR_S, read_fields, words_of
+from serve_app.cli.tenancy_options import HOUR_S, day_of, read_fields, words_of
 
 File = Annotated[str, typer.Option("--file", help="Whose router names the store.")]
 Name = Annotated[str, typer.Argument(help="Of the tenant.")]
@@ -90,17 +90,35 @@ def list_keys(
     return _carry_out("list_keys", {"tenant": tenant}, file, as_json)
 
 
+def backup(
+    copy: Annotated[str, typer.Argument(metavar="COPY", help="A new file.")],
+    file: File = CLUSTER_FILE,
+    as_json: AsJson = False,
+) -> int:
+    """Copy the whole store (tenants, keys, events, usage) into a new file, while the service runs or not."""
+    from serve_app.cli.tenancy import copy as copied  # imports SQLAlchemy
+
+    return copied(copy, file=file, as_json=as_json)
+
+
 def usage(
     by: Annotated[str, typer.Option("--by", help="Of tenant,model,adapter,key_id,day.")] = "tenant,model,day",
     tenant: Annotated[str | None, typer.Option("--tenant", help="Of this one alone.")] = None,
-    since: Annotated[str | None, typer.Option("--since", help="From this day on, like 2026-11-22.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", help="From this day on: today, yesterday, 2026-11-22.")
+    ] = None,
     until: Annotated[str | None, typer.Option("--until", help="To this day, which is included.")] = None,
     csv: Annotated[bool, typer.Option("--csv", metavar=SWITCH, help="As comma-separated values.")] = False,
     file: File = CLUSTER_FILE,
     as_json: AsJson = False,
 ) -> int:
     """Say who used what, and what it cost."""
-    asked: dict[str, object] = {"by": by, "tenant": tenant, "since": since, "until": until}
+    asked: dict[str, object] = {
+        "by": by,
+        "tenant": tenant,
+        "since": day_of("--since", since),
+        "until": day_of("--until", until),
+    }
     return _carry_out("show_usage", asked, file, as_json, as_csv=csv)
 
 

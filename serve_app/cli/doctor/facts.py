@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.check.findings import Severity
 from serve_app.cli.processes import Process
+from serve_app.core.hosts import is_loopback
 from serve_app.tenants.inspection import Inspection
 
 
@@ -23,9 +23,7 @@ class Listener:
     @property
     def is_outside(self) -> bool:
         """Whether others than this machine may reach it, as far as the socket is concerned."""
-        found = ipaddress.ip_address(self.address)
-        mapped = getattr(found, "ipv4_mapped", None)
-        return not (mapped or found).is_loopback
+        return not is_loopback(self.address)
 
     def __str__(self) -> str:
         host = f"[{self.address}]" if ":" in self.address else self.address
@@ -75,6 +73,7 @@ class Facts:
     store:       of tenants and keys; None where the file names none
     token:       the file of Ray's token
     dumps:       of each process
+    open_logs:   files among the logs of Ray's session that others may read
     pickles:     files in the folders of models and adapters that hold pickled objects
     versions:    of packages, by name
     """
@@ -95,6 +94,7 @@ class Facts:
     store: Inspection | None = None
     token: SecretFile | None = None
     dumps: tuple[Limit, ...] = ()
+    open_logs: tuple[str, ...] = ()
     pickles: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ def gather(file: str, *, url: str | None = None, is_fast: bool = False) -> Facts
         store=_store(content, environment),
         token=_token(environment),
         dumps=tuple(Limit(pid=each.pid, bytes=core_limit_of(each)) for each in processes),
+        open_logs=tuple(_open_logs(processes)),
         pickles=tuple(_pickles(content))[:MAX_PICKLES],
         versions=dict(_versions()),
     )
@@ -84,11 +86,25 @@ def processes_of_cluster(port: int) -> tuple[Process, ...]:
     if raylet is None:
         return (holder,)
     found = {each.pid: each for each in children_of(raylet.pid)}
-    sessions = {Path(word).name for word in raylet.command.replace("=", " ").split() if SESSION in word}
-    names = {part for each in sessions for part in each.split("/") if part.startswith(SESSION)}
-    for name in names:
+    for name in {folder.name for folder in _sessions([raylet])}:
         found |= {each.pid: each for each in with_words(name)}
     return tuple(found[pid] for pid in sorted(found))
+
+
+def _sessions(processes: Sequence[Process]) -> set[Path]:
+    """The folders of Ray's sessions that the processes' commands name."""
+    words = (word for each in processes for word in each.command.replace("=", " ").split() if SESSION in word)
+    paths = (Path(word) for word in words)
+    return {path for each in paths for path in (each, *each.parents) if path.name.startswith(SESSION)}
+
+
+def _open_logs(processes: Sequence[Process]) -> Iterator[str]:
+    """Logs that others may read, of those that the cluster's processes write."""
+    for session in sorted(_sessions([each for each in processes if each.program == "raylet"])):
+        for file in sorted((session / "logs").rglob("*")):
+            with suppress(OSError):
+                if file.is_file() and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+                    yield str(file)
 
 
 def _environment(processes: Sequence[Process]) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from serve_app.check.findings import Severity
 from serve_app.cli.doctor.advisories import that_affect
@@ -169,6 +170,14 @@ def check_texts(facts: Facts) -> Iterator[Verdict]:
                 mend="Set it to 0 when you have seen what you needed; lines that are there stay as long as the log.",
                 commands=(f"serve_app tenants set {tenant.name} --log-texts 0",),
             )
+            if facts.open_logs:
+                yield Verdict(
+                    severity=Severity.ERROR,
+                    found=f"others may read these texts: {len(facts.open_logs)} logs of Ray's are open to them,"
+                    f" {facts.open_logs[0]} among them",
+                    mend="Start Ray with umask 077, as `serve_app up` does and `serve_app env` prints.",
+                    commands=(f"chmod -R go-rwx {Path(facts.open_logs[0]).parent}",),
+                )
 
 
 def check_limits(facts: Facts) -> Iterator[Verdict]:
