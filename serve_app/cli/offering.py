@@ -60,16 +60,18 @@ class OfferingCommand(TyperCommand):
     _made: list[Any] | None = None
 
     def get_params(self, ctx: Any) -> list[Any]:
+        own = super().get_params(ctx)
         if self._made is None:
-            self._made = _options(type(self).offers())
-        return [*super().get_params(ctx), *self._made]
+            names = {each.name for each in own}  # what the command asks for itself is no option of the table
+            self._made = _options([offer for offer in type(self).offers() if offer.name not in names])
+        return [*own, *self._made]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         lists = frozenset(offer.flag for offer in type(self).offers() if offer.is_list)
         return super().parse_args(ctx, _spread(args, lists))
 
     def invoke(self, ctx: Any) -> Any:
-        names = {offer.name for offer in type(self).offers()}
+        names = {option.name for option in self._made or ()}
         ctx.meta[SAID] = {name: value for name, value in ctx.params.items() if name in names and value not in UNSAID}
         ctx.params = {name: value for name, value in ctx.params.items() if name not in names}
         return super().invoke(ctx)
