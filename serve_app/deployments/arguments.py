@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat
 
 from serve_app.api.dialects.tables import DIALECTS, UNION
 from serve_app.core.prices import Price, Prices
-from serve_app.core.tools import ToolParserName
+from serve_app.core.tools import ReasoningParserName, ToolParserName
 from serve_app.observe.settings import TraceSettings
 from serve_app.tenants.pepper import DEFAULT_PEPPER
 
@@ -33,6 +33,7 @@ class ModelArgs(BaseModel):
     dialect:  of requests to this model that name none; null is that of the router
     chat_template: a file with a chat template in Jinja, or the template itself; null is the folder's own, "" is none
     tool_parser: the form in which the model writes calls of tools in chats; null is the one that its template shows
+    reasoning_parser: the form in which the model thinks in chats; null is the one that its template shows, none is none
 
     The rest is described at serve_app.engine.config.EngineConfig.
     """
@@ -45,6 +46,7 @@ class ModelArgs(BaseModel):
     dialect: DialectName | None = None
     chat_template: str | None = None
     tool_parser: ToolParserName | None = None
+    reasoning_parser: ReasoningParserName | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     weights: Literal["int8", "int4"] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"

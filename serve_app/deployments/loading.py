@@ -51,6 +51,7 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
         dialect=args.dialect,
         chat_template=chat_template_of(folder.path, args.chat_template),
         tool_parser=args.tool_parser,
+        reasoning_parser=args.reasoning_parser,
     )
 
 

@@ -23,7 +23,7 @@ from serve_app.core.errors import AdapterNotFound
 from serve_app.core.flow_usage import UsageReport
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
-from serve_app.core.tools import ToolParserName
+from serve_app.core.tools import ReasoningParserName, ToolParserName
 from serve_app.engine.allocator import give_back_freed_memory, settle_memory
 from serve_app.engine.card import model_card, template_of
 from serve_app.engine.config import EngineConfig
@@ -114,6 +114,7 @@ class ModelService:
         dialect: str | None = None,
         chat_template: str = "",
         tool_parser: ToolParserName | None = None,
+        reasoning_parser: ReasoningParserName | None = None,
         clock: Callable[[], float] = time.monotonic,
         lanes: TokenizerLanes | None = None,
     ) -> ModelService:
@@ -121,7 +122,7 @@ class ModelService:
 
         adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
         root:     what clients are told of where the weights came from; None is the folder
-        created, dialect, chat_template, tool_parser: written on the model's card, for the routers
+        created, dialect, chat_template, tool_parser, reasoning_parser: written on the model's card, for the routers
         Raises ModelNotSupported.
         """
         settle_memory()
@@ -135,7 +136,7 @@ class ModelService:
         card = model_card(
             config, model, tokenizer, cards, root=root, created=created, dialect=dialect, chat_template=chat_template
         )
-        card = replace(card, tool_parser=tool_parser)
+        card = replace(card, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
     def start(self) -> None:

@@ -122,12 +122,27 @@ async def test_a_call_is_one_where_its_function_may_be_called(
     assert (message["content"] or "", len(message.get("tool_calls") or ()), ended) == (content, num_calls, reason)
 
 
-async def test_a_call_that_is_cut_off_is_content_where_it_can_still_be_told() -> None:
+@pytest.mark.parametrize(
+    ("num_words", "content", "arguments"),
+    [
+        (2, 'Let me see.\n<tool_call>\n{"name": "wea', []),
+        (4, "Let me see.\n", ['{"city": "Rome"']),
+        (5, "Let me see.\n", ['{"city": "Rome", "days": 3']),
+    ],
+)
+async def test_a_call_that_is_cut_off_is_the_same_whole_and_in_a_stream(
+    num_words: int, content: str, arguments: list[str]
+) -> None:
+    body = {"model": "tiny", "messages": [QUESTION], "tools": [WEATHER], "max_tokens": num_words}
     async with reciting(CALL, HERMES) as client:
-        body = {"model": "tiny", "messages": [QUESTION], "tools": [WEATHER], "max_tokens": 4}
         choice = (await client.post(PATH, json=body)).json()["choices"][0]
-    assert choice["message"] == {"role": "assistant", "content": "".join(CALL[:4]), "refusal": None}
-    assert choice["finish_reason"] == "length"
+        message, reason = joined(events(await client.post(PATH, json={**body, "stream": True})))
+    assert (
+        plain(choice["message"])
+        == plain(message)
+        == (content, [{"name": "weather", "arguments": each} for each in arguments])
+    )
+    assert choice["finish_reason"] == reason == "length"
 
 
 @pytest.mark.parametrize("stream", [False, True])
