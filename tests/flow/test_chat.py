@@ -207,17 +207,21 @@ THOUGHT = ["<thi", "nk>", "\nLet me", " see.", "\n</th", "ink>\n\n", "It is", " 
 
 @asynccontextmanager
 async def reciting(
-    words: list[str],
+    words: list[str] | list[list[str]],
     template: str,
     tail: str = "",
     *,
     tool_parser: ToolParserName | None = None,
     reasoning_parser: ReasoningParserName | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A service whose model says these words."""
+    """A service whose model says these words; or of several texts one after each result of a tool."""
 
     def script(request: GenerationRequest, sample: int) -> list[str]:
-        return words
+        if isinstance(words[0], str):
+            return words
+        assert request.conversation is not None
+        messages = json.loads(request.conversation.source)["messages"]
+        return words[sum(message["role"] == "tool" for message in messages)]
 
     fleet = Fleet("router-0")
     card = replace(model_card("tiny"), chat_template=template)
