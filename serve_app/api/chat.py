@@ -25,7 +25,6 @@ from serve_app.core.request import Prompt
 from serve_app.core.tools import Tool, Tools
 
 MAX_TOP_LOGPROBS = 20
-THINK = "</think>"
 
 
 class ChatRequest(Conversed, CompletionRequest):
@@ -55,8 +54,10 @@ class ChatRequest(Conversed, CompletionRequest):
     def images_of(self, part: int) -> tuple[Image, ...]:
         return images_of(self.messages)
 
-    def splits_reasoning(self, template: str) -> bool:
-        return self.separate_reasoning and THINK in template
+    @property
+    def splits_reasoning(self) -> bool:
+        """A demanded call is there from the beginning of the text."""
+        return self.separate_reasoning and self.tool_use.choice.mode != "required"
 
 
 CHAT_DEFAULTS: Mapping[str, object] = MappingProxyType({"max_tokens": UNLIMITED})

@@ -131,7 +131,8 @@ class CompletionRequest(
         """What this model's chat template is to make the prompt of; None where there is a prompt."""
         return None
 
-    def splits_reasoning(self, template: str) -> bool:
+    @property
+    def splits_reasoning(self) -> bool:
         """Whether what the model thinks is told apart from what it says."""
         return False
 

@@ -23,7 +23,7 @@ ALTERNATIVES = ("anyOf", "oneOf")
 NOT_OF_STRINGS = ("allOf", "not")
 NOT_OF_ARGUMENTS = (*NOT_OF_STRINGS, *ALTERNATIVES, "$ref", "patternProperties", "minProperties", "maxProperties")
 """Keywords that say something of strings, or of all arguments, and are not written into a grammar of these."""
-ANY_KEY = r"/[^<>\r\n \t][^<>\r\n]{0,99}/"
+ANY_KEY = r"""/[^<>"\r\n \t][^<>"\r\n]{0,99}/"""
 LIKE_JSON = r"/[ \t\r\n]*([\-0-9\[{](?s:.*)|(true|false|null|True|False|None)[ \t\r\n]*)/"
 """Beside values of other types, a string that looks like one of these would be read as such."""
 
@@ -67,7 +67,7 @@ class MarkedArguments:
 
     def _argument(self, name: str, schema: Any) -> str:
         path = child(self._path, "properties", name)
-        if re.search(r"[<>\r\n]", name) or name != name.strip() or not name:
+        if re.search(r"[<>\"\r\n]", name) or name != name.strip() or not name:
             raise Refusal("this name cannot stand between marks", path)
         head = literal(f"{self._marks['key']}{name}{self._marks['value']}", self._special)
         options = list(self._values(schema, path, is_alone=True))

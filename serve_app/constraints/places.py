@@ -31,24 +31,26 @@ class Places:
     async def run(self, executor: Executor, work: Callable[[float], Result]) -> Result:
         """Run it in a thread, given the seconds that it may take.
 
-        Raises Overloaded where no place is free in time, and where it takes long while too many others do.
+        Raises Overloaded where no place is free in time, and where the clock ended it.
         """
         async with self._place() as release:
             has_room = self.num_slow < self._limits.max_slow
             seconds = self._limits.max_wall_s if has_room else self._limits.quick_s  # the kernel keeps to it
             running = asyncio.get_running_loop().run_in_executor(executor, copy_context().run, work, seconds)
-            with suppress(TimeoutError):
-                return await asyncio.wait_for(asyncio.shield(running), self._limits.quick_s)
-            release()
-            self.num_slow += 1
             try:
-                return await running
-            except OutOfTime:
-                if has_room:
-                    raise
-                raise _overloaded("Too many constraints take long to compile.") from None
-            finally:
-                self.num_slow -= 1
+                with suppress(TimeoutError):
+                    return await asyncio.wait_for(asyncio.shield(running), self._limits.quick_s)
+                release()
+                return await self._slow(running)
+            except OutOfTime:  # it had not used up its processor time, so others had the processors
+                raise _overloaded("The machine was too busy to compile this constraint in time.") from None
+
+    async def _slow(self, running: asyncio.Future[Result]) -> Result:
+        self.num_slow += 1
+        try:
+            return await running
+        finally:
+            self.num_slow -= 1
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[Callable[[], None]]:

@@ -55,7 +55,7 @@ def _start(job: dict[str, Any], writer: Writer, special: Special) -> str:
     calls = _calls(job, writer, special, job["opening"].removeprefix(trigger))
     free = writer.define(ANY_TEXT)
     head = writer.define(f"{ANY_TEXT} {literal(trigger, special)}", is_lazy=trigger not in special)
-    return f"({head} {calls})* {free}" if job["separator"] else f"{head} {calls} | {free}"
+    return f"({head} {calls})* {free}" if job["separator"] is not None else f"{head} {calls} | {free}"
 
 
 def _calls(job: dict[str, Any], writer: Writer, special: Special, opening: str) -> str:
@@ -72,7 +72,7 @@ def _calls(job: dict[str, Any], writer: Writer, special: Special, opening: str) 
             )
         )
     one = writer.define(" | ".join(options))
-    more = f"({literal(job['separator'], special)} {one})*" if job["separator"] else ""
+    more = f"({literal(job['separator'], special)} {one})*" if job["separator"] is not None else ""
     return writer.define(f"{literal(opening, special)} {one} {more} {literal(job['closing'], special)}")
 
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class OutOfTime(Refusal):
-    """The trial was ended by the clock, which a busy machine may be to blame for: it may be tried again."""
+    """The clock ended the trial before its processor time was used up: the machine is busy, not the sender to blame."""
 
 
 class Trials:

@@ -11,7 +11,7 @@ from serve_app.core.images import ImageCard
 from serve_app.core.ledger import News
 from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef, Part
 from serve_app.core.prompt_length import PromptLength
-from serve_app.core.tools import ToolParserName
+from serve_app.core.tools import ReasoningParserName, ToolParserName
 
 ToolPrompt = Literal["template", "prompt", "refuse"]
 
@@ -80,6 +80,7 @@ class ModelCard:
     max_num_sequences, max_waiting: how many sequences one replica computes together, and how many more it queues
     kv_cache_bytes: what one replica may hold in keys and values
     tool_parser: the form that its calls of tools have; None is the one that the template shows
+    reasoning_parser: the form that its thoughts have; None as before
     chat_template: of the model's folder, as it is written there; "" is none
     tool_template: for chats with tools, where that is another one
     tool_prompt: what shows tools in a chat's prompt: its template, or a default text of ours; or they are refused
@@ -107,6 +108,7 @@ class ModelCard:
     tool_prompt: ToolPrompt = "template"
     tool_parser: ToolParserName | None = None
     default_sampling: tuple[tuple[str, float], ...] = ()
+    reasoning_parser: ReasoningParserName | None = None
     records: RecordCard = field(default_factory=RecordCard)
     tokenizer: TokenizerCard = field(default_factory=TokenizerCard)
     images: ImageCard | None = None

@@ -255,6 +255,7 @@ class GenerationRequest:
     reports_prompt_ids: the first delta carries the prompt's token ids;  reports_tail: the end of its text
     uses_cache:   prefixes computed before may be used;  cache_salt: of those who find them, constraints and images too
     skips_special_tokens: tokens like the end of text are not shown
+    shown_marks:  special tokens whose names are part of one of these are shown even so, within the text
     constraint:   what each completion has to be; None is any text
     infill:       what stands behind the gap that the prompt stands before; None where there is no gap
     conversation: what the prompt is still to be rendered of; the prompt is empty until then
@@ -278,6 +279,7 @@ class GenerationRequest:
     uses_cache: bool = True
     cache_salt: str = ""
     skips_special_tokens: bool = True
+    shown_marks: tuple[str, ...] = ()
     constraint: Constraint | None = None
     conversation: Conversation | None = None
     reports_tail: bool = False

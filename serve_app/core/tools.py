@@ -8,9 +8,25 @@ from typing import Any, Literal
 
 ToolMode = Literal["none", "auto", "required"]
 ToolParserName = Literal[
-    "hermes", "qwen", "llama3", "llama3_json", "mistral", "mistral_named", "json", "qwen3_coder", "glm45", "glm47"
-]
+    "hermes", "qwen", "qwen25", "ernie45", "exaone", "granite4", "smollm3", "interns1", "qwen3_coder", "qwen3_xml",
+    "step3p5", "mimo", "nemotron_v3", "seed_oss", "glm45", "glm47", "glm4", "longcat", "minimax_m2", "minimax-m2",
+    "deepseek_v32", "deepseekv32", "deepseek_v4", "deepseekv4", "step3", "llama3", "llama3_json", "llama4",
+    "llama4_json", "llama4_pythonic", "pythonic", "olmo3", "lfm2", "gemma3", "gemma4", "functiongemma", "mistral",
+    "mistral_named", "deepseek_v3", "deepseek_r1", "deepseekv3", "deepseek_v31", "deepseekv31", "kimi_k2", "harmony",
+    "openai", "gpt-oss", "gpt_oss", "granite", "granite-20b-fc", "phi4_mini", "phi4_mini_json", "cohere", "command_a",
+    "command_r", "cohere_command3", "internlm", "hunyuan", "hunyuan_a13b", "hy_v3", "jamba", "minimax", "apriel",
+    "nemotron", "nemotron_json", "apertus", "functionary", "react", "firefunction", "functools", "xlam", "gigachat3",
+    "json",
+]  # fmt: skip
 """Forms that calls are written in, by which an operator may name them."""
+ReasoningParserName = Literal[
+    "none", "think", "qwen3", "glm45", "deepseek_v3", "deepseek-v3", "deepseek_v31", "nemotron_v3", "nano_v3", "olmo3",
+    "interns1", "mimo", "kimi_k2", "smollm3", "holo2", "deepseek_r1", "deepseek-r1", "qwen3-thinking", "step3",
+    "step3p5", "minimax", "minimax_m2", "minimax_m2_append_think", "minimax-append-think", "hunyuan_a13b", "hunyuan",
+    "ernie45", "kimi", "mistral", "magistral", "seed_oss", "exaone", "minicpm", "openthinker", "gemma4", "command_a",
+    "cohere_command3", "granite", "apriel", "harmony", "openai_gptoss", "gpt-oss", "gpt_oss",
+]  # fmt: skip
+"""Forms that thoughts are written in, by which an operator may name them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat
 
 from serve_app.api.dialects.tables import DIALECTS, UNION
 from serve_app.core.prices import Price, Prices
-from serve_app.core.tools import ToolParserName
+from serve_app.core.tools import ReasoningParserName, ToolParserName
 from serve_app.observe.settings import TraceSettings
 from serve_app.tenants.pepper import DEFAULT_PEPPER
 
@@ -51,6 +51,7 @@ class ModelArgs(BaseModel):
     tool_parser: the form in which the model writes calls of tools in chats; null is the one that its template shows
     default_sampling: `model`: parameters that are not sent are what the folder's generation_config.json says, in
               dialects that have it so; `none`: they are the dialect's
+    reasoning_parser: the form in which the model thinks in chats; null is the one that its template shows, none is none
 
     The rest is described at serve_app.engine.config.EngineConfig.
     """
@@ -65,6 +66,7 @@ class ModelArgs(BaseModel):
     tools_without_template: Literal["prompt", "refuse"] = "prompt"
     tool_parser: ToolParserName | None = None
     default_sampling: Literal["model", "none"] = "model"
+    reasoning_parser: ReasoningParserName | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     weights: Literal["int8", "int4"] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -62,6 +62,7 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
         tool_prompt=args.tools_without_template,
         tool_parser=args.tool_parser,
         default_sampling=default_sampling.values,
+        reasoning_parser=args.reasoning_parser,
     )
 
 

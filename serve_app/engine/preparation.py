@@ -106,7 +106,9 @@ class Preparation:
         max_tokens = self._max_tokens(request, len(kept))
         records = self._empty_records(request, len(kept), max_tokens)
         prediction = self._prediction(request)
-        detokenizers = self._tokenizer.detokenizers(kept, request.n, shows_special=not request.skips_special_tokens)
+        detokenizers = self._tokenizer.detokenizers(
+            kept, request.n, shows_special=not request.skips_special_tokens, shown_marks=request.shown_marks
+        )
         return [
             Sequence(
                 request,

@@ -23,7 +23,7 @@ from serve_app.core.errors import AdapterNotFound
 from serve_app.core.flow_usage import UsageReport
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
-from serve_app.core.tools import ToolParserName
+from serve_app.core.tools import ReasoningParserName, ToolParserName
 from serve_app.engine.allocator import give_back_freed_memory, settle_memory
 from serve_app.engine.card import model_card, template_of
 from serve_app.engine.config import EngineConfig
@@ -119,6 +119,7 @@ class ModelService:
         tool_prompt: ToolPrompt = "prompt",
         tool_parser: ToolParserName | None = None,
         default_sampling: tuple[tuple[str, float], ...] = (),
+        reasoning_parser: ReasoningParserName | None = None,
         clock: Callable[[], float] = time.monotonic,
         lanes: TokenizerLanes | None = None,
     ) -> ModelService:
@@ -126,8 +127,8 @@ class ModelService:
 
         adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
         root:     what clients are told of where the weights came from; None is the folder
-        created, dialect, chat_template, tool_template, tool_parser, default_sampling: written on the model's card, for
-                  the routers
+        created, dialect, chat_template, tool_template, tool_parser, reasoning_parser, default_sampling: written on the
+                  model's card, for the routers
         tool_prompt: the same, unless the template shows tools itself
         Raises ModelNotSupported.
         """
@@ -145,6 +146,7 @@ class ModelService:
         card = replace(
             card,
             tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
             tool_template=tool_template,
             tool_prompt=tool_prompt,
             default_sampling=default_sampling,

@@ -81,13 +81,11 @@ class ChatStyle:
 
     def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
         assert isinstance(request, ChatRequest)
-        templates, forms = self._router.templates_of(run), self._router.call_forms_of(run)
-        return chat_renderer(request, head, run, templates=templates, forms=forms)
+        return chat_renderer(request, head, run, writings=self._router.writings_of(run))
 
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
         assert isinstance(request, ChatRequest)
-        templates, forms = self._router.templates_of(run), self._router.call_forms_of(run)
-        return await collect_chat(run, request, head=head, templates=templates, forms=forms)
+        return await collect_chat(run, request, head=head, writings=self._router.writings_of(run))
 
 
 class EmbeddingStyle:

@@ -16,7 +16,7 @@ from serve_app.core.delta import FinishReason
 from serve_app.core.tools import Tools
 from serve_app.tools.demands import call_constraint
 from serve_app.tools.forms import JSON
-from serve_app.tools.whole import parse_whole
+from serve_app.tools.parser import parse_whole
 
 
 def constraint_of(request: CompletionRequest) -> Constraint | None:

@@ -15,10 +15,9 @@ from serve_app.api.responses import ResponseHead, completion_body
 from serve_app.core.delta import PromptReport
 from serve_app.router.compose import shown_recording, stop_reason_of
 from serve_app.router.event import Event
-from serve_app.router.message import MessageReader, message_reader
+from serve_app.router.message import MessageReader, Writing, message_reader
 from serve_app.router.render import StreamRenderer, whole_body, whole_extras
 from serve_app.router.run import Run
-from serve_app.tools.forms import AnyForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +32,13 @@ class ChatPart:
 class ChatComposer:
     """Makes messages of texts: the role first, thoughts and calls of tools apart.
 
-    templates: of the model of each part. Where one has thoughts, the report of its prompt is awaited, which says
-               whether it ends in one
-    forms:     of calls, of the model of each part
+    writings: of the model of each part. Where one has thoughts, the report of its prompt is awaited, which says whether
+              it ends in one
     """
 
-    def __init__(self, request: ChatRequest, templates: Sequence[str], forms: Sequence[AnyForm]) -> None:
+    def __init__(self, request: ChatRequest, writings: Sequence[Writing]) -> None:
         self._request = request
-        self._templates = templates
-        self._forms = forms
+        self._writings = writings
         self._needs_report = request.return_token_ids or request.has_continuous_usage
         self._shows_text_alone = not self._needs_report and request.logprobs is None
         self._reports: dict[int, PromptReport] = {}
@@ -67,7 +64,7 @@ class ChatComposer:
         return self._reports[part].num_tokens
 
     def _splits(self, part: int) -> bool:
-        return self._request.splits_reasoning(self._templates[part])
+        return self._request.splits_reasoning and self._writings[part].thoughts.reads_prompt
 
     def _parts(self, event: Event) -> list[ChatPart]:
         choices = [self._choice(event)] if event.index in self._readers else [self._begun(event), self._choice(event)]
@@ -78,8 +75,8 @@ class ChatComposer:
     def _begun(self, event: Event) -> ChatChoice:
         """The beginning of a message, before there is anything in it."""
         report = self._reports.get(event.part)
-        before = self._before(report) if self._splits(event.part) and report is not None else None
-        self._readers[event.index] = message_reader(self._request, self._forms[event.part], before=before)
+        before = self._before(report)
+        self._readers[event.index] = message_reader(self._request, self._writings[event.part], before=before)
         prompt_ids = report.token_ids if report is not None and self._request.return_token_ids else None
         return ChatChoice(
             index=event.index,
@@ -88,11 +85,11 @@ class ChatComposer:
             model=self._request.listed_model_of(event.part),
         )
 
-    def _before(self, report: PromptReport) -> str:
+    def _before(self, report: PromptReport | None) -> str:
         """What stands before the message: the end of the prompt, or the message that is gone on with."""
         if self._request.continue_final_message:
             return text_of(self._request.messages[-1])
-        return report.tail
+        return "" if report is None else report.tail
 
     def _choice(self, event: Event) -> ChatChoice:
         delta = event.delta
@@ -114,19 +111,19 @@ class ChatComposer:
 
 
 def chat_renderer(
-    request: ChatRequest, head: ResponseHead, run: Run, *, templates: Sequence[str], forms: Sequence[AnyForm]
+    request: ChatRequest, head: ResponseHead, run: Run, *, writings: Sequence[Writing]
 ) -> StreamRenderer[ChatChoice]:
     """Of the chunks of POST /v1/chat/completions."""
     writer = ChunkWriter(head, written_message, kind=CHAT_CHUNK_OBJECT)
-    composer = ChatComposer(request, templates, forms)
+    composer = ChatComposer(request, writings)
     return StreamRenderer(request, run.tally, composer=composer, writer=writer)
 
 
 async def collect_chat(
-    run: Run, request: ChatRequest, *, head: ResponseHead, templates: Sequence[str], forms: Sequence[AnyForm]
+    run: Run, request: ChatRequest, *, head: ResponseHead, writings: Sequence[Writing]
 ) -> dict[str, object] | Fragment:
     """Read a run to its end and build the whole body."""
-    composer = ChatComposer(request, templates, forms)
+    composer = ChatComposer(request, writings)
     parts: list[list[ChatChoice]] = [[] for _ in range(request.num_choices)]
     async for event in run:
         for part in composer.add(event):

@@ -19,10 +19,11 @@ from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
 from serve_app.core.tenants import LOCAL, Tenant
 from serve_app.router.calling import constraint_of
+from serve_app.router.message import marks_to_show, writing_of
 from serve_app.router.recording import record_wanted
 from serve_app.router.sampling import lower_sampling, unencoded
 from serve_app.tools.demands import call_constraint
-from serve_app.tools.forms import HERMES, AnyForm, form_for
+from serve_app.tools.forms import Form
 
 CardOf = Callable[[ModelRef], ModelCard]
 
@@ -50,13 +51,6 @@ class Target:
 
     model: ModelRef
     card: ModelCard
-
-
-def call_form(card: ModelCard) -> AnyForm:
-    """The form of calls in a model's chats: where a default text shows it the tools, the one that the text asks for."""
-    if card.tool_prompt == "prompt":
-        return HERMES
-    return form_for(card.template_for(has_tools=True), card.tool_parser)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +106,10 @@ def _lowered(
 ) -> tuple[GenerationRequest, ...]:
     """What is the same for every prompt is made once; `asked` is by base."""
     logprobs, context, texts = _logprobs(request), _context(request), unencoded(request)
-    share, salt = tenant.share, _salt(tenant, request.cache_salt)
+    salt = _salt(tenant, request.cache_salt)
 
     def one(part: int, target: Target) -> GenerationRequest:
-        template, form = target.card.chat_template, call_form(target.card)
+        writing = writing_of(target.card)
         return GenerationRequest(
             request_id=f"{response_id}/{part}",
             model=target.model,
@@ -130,18 +124,19 @@ def _lowered(
             reports_prompt_ids=request.return_token_ids,
             uses_cache=request.cache_prompt,
             cache_salt=salt,
-            skips_special_tokens=request.skip_special_tokens and not _has_special_marks(request, form),
-            constraint=_constraint(request, form),
+            skips_special_tokens=request.skip_special_tokens,
+            shown_marks=marks_to_show(request, writing),
+            constraint=_constraint(request, writing.calls),
             record=record_wanted(request, target.card),
             conversation=request.conversation(target.card),
-            reports_tail=request.splits_reasoning(template),
+            reports_tail=request.splits_reasoning and writing.thoughts.reads_prompt,
             is_read_whole=not request.stream,
             context=context,
             unencoded=texts,
             infill=request.infill,
             prediction=request.expected,
             client_request_id=client_request_id,
-            share=share,
+            share=tenant.share,
         )
 
     return tuple(one(part, target) for part, target in enumerate(targets))
@@ -269,17 +264,11 @@ def _logprobs(request: CompletionRequest) -> LogprobParams | None:
     )
 
 
-def _constraint(request: CompletionRequest, form: AnyForm) -> Constraint | None:
+def _constraint(request: CompletionRequest, form: Form) -> Constraint | None:
     """What each text has to be, calls of tools in the form that the model knows."""
     if not isinstance(request, ChatRequest):
         return constraint_of(request)
     return call_constraint(request.tool_use, form, request.constraint)
-
-
-def _has_special_marks(request: CompletionRequest, form: AnyForm) -> bool:
-    """Whether calls stand behind marks that a text without special tokens would not show."""
-    is_chat = isinstance(request, ChatRequest)
-    return is_chat and bool(request.tool_use.usable) and form.has_special_tokens
 
 
 def _check_images(images: Sequence[Image], card: ModelCard) -> None:

@@ -5,12 +5,41 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serve_app.api.chat import ChatRequest
+from serve_app.api.completion import CompletionRequest
+from serve_app.core.cards import ModelCard
 from serve_app.core.delta import Finish, FinishReason
 from serve_app.core.tools import ToolCallDelta
-from serve_app.router.reasoning import ReasoningSplitter, Split, is_thinking
-from serve_app.tools.forms import AnyForm
+from serve_app.router.reasoning import ReasoningSplitter, Split, ThoughtForm, thoughts_for
+from serve_app.tools.forms import Form, form_for
 from serve_app.tools.parsed import Parsed
-from serve_app.tools.whole import AnyParser, call_parser
+from serve_app.tools.parser import CallParser
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writing:
+    """How a model writes calls and thoughts."""
+
+    calls: Form
+    thoughts: ThoughtForm
+
+
+def writing_of(card: ModelCard | None) -> Writing:
+    """Return its operator's choice, else what its template shows; a model that is gone writes as an unknown one."""
+    if card is None:
+        return Writing(calls=form_for(""), thoughts=thoughts_for(""))
+    shown = "hermes" if card.tool_prompt == "prompt" else card.tool_parser  # a default text asks for this form
+    return Writing(
+        calls=form_for(card.template_for(has_tools=True), shown),
+        thoughts=thoughts_for(card.chat_template, card.reasoning_parser),
+    )
+
+
+def marks_to_show(request: CompletionRequest, writing: Writing) -> tuple[str, ...]:
+    """The marks which the text is read by, although special tokens are not shown."""
+    if not isinstance(request, ChatRequest) or not request.skip_special_tokens:
+        return ()
+    of_thoughts = writing.thoughts.marks if request.splits_reasoning else ()
+    return of_thoughts + (writing.calls.marks if request.tool_use.usable else ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +60,7 @@ class MessageReader:
     """
 
     def __init__(
-        self, splitter: ReasoningSplitter | None, parser: AnyParser | None, *, is_parallel: bool = True
+        self, splitter: ReasoningSplitter | None, parser: CallParser | None, *, is_parallel: bool = True
     ) -> None:
         self._splitter = splitter
         self._parser = parser
@@ -39,13 +68,13 @@ class MessageReader:
 
     @property
     def is_text_alone(self) -> bool:
-        """Whether what it reads is what is said, piece by piece."""
-        return self._splitter is None and self._parser is None
+        """Whether what it reads from now on is what is said, piece by piece."""
+        return self._parser is None and (self._splitter is None or self._splitter.is_over)
 
     def read(self, text: str, finish: Finish | None) -> Gain:
         """Take more of the text; with its finish, the last of it."""
         split = self._split(text, is_last=finish is not None)
-        parsed = self._parsed(split.content, is_last=finish is not None)
+        parsed = self._parsed(split.content, finish)
         calls = parsed.calls if self._is_parallel else tuple(call for call in parsed.calls if call.index == 0)
         reason = None if finish is None else self._reason(finish)
         return Gain(content=parsed.content, reasoning=split.reasoning, calls=calls, finish_reason=reason)
@@ -56,13 +85,14 @@ class MessageReader:
         split = self._splitter.feed(text)
         return split + self._splitter.flush() if is_last else split
 
-    def _parsed(self, text: str, *, is_last: bool) -> Parsed:
+    def _parsed(self, text: str, finish: Finish | None) -> Parsed:
         if self._parser is None:
             return Parsed(content=text)
         fed = self._parser.feed(text)
-        if not is_last:
+        if finish is None:
             return fed
-        rest = self._parser.flush()
+        has_ended_itself = finish.reason is FinishReason.STOP and not isinstance(finish.matched_stop, str)
+        rest = self._parser.flush(is_cut=not has_ended_itself)
         return Parsed(content=fed.content + rest.content, calls=fed.calls + rest.calls)
 
     def _reason(self, finish: Finish) -> FinishReason:
@@ -71,15 +101,10 @@ class MessageReader:
         return FinishReason.TOOL_CALLS if has_called and finish.reason is FinishReason.STOP else finish.reason
 
 
-def message_reader(request: ChatRequest, form: AnyForm, *, before: str | None) -> MessageReader:
-    """Of one text of this request.
-
-    form:   of calls, as the model writes them
-    before: what stands before the text; None where thoughts are not told apart
-    """
-    tools, parser = request.tool_use, None
-    has_thoughts = before is not None and tools.choice.mode != "required"  # a demanded call is there from the beginning
-    splitter = ReasoningSplitter(is_thinking=is_thinking(before)) if before is not None and has_thoughts else None
+def message_reader(request: ChatRequest, writing: Writing, *, before: str) -> MessageReader:
+    """Of one text of this request. before: what stands before the text"""
+    tools, form, parser = request.tool_use, writing.calls, None
+    splitter = ReasoningSplitter(writing.thoughts, before=before) if request.splits_reasoning else None
     if tools.usable:
-        parser = call_parser(form, tools.usable, holds_calls=not request.stream)
+        parser = CallParser(form, tools.usable, shows_marks=not request.skip_special_tokens)
     return MessageReader(splitter, parser, is_parallel=tools.is_parallel)

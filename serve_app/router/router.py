@@ -23,11 +23,11 @@ from serve_app.router.account import Permit, Rates
 from serve_app.router.admission import Admission, Ticket
 from serve_app.router.books import Books
 from serve_app.router.fleet import Fleet
-from serve_app.router.lower import Resolve, Wanted, call_form, lower, model_param, new_response_id
+from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_response_id
+from serve_app.router.message import Writing, writing_of
 from serve_app.router.placement import Placement
 from serve_app.router.run import Run, RunSettings
 from serve_app.router.suffixes import with_suffix_mode
-from serve_app.tools.forms import JSON, AnyForm
 
 MAX_ASKED = 64
 """Of a list of models that was not checked yet, so many are asked for their dialect."""
@@ -163,15 +163,9 @@ class Router:
         """How the tenant's limits per minute stand."""
         return {} if self.books is None else self.books.rates(self._tenant)
 
-    def templates_of(self, run: Run) -> tuple[str, ...]:
-        """The chat template of the model of each part of a run; "" where the model is gone."""
-        cards = [self.view.cards.get(request.model.base) for request in run.requests]
-        return tuple("" if card is None else card.chat_template for card in cards)
-
-    def call_forms_of(self, run: Run) -> tuple[AnyForm, ...]:
-        """The form of calls of the model of each part of a run."""
-        cards = [self.view.cards.get(request.model.base) for request in run.requests]
-        return tuple(JSON if card is None else call_form(card) for card in cards)
+    def writings_of(self, run: Run) -> tuple[Writing, ...]:
+        """How the model of each part of a run writes."""
+        return tuple(writing_of(self.view.cards.get(request.model.base)) for request in run.requests)
 
     def settled(self, request: CompletionRequest) -> CompletionRequest:
         """The request with what follows from its models alone, of several what all can do. Raises as `open`."""

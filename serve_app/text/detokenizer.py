@@ -21,11 +21,15 @@ class Detokenizer:
                  space drop the space of the first word, so that the texts of prompt and completion join
                  to the text of both.
     shows_special: special tokens are shown by their names
+    shown_marks:   otherwise those are whose names are part of one of these
     """
 
-    def __init__(self, pieces: Pieces, *, is_at_start: bool, shows_special: bool = False) -> None:
+    def __init__(
+        self, pieces: Pieces, *, is_at_start: bool, shows_special: bool = False, shown_marks: tuple[str, ...] = ()
+    ) -> None:
         self._pieces = pieces
         self._shows_special = shows_special
+        self._shown_marks = shown_marks
         self._is_at_start = is_at_start
         self._utf8 = _UTF8("replace")
         self._num_chars = 0
@@ -64,8 +68,9 @@ class Detokenizer:
         piece = self._pieces.middle(token_id)
         if piece is not None:
             return self._pieces.first(token_id) if self._is_at_start else piece
-        name = self._pieces.name(token_id) if self._shows_special else None
-        return None if name is None else name.encode()
+        name = self._pieces.name(token_id) if self._shows_special or self._shown_marks else None
+        is_shown = name is not None and (self._shows_special or any(name in mark for mark in self._shown_marks))
+        return name.encode() if name is not None and is_shown else None
 
 
 def join(pieces: Pieces, token_ids: Iterable[int]) -> str:

@@ -192,11 +192,14 @@ class TextTokenizer:
         """Begin the text that follows a prompt."""
         return self.detokenizers(prompt_ids, 1, shows_special=shows_special)[0]
 
-    def detokenizers(self, prompt_ids: Sequence[int], count: int, *, shows_special: bool = False) -> list[Detokenizer]:
+    def detokenizers(
+        self, prompt_ids: Sequence[int], count: int, *, shows_special: bool = False, shown_marks: tuple[str, ...] = ()
+    ) -> list[Detokenizer]:
         """Begin so many texts that follow one prompt, which is looked through once."""
         has_visible = any(self._pieces.middle(token_id) is not None for token_id in reversed(prompt_ids))
         return [
-            Detokenizer(self._pieces, is_at_start=not has_visible, shows_special=shows_special) for _ in range(count)
+            Detokenizer(self._pieces, is_at_start=not has_visible, shows_special=shows_special, shown_marks=shown_marks)
+            for _ in range(count)
         ]
 
     @cached_property

@@ -1,7 +1,8 @@
-"""The forms that model families write calls in, and which of them a model's chat template asks for."""
+"""The forms that model families write calls in: a row each, and which row a model's chat template asks for."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -9,133 +10,341 @@ from typing import Literal
 
 from serve_app.core.tools import ToolParserName
 
-FormName = Literal["hermes", "llama3", "mistral", "mistral_named", "json", "qwen3_coder", "glm45", "glm47"]
+NAME, KEY, PARENTHESIS = "{name}", "{key}", "("
+Tokens = tuple[str, ...]
+"""Marks in their order, with NAME or KEY among them. White space may stand before each; the white space in a mark is
+what the family writes. A mark behind `?` may be left out, one behind `~` is read and not written, and an id follows one
+that ends in `*`. PARENTHESIS at the end says that the arguments are Python's keyword arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
-    """How calls stand in a text.
+class Marks:
+    """What stands around each argument, where these are no JSON: strings as they are, and all else as JSON.
 
-    opener:     what begins a call wherever it stands; "" is nothing, so that calls stand at the text's beginning alone
-    closer:     what ends one that the opener began
-    separator:  between two calls without openers
-    arguments:  what the arguments' member is called
-    begins_bare: whether calls may begin the text without the opener
-    takes_list: whether several may stand in a JSON list
-    takes_names: whether a name may stand before its arguments, outside of JSON
-    has_special_tokens: whether the opener may be a special token, so that texts without these do not show it
+    says_string: the mark around a key which says that the value is a string, whatever it looks like
     """
 
-    name: FormName
-    opener: str
-    closer: str = ""
-    separator: str = ""
+    key: Tokens
+    end: str
+    says_string: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Form:
+    """How calls stand in a text. Of several ways, a demanded call is written in the first.
+
+    openers:   before a call, or before all of them; "" is nothing
+    heads:     before a call's arguments; every form may also have JSON objects with a name and arguments
+    written:   how demanded calls are written: with a head, as a JSON object each, or as a JSON list of objects
+    between:   the marks around each argument; None is JSON
+    ends:      behind the arguments
+    closers:   behind a call, or behind all of them
+    strays:    further marks of the family behind calls or around what is said
+    separator: between two calls; None is a comma in a list, else the closers, a line break and the opener
+    arguments: the member of a JSON object that holds the arguments
+    others:    forms that are read beside this one, because nothing is known of the model
+    """
+
+    name: ToolParserName
+    openers: tuple[str, ...] = ("",)
+    heads: tuple[Tokens, ...] = ()
+    written: Literal["head", "object", "list"] = "object"
+    between: Marks | None = None
+    ends: tuple[str, ...] = ()
+    closers: tuple[str, ...] = ()
+    strays: tuple[str, ...] = ()
+    separator: str | None = None
     arguments: str = "arguments"
-    begins_bare: bool = False
-    takes_list: bool = False
-    takes_names: bool = False
-    has_special_tokens: bool = False
+    others: tuple[Form, ...] = ()
+
+    @property
+    def behind(self) -> tuple[str, ...]:
+        """Every mark that may stand behind a call."""
+        return tuple(filter(None, map(mark_of, (*self.ends, *self.closers, *self.strays))))
+
+    @property
+    def head_marks(self) -> tuple[str, ...]:
+        """The marks that a head may begin with, which are no plain words."""
+        marks: list[str] = []
+        for tokens in self.heads:
+            for token in tokens[: tokens.index(NAME)]:
+                if mark_of(token) and not token.lstrip("?~")[0].isalnum():
+                    marks.append(mark_of(token))
+                if token[0] not in "?~":
+                    break
+        return tuple(marks)
+
+    @property
+    def key_mark(self) -> str:
+        """The mark before an argument; "" is none."""
+        return "" if self.between is None else mark_of(self.between.key[0])
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Every mark that may be a special token, those of other forms included."""
+        found = (*self.openers, *(token for head in self.heads for token in head), *self.behind)
+        arguments = () if self.between is None else (*self.between.key, self.between.end)
+        marks = map(mark_of, (*found, *arguments))
+        own = tuple(mark for mark in dict.fromkeys(marks) if len(mark) > 2 and not mark[0].isalnum())
+        return own + tuple(mark for other in self.others for mark in other.marks)
+
+    @property
+    def special_marks(self) -> frozenset[str]:
+        """Its own marks that look like special tokens: no content, where special tokens are not shown."""
+        return frozenset() if self.others else frozenset(filter(re.compile(r"</?[|｜]|\[[A-Z_]+\]").match, self.marks))
 
 
-HERMES = Form(name="hermes", opener="<tool_call>", closer="</tool_call>")
+def mark_of(token: str) -> str:
+    """The mark without what stands around it."""
+    return token.lstrip("?~").rstrip("*").strip()
+
+
+PYTHON: Tokens = (NAME, PARENTHESIS)
+# fmt: off
+HERMES = Form(name="hermes", openers=("<tool_call>\n",), closers=("\n</tool_call>",))
+GRANITE = Form(
+    name="granite", openers=("<|tool_call|>", "<tool_call>", "<function_call>", "functools"), written="list",
+    strays=("<|/tool_call|>", "</tool_call>", "</function_call>", "<|end_of_text|>"),
+)
+PHI4_MINI = replace(GRANITE, name="phi4_mini", closers=("<|/tool_call|>",))
+FIREFUNCTION = Form(
+    name="firefunction", openers=("functools", "<functioncall>"), written="list", strays=("</functioncall>",)
+)
+COHERE = Form(
+    name="cohere", openers=("<|START_ACTION|>", "Action:\n```json", "Action: ```json", "Action:```json", "Action:"),
+    written="list", closers=("<|END_ACTION|>",), strays=("```", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+)
+INTERNLM = Form(
+    name="internlm", openers=("<|action_start|><|plugin|>\n", "<|action_start|> <|plugin|>", "<|plugin|>"),
+    closers=("<|action_end|>",), arguments="parameters",
+)
+NEMOTRON = Form(name="nemotron", openers=("<TOOLCALL>",), written="list", closers=("</TOOLCALL>",))
+APERTUS = Form(name="apertus", openers=("<|tools_prefix|>",), written="list", closers=("<|tools_suffix|>",))
+GIGACHAT = Form(name="gigachat3", openers=("function call<|role_sep|>\n", "function call"), separator="\n")
+XLAM = Form(
+    name="xlam", openers=("", "```json", "[TOOL_CALLS]", "<tool_call>"), written="list", strays=("```", "</tool_call>"),
+)
+
+QWEN3_CODER = Form(
+    name="qwen3_coder", openers=("<tool_call>\n",), heads=(("<function=", '~"', NAME, '~"', ">\n"),), written="head",
+    between=Marks(key=("<parameter=", '~"', KEY, '~"', ">\n"), end="\n</parameter>\n"),
+    ends=("</function>",), closers=("\n</tool_call>",),
+)
+SEED_OSS = replace(
+    QWEN3_CODER, name="seed_oss", openers=("<seed:tool_call>\n",), closers=("\n</seed:tool_call>",),
+)
+MINIMAX_M2 = Form(
+    name="minimax_m2", openers=("<minimax:tool_call>\n",), heads=(('<invoke name="', NAME, '">\n'),), written="head",
+    between=Marks(key=('<parameter name="', KEY, '">'), end="</parameter>\n"),
+    ends=("</invoke>\n",), closers=("</minimax:tool_call>",), separator="",
+)
+DEEPSEEK_V32 = Form(
+    name="deepseek_v32", openers=("<｜DSML｜function_calls>\n", "<｜DSML｜tool_calls>"),
+    heads=(('<｜DSML｜invoke name="', NAME, '">\n'),), written="head",
+    between=Marks(
+        key=('<｜DSML｜parameter name="', KEY, '"', '~string="true"', '~string="false"', ">"),
+        end="</｜DSML｜parameter>\n", says_string='string="true"',
+    ),
+    ends=("</｜DSML｜invoke>\n",), closers=("</｜DSML｜function_calls>",), separator="",
+    strays=("</｜DSML｜tool_calls>",),
+)
+STEP3 = Form(
+    name="step3", openers=("<｜tool_calls_begin｜>\n",), written="head",
+    heads=(("?<｜tool_call_begin｜>", "?function", "?<｜tool_sep｜>", '<steptml:invoke name="', NAME, '">\n'),),
+    between=Marks(key=('<steptml:parameter name="', KEY, '">'), end="</steptml:parameter>\n"),
+    ends=("</steptml:invoke>", "<｜tool_call_end｜>\n"), closers=("<｜tool_calls_end｜>",), separator="",
+)
+GLM45 = Form(
+    name="glm45", openers=("<tool_call>",), heads=((NAME, "?\n"),), written="head", closers=("</tool_call>",),
+    between=Marks(key=("<arg_key>", KEY, "</arg_key>", "\n<arg_value>"), end="</arg_value>\n"),
+)
+GLM47 = replace(
+    GLM45, name="glm47", heads=((NAME,),), separator="</tool_call><tool_call>",
+    between=Marks(key=("<arg_key>", KEY, "</arg_key>", "<arg_value>"), end="</arg_value>"),
+)
+LONGCAT = replace(
+    GLM45, name="longcat", openers=("<longcat_tool_call>",), closers=("</longcat_tool_call>",), between=Marks(
+        key=("<longcat_arg_key>", KEY, "</longcat_arg_key>", "\n<longcat_arg_value>"), end="</longcat_arg_value>\n",
+    ),
+)
+HUNYUAN = Form(
+    name="hunyuan", openers=("<tool_calls>",), written="list", between=GLM45.between,
+    heads=(("<tool_call>", "?function", "?<tool_sep>", NAME, "?<tool_sep>", "?\n```json\n"),),
+    closers=("</tool_calls>",), strays=("```", "</tool_call>"),
+)
+
+MISTRAL = Form(name="mistral", openers=("[TOOL_CALLS]",), heads=((NAME, "~[CALL_ID]*", "?[ARGS]"),), written="list")
+MISTRAL_NAMED = replace(MISTRAL, name="mistral_named", written="head", separator="[TOOL_CALLS]")
+DEEPSEEK_V3 = Form(
+    name="deepseek_v3", openers=("<｜tool▁calls▁begin｜>",), written="head", heads=(
+        ("<｜tool▁call▁begin｜>", "?function", "<｜tool▁sep｜>", NAME, "?\n```json\n"),
+        ("<｜tool▁call▁begin｜>", NAME, "<｜tool▁sep｜>"),
+    ),
+    ends=("\n```", "<｜tool▁call▁end｜>"), closers=("<｜tool▁calls▁end｜>",), separator="\n",
+)
+DEEPSEEK_V31 = replace(
+    DEEPSEEK_V3, name="deepseek_v31", heads=DEEPSEEK_V3.heads[::-1], ends=("<｜tool▁call▁end｜>",), strays=("```",),
+    separator="",
+)
+KIMI_K2 = Form(
+    name="kimi_k2", openers=("<|tool_calls_section_begin|>",), written="head",
+    heads=(("<|tool_call_begin|>", "?functions.", NAME, "?:0", "~:*", "<|tool_call_argument_begin|>"),),
+    ends=("<|tool_call_end|>",), closers=("<|tool_calls_section_end|>",), separator="",
+)
+HARMONY = Form(
+    name="harmony", openers=("", "<|start|>assistant", "to=functions."), written="head", heads=(
+        ("<|channel|>", "?commentary", "~analysis", "? to=functions.", NAME, "? <|constrain|>", "?json", "<|message|>"),
+        ("~to=functions.", NAME, "<|channel|>", "~commentary", "~analysis", "~<|constrain|>", "~json", "<|message|>"),
+    ),
+    strays=("<|call|>", "<|end|>", "<|return|>"), separator="<|call|><|start|>assistant",
+)
 LLAMA3 = Form(
-    name="llama3",
-    opener="<|python_tag|>",
-    separator=";",
-    arguments="parameters",
-    begins_bare=True,
-    has_special_tokens=True,
+    name="llama3", openers=("", "<|python_tag|>"), heads=(("<function=", NAME, ">"), PYTHON),
+    strays=("</function>", "<|eom_id|>", "<|eot_id|>"), separator="; ", arguments="parameters",
 )
-MISTRAL = Form(
-    name="mistral",
-    opener="[TOOL_CALLS]",
-    begins_bare=True,
-    takes_list=True,
-    takes_names=True,
-    has_special_tokens=True,
+LLAMA4 = replace(
+    LLAMA3, name="llama4", openers=("<|python_start|>", "<|python_start|><|python_end|>", "<|python_end|>"),
+    strays=("<|python_end|>", "<|eom|>", "<|eot|>"),
 )
-MISTRAL_NAMED = replace(MISTRAL, name="mistral_named")
-"""The same to whoever reads; newer models write a name before its arguments, and no list."""
+FUNCTIONARY = Form(
+    name="functionary", heads=(
+        ("<function=", NAME, ">"), ("~<|from|>assistant", "<|recipient|>", NAME, "<|content|>"), ("?>>>", NAME, "?\n"),
+    ),
+    strays=("</function>", "<|from|>assistant", "<|recipient|>all", "<|content|>", ">>>all\n"),
+)
+REACT = Form(
+    name="react", openers=("", "Action:", "✿FUNCTION✿:"), heads=((NAME, "~Action Input:", "~✿ARGS✿:"),),
+    strays=("✿RESULT✿", "Observation:"),
+)
+GLM4 = Form(name="glm4", heads=((NAME, "?\n"), (NAME, "```python", "tool_call", PARENTHESIS)), strays=("```",))
+GEMMA4 = Form(
+    name="gemma4", openers=("<|tool_call>",), heads=(("?call:", NAME),), closers=("<tool_call|>",),
+    strays=("<|tool_response>", "<turn|>"), separator="<tool_call|><|tool_call>",
+)
+FUNCTION_GEMMA = replace(
+    GEMMA4, name="functiongemma", openers=("<start_function_call>",), closers=("<end_function_call>",),
+    strays=("<start_function_response>",), separator=None,
+)
 
-JSON = Form(name="json", opener="", begins_bare=True, takes_list=True)
+PYTHONIC = Form(
+    name="pythonic", openers=("", "<|python_start|>", "<|python_tag|>"), heads=(PYTHON,), written="list",
+    strays=("<|python_end|>",),
+)
+OLMO3 = Form(
+    name="olmo3", openers=("<function_calls>\n",), heads=(PYTHON,), closers=("\n</function_calls>",), separator="\n",
+)
+LFM2 = Form(
+    name="lfm2", openers=("<|tool_call_start|>",), heads=(("?```python", NAME, PARENTHESIS),), written="list",
+    closers=("<|tool_call_end|>",), strays=("```",),
+)
+GEMMA3 = Form(
+    name="gemma3", openers=("```tool_code\n",), heads=(PYTHON, ("print(", NAME, PARENTHESIS)), closers=("\n```",),
+    strays=(")",), separator="\n",
+)
+# fmt: on
+JSON = Form(name="json", openers=("", "```json", "```"), strays=("```",), separator=", ")
 """Without any template: what a prompt asked for, and what completions are held to."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarkedForm:
-    """How calls stand in a text whose arguments are each between marks, strings as they are and all else as JSON.
-
-    opener, closer: around a call
-    before_name, after_name: around its name
-    key, value, end: what stands before a key, between it and its value, and behind that
-    space:          what the family writes between two marks
-    value_space:    what it writes on either side of a value, which is no part of it
-    inner_closer:   what else ends the arguments, before the closer
-    """
-
-    name: FormName
-    opener: str
-    closer: str
-    before_name: str = ""
-    after_name: str = ""
-    key: str
-    value: tuple[str, ...]
-    end: str
-    space: str = "\n"
-    value_space: str = ""
-    inner_closer: str = ""
-    has_special_tokens: bool = False
-    """As of `Form`: the marks of these families are tokens of their own, but not special ones."""
-
-
-QWEN3_CODER = MarkedForm(
-    name="qwen3_coder",
-    opener="<tool_call>",
-    closer="</tool_call>",
-    before_name="<function=",
-    after_name=">",
-    key="<parameter=",
-    value=(">",),
-    end="</parameter>",
-    value_space="\n",
-    inner_closer="</function>",
-)
-GLM45 = MarkedForm(
-    name="glm45",
-    opener="<tool_call>",
-    closer="</tool_call>",
-    key="<arg_key>",
-    value=("</arg_key>", "<arg_value>"),
-    end="</arg_value>",
-)
-GLM47 = replace(GLM45, name="glm47", space="")
-"""The same to whoever reads; newer models write nothing between marks."""
-
-AnyForm = Form | MarkedForm
-FORMS: Mapping[ToolParserName, AnyForm] = MappingProxyType(
+ALIASES: Mapping[Form, tuple[ToolParserName, ...]] = MappingProxyType(
     {
-        **{form.name: form for form in (HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, JSON, QWEN3_CODER, GLM45, GLM47)},
-        "qwen": HERMES,
-        "llama3_json": LLAMA3,
+        HERMES: ("qwen", "qwen25", "ernie45", "exaone", "granite4", "smollm3", "interns1"),
+        QWEN3_CODER: ("qwen3_xml", "step3p5", "mimo", "nemotron_v3"),
+        LLAMA3: ("llama3_json",),
+        LLAMA4: ("llama4_json", "llama4_pythonic"),
+        DEEPSEEK_V3: ("deepseek_r1", "deepseekv3"),
+        DEEPSEEK_V31: ("deepseekv31",),
+        DEEPSEEK_V32: ("deepseekv32", "deepseek_v4", "deepseekv4"),
+        MINIMAX_M2: ("minimax-m2",),
+        HARMONY: ("openai", "gpt-oss", "gpt_oss"),
+        GRANITE: ("granite-20b-fc",),
+        PHI4_MINI: ("phi4_mini_json",),
+        COHERE: ("command_a", "command_r", "cohere_command3"),
+        HUNYUAN: ("hunyuan_a13b", "hy_v3", "jamba", "minimax", "apriel"),
+        NEMOTRON: ("nemotron_json",),
+        FIREFUNCTION: ("functools",),
     }
 )
+FORMS: Mapping[ToolParserName, Form] = MappingProxyType(
+    {
+        name: form
+        for form in (
+            *(
+                HERMES,
+                QWEN3_CODER,
+                SEED_OSS,
+                GLM45,
+                GLM47,
+                GLM4,
+                LONGCAT,
+                MINIMAX_M2,
+                DEEPSEEK_V32,
+                STEP3,
+                LLAMA3,
+                LLAMA4,
+            ),
+            *(PYTHONIC, OLMO3, LFM2, GEMMA3, GEMMA4, FUNCTION_GEMMA, MISTRAL, MISTRAL_NAMED, DEEPSEEK_V3, DEEPSEEK_V31),
+            *(KIMI_K2, HARMONY, GRANITE, PHI4_MINI, COHERE, INTERNLM, HUNYUAN, NEMOTRON, APERTUS, FUNCTIONARY, REACT),
+            *(FIREFUNCTION, XLAM, GIGACHAT, JSON),
+        )
+        for name in (form.name, *ALIASES.get(form, ()))
+    }
+)
+UNKNOWN = replace(
+    JSON,
+    others=tuple(
+        form
+        for form in dict.fromkeys(FORMS.values())
+        if form not in (JSON, GLM47, MISTRAL_NAMED, DEEPSEEK_V31, PHI4_MINI, FUNCTIONARY, REACT, FIREFUNCTION, XLAM)
+    ),
+)
+"""Nothing is known of the model: JSON, as a prompt may ask for, and every form whose marks say what it is."""
 
-_MARKED_OTHERWISE = ("<tool_sep>",)
-"""Of families that write calls between the marks of others, in forms that nobody reads here."""
+SHOWN: tuple[tuple[tuple[str, ...], Form], ...] = (
+    (("<|tool_calls_section_begin|>",), KIMI_K2),
+    (("｜DSML｜",), DEEPSEEK_V32),
+    (("<｜tool▁calls▁begin｜>", "```json"), DEEPSEEK_V3),
+    (("<｜tool▁calls▁begin｜>",), DEEPSEEK_V31),
+    (("<seed:tool_call>",), SEED_OSS),
+    (("<minimax:tool_call>",), MINIMAX_M2),
+    (("<steptml:",), STEP3),
+    (("<longcat_tool_call>",), LONGCAT),
+    (("<start_function_call>",), FUNCTION_GEMMA),
+    (("<|tool_call>",), GEMMA4),
+    (("<|tool_call_start|>",), LFM2),
+    (("<|tool_list_start|>",), LFM2),
+    (("<|START_ACTION|>",), COHERE),
+    (("Action:", "tool_name"), COHERE),
+    (("<|channel|>", "to="), HARMONY),
+    (("<|action_start|>",), INTERNLM),
+    (("<|tools_prefix|>",), APERTUS),
+    (("<TOOLCALL>",), NEMOTRON),
+    (("<tool_calls>",), HUNYUAN),
+    (("<tool_sep>",), HUNYUAN),
+    (("<function_calls>",), OLMO3),
+    (("[TOOL_CALLS]", "[ARGS]"), MISTRAL_NAMED),
+    (("[TOOL_CALLS]",), MISTRAL),
+    (("<function=", "<parameter="), QWEN3_CODER),
+    (("<arg_key>", "</arg_key><arg_value>"), GLM47),
+    (("<arg_key>",), GLM45),
+    (("<|tool_call|>",), GRANITE),
+    (("<function_call>",), GRANITE),
+    (("functools",), FIREFUNCTION),
+    (("function call<|role_sep|>",), GIGACHAT),
+    (("<|tool|>",), PHI4_MINI),
+    (("<tool_call>",), HERMES),
+    (("<|recipient|>",), FUNCTIONARY),
+    ((">>>all",), FUNCTIONARY),
+    (("<|python_start|>",), LLAMA4),
+    (("<|start_header_id|>", "<function="), LLAMA3),
+    (("<|python_tag|>",), LLAMA3),
+    (("<|start_header_id|>", '"parameters"'), LLAMA3),
+    (("[gMASK]",), GLM4),
+)
+"""What a template with all of these marks shows; the most telling first, as families borrow marks of others."""
 
 
-def form_for(template: str, tool_parser: ToolParserName | None = None) -> AnyForm:
-    """The form that was named, else the one that the template shows the model; JSON alone where it shows none."""
+def form_for(template: str, tool_parser: ToolParserName | None = None) -> Form:
+    """The form that was named, else the one that the template shows the model."""
     if tool_parser is not None:
         return FORMS[tool_parser]
-    if MISTRAL.opener in template:
-        return MISTRAL_NAMED if "[ARGS]" in template else MISTRAL
-    if QWEN3_CODER.before_name in template and QWEN3_CODER.key in template:
-        return QWEN3_CODER
-    if GLM45.key in template:
-        return GLM47 if "".join(GLM47.value) in template else GLM45
-    if HERMES.opener in template and not any(mark in template for mark in _MARKED_OTHERWISE):
-        return HERMES
-    if LLAMA3.opener in template or ("<|start_header_id|>" in template and '"parameters"' in template):
-        return LLAMA3
-    return JSON
+    return next((form for marks, form in SHOWN if all(mark in template for mark in marks)), UNKNOWN)

@@ -6,18 +6,23 @@ import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from serve_app.tools.json_scan import WHITESPACE, JsonScanner
-from serve_app.tools.marks import skip_space
+from serve_app.tools.forms import KEY, NAME, PARENTHESIS, Tokens, mark_of
+from serve_app.tools.literals import LiteralReader, as_json
 
+NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
-BESIDES = ("id", "type")
+BESIDES = ("id", "type", "tool_call_id", "index")
 """Members of a call that say nothing of it."""
+RESERVED = (*NAMES, *ARGUMENTS, *BESIDES, "function")
 
-MAX_NAME_CHARS = 256
-_NAME = re.compile(r"[ \t\r\n]*([A-Za-z0-9_.:/\-]+)(?:\[CALL_ID\][A-Za-z0-9_\-]*)?(?:\[ARGS\])?[ \t\r\n]*(?=\{)")
-_NAME_BEGINNING = re.compile(r"[ \t\r\n]*[A-Za-z0-9_.:/\-]*(?:\[[A-Z_]*\]?[A-Za-z0-9_\-]*){0,2}[ \t\r\n]*")
+_SPACE = re.compile(r"[ \t\r\n]*")
+_WORD = re.compile(r"\w*")
+_KEY = re.compile(r'[^<>"\r\n]*')
+_ID = re.compile(r"[A-Za-z0-9_\-]*")
+_KEYWORDS = re.compile(r"\(\s*(?:\)|[^\W\d]\w*\s*=)")
+_KEYWORDS_BEGINNING = re.compile(r"\(\s*(?:[^\W\d]\w*\s*)?\Z")
 
 
 class Incomplete(Exception):
@@ -34,43 +39,104 @@ class Head:
 
     at:        of the arguments' first character, or behind what was read where they were whole
     arguments: that came before all else was known, or as a string; None: they begin at `at`
-    is_named:  the name stands outside of JSON, so that nothing of the call follows its arguments
+    num_open:  how many objects are still to be closed behind the arguments
     """
 
     name: str
     at: int
     arguments: str | None = None
-    is_named: bool = False
+    num_open: int = 0
 
 
-def read_named_head(text: str, at: int, names: Collection[str]) -> Head:
-    """Of `name[ARGS]{…}`. Raises Incomplete, NoCall."""
-    found = _NAME.match(text, at)
-    if found is None:
-        beginning = _NAME_BEGINNING.match(text, at)
-        assert beginning is not None
-        if beginning.end() < len(text) or len(text) - at > MAX_NAME_CHARS:
+def skip_space(text: str, at: int) -> int:
+    """Return the place of the first character from there that is no white space of JSON."""
+    found = _SPACE.match(text, at)
+    return at if found is None else found.end()
+
+
+def read_tokens(tokens: Tokens, text: str, at: int, *, words: Collection[str] | None, is_last: bool) -> tuple[str, int]:
+    """Return the word that stands for NAME or KEY, and the place behind the tokens.
+
+    words: that it may be; None is any word
+    Raises Incomplete, NoCall.
+    """
+    if not tokens:
+        return "", at
+    token, rest = tokens[0], tokens[1:]
+    at = skip_space(text, at)
+    if token == NAME and words is not None:
+        return _read_name(rest, text, at, words=words, is_last=is_last)
+    if token == KEY:
+        found = _KEY.match(text, at)
+        assert found is not None
+        _, end = read_tokens(rest, text, _whole(found, text, is_last=is_last), words=words, is_last=is_last)
+        return found.group().strip(), end
+    if token == PARENTHESIS:
+        if not is_last and (at == len(text) or _KEYWORDS_BEGINNING.match(text, at)):
+            raise Incomplete
+        if not _KEYWORDS.match(text, at):
             raise NoCall
+        return "", at
+    mark = mark_of(token)
+    if text.startswith(mark, at):
+        end = at + len(mark)
+        if token.endswith("*"):
+            found = _ID.match(text, end)
+            assert found is not None
+            end = _whole(found, text, is_last=is_last)
+        try:
+            return read_tokens(rest, text, end, words=words, is_last=is_last)
+        except NoCall:
+            if token[0] not in "?~" or not mark:
+                raise
+    elif not is_last and mark.startswith(text[at:]):
         raise Incomplete
-    if found.group(1) not in names:
+    elif token[0] not in "?~":
         raise NoCall
-    return Head(name=found.group(1), at=found.end(), is_named=True)
+    return read_tokens(rest, text, at, words=words, is_last=is_last)
 
 
-def read_object_head(text: str, at: int, names: Collection[str]) -> Head:
+def _read_name(rest: Tokens, text: str, at: int, *, words: Collection[str], is_last: bool) -> tuple[str, int]:
+    """The longest of the names behind which the rest can stand."""
+    if not is_last and any(word.startswith(text[at:]) for word in words):
+        raise Incomplete
+    for word in sorted((word for word in words if text.startswith(word, at)), key=len, reverse=True):
+        try:
+            return word, read_tokens(rest, text, at + len(word), words=words, is_last=is_last)[1]
+        except NoCall:
+            continue
+    raise NoCall
+
+
+def _whole(found: re.Match[str], text: str, *, is_last: bool) -> int:
+    """The end of what was found. Raises Incomplete where it may go on."""
+    if found.end() == len(text) and not is_last:
+        raise Incomplete
+    return found.end()
+
+
+def read_object_head(text: str, at: int, names: Collection[str], *, is_marked: bool) -> Head:
     """Of `{"name": …, "arguments": {…}}`, whose members may come in any order; `at` is at the brace.
 
+    It may also stand in the member `function` of another object. Behind a mark it may be `{name: {…}}`, or may have
+    no arguments.
     Raises Incomplete, NoCall: also for a name that is none of these.
     """
     members = _Members(text, at, names)
     while members.has_more():
         key = members.key()
-        if key in ARGUMENTS and members.name is not None and members.peek() == "{":
-            return Head(name=members.name, at=members.at)
+        if members.peek() == "{":
+            if key in ARGUMENTS and members.name is not None:
+                return Head(name=members.name, at=members.at, num_open=1)
+            if is_marked and key in names and members.is_first_of_all and key not in RESERVED:
+                return Head(name=key, at=members.at, num_open=1)
+            if key == "function" and members.name is None:
+                inner = read_object_head(text, members.at, names, is_marked=True)
+                return Head(name=inner.name, at=inner.at, arguments=inner.arguments, num_open=inner.num_open + 1)
         members.value(key)
-    if members.name is None or members.arguments is None:
+    if members.name is None or (members.arguments is None and not is_marked):
         raise NoCall
-    return Head(name=members.name, at=members.at, arguments=members.arguments)
+    return Head(name=members.name, at=members.at, arguments=members.arguments or "{}")
 
 
 def read_object_rest(text: str, at: int) -> int:
@@ -97,7 +163,11 @@ class _Members:
         self._text = text
         self._names = names
         self._is_first = not is_inside
-        self._seen: set[str] = set()
+        self._seen: list[str] = []
+
+    @property
+    def is_first_of_all(self) -> bool:
+        return len(self._seen) == 1
 
     def peek(self) -> str:
         """The next character that is no white space."""
@@ -108,53 +178,53 @@ class _Members:
 
     def has_more(self) -> bool:
         """Step over what stands between two members; False behind the last."""
-        character = self.peek()
-        if character == "}":
+        if self.peek() == "," and not self._is_first:
             self.at += 1
-            return False
-        if not self._is_first:
-            self._expect(",")
+        elif self.peek() != "}" and not self._is_first:
+            raise NoCall
         self._is_first = False
-        return True
+        if self.peek() != "}":
+            return True
+        self.at += 1
+        return False
 
     def key(self) -> str:
-        if self.peek() != '"':
+        if self.peek() in "\"'":
+            key = str(json.loads(self._scanned()))
+        else:
+            found = _WORD.match(self._text, self.at)
+            assert found is not None
+            key, self.at = found.group(), _whole(found, self._text, is_last=False)
+        if self.peek() != ":":
             raise NoCall
-        key = self._scanned()
-        self._expect(":")
-        kind = "arguments" if key in ARGUMENTS else key
+        self.at += 1
+        kind = "arguments" if key in ARGUMENTS else "name" if key in NAMES else key
         if kind in self._seen:
             raise NoCall
-        self._seen.add(kind)
+        self._seen.append(kind)
         self.peek()
-        return str(key)
+        return key
 
     def value(self, key: str) -> None:
         """Take the value of a member."""
-        value_at = self.at
-        value = self._scanned()
-        if key == "name":
-            if not isinstance(value, str) or value not in self._names:
+        written = self._scanned()
+        if key in NAMES or key == "function":
+            self.name = json.loads(written)
+            if not isinstance(self.name, str) or self.name not in self._names:
                 raise NoCall
-            self.name = value
         elif key in ARGUMENTS:
-            self.arguments = _as_object(value, self._text[value_at : self.at])
+            self.arguments = _as_object(json.loads(written), written)
         elif key not in BESIDES:
             raise NoCall
 
-    def _scanned(self) -> Any:
-        scanner = JsonScanner()
-        start, self.at = self.at, scanner.feed(self._text, self.at)
-        if scanner.state == "open":
+    def _scanned(self) -> str:
+        reader = LiteralReader()
+        self.at = reader.feed(self._text, self.at)
+        if reader.state == "open":
             raise Incomplete
-        if scanner.state == "broken":
+        if reader.state == "broken":
             raise NoCall
-        return json.loads(self._text[start : self.at])
-
-    def _expect(self, character: Literal[",", ":"]) -> None:
-        if self.peek() != character:
-            raise NoCall
-        self.at += 1
+        return reader.take()
 
 
 def _as_object(value: Any, written: str) -> str:
@@ -163,9 +233,7 @@ def _as_object(value: Any, written: str) -> str:
         return written
     if value is None:
         return "{}"
-    if isinstance(value, str):
-        scanner = JsonScanner()
-        end = scanner.feed(value)
-        if scanner.state == "complete" and value.lstrip().startswith("{") and not value[end:].strip(WHITESPACE):
-            return value.strip(WHITESPACE)
-    raise NoCall
+    found = as_json(value) if isinstance(value, str) and value.lstrip().startswith("{") else None
+    if found is None:
+        raise NoCall
+    return found

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import re
-
-_SPACE = re.compile(r"[ \t\r\n]*")
-
-
-def skip_space(text: str, at: int) -> int:
-    """The place of the first character from there that is no white space of JSON."""
-    found = _SPACE.match(text, at)
-    return at if found is None else found.end()
+from collections.abc import Iterable
 
 
-def num_held(text: str, mark: str) -> int:
-    """How many last characters may be the mark's beginning."""
-    at = text.find(mark[0], max(0, len(text) - len(mark) + 1))
-    while at >= 0 and not mark.startswith(text[at:]):
-        at = text.find(mark[0], at + 1)
-    return len(text) - at if at >= 0 else 0
+class MarkFinder:
+    """Of marks that begin at the same place, the longest counts."""
+
+    def __init__(self, marks: Iterable[str]) -> None:
+        longest_first = sorted({mark for mark in marks if mark}, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._beginnings = frozenset(mark[:size] for mark in longest_first for size in range(1, len(mark)))
+        self._longest = max(map(len, longest_first), default=0)
+
+    def find(self, text: str, *, is_last: bool = False) -> tuple[int, str]:
+        """Return the place of the first mark, and that mark; "" where what stands there may still become one.
+
+        Without either, the place is the text's end. is_last: the text does not grow any more
+        """
+        found = self._pattern.search(text)
+        held = len(text) if is_last else len(text) - self._num_held(text)
+        if found is not None and (found.start() < held or is_last):
+            return found.start(), found.group()
+        return held, ""
+
+    def may_begin(self, text: str) -> bool:
+        """Whether a mark begins the text, or may do so when there is more of it."""
+        return not text or text in self._beginnings or self._pattern.match(text) is not None
+
+    def _num_held(self, text: str) -> int:
+        """How many last characters may be the beginning of a mark."""
+        sizes = range(min(self._longest - 1, len(text)), 0, -1)
+        return next((size for size in sizes if text[-size:] in self._beginnings), 0)

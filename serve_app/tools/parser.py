@@ -2,200 +2,420 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
 
-from serve_app.tools.forms import Form
-from serve_app.tools.heads import Head, Incomplete, NoCall, read_named_head, read_object_head, read_object_rest
-from serve_app.tools.json_scan import JsonScanner
-from serve_app.tools.marks import skip_space
-from serve_app.tools.parsed import Gains, new_call_id
-from serve_app.tools.parting import MAX_HELD_CHARS, Parting
+from serve_app.core.tools import Tool, ToolCall, ToolCallDelta
+from serve_app.tools.forms import PARENTHESIS, Form
+from serve_app.tools.heads import (
+    Head,
+    Incomplete,
+    NoCall,
+    read_object_head,
+    read_object_rest,
+    read_tokens,
+    skip_space,
+)
+from serve_app.tools.literals import LiteralReader
+from serve_app.tools.marks import MarkFinder
+from serve_app.tools.parsed import Gains, Parsed, new_call_id
+from serve_app.tools.values import Values, values_of
+
+MAX_HELD_CHARS = 4096
+"""Of what stands before and behind the arguments of a call; longer it is content."""
 
 
-class ToolCallParser(Parting):
-    """Content and calls of one text in this form.
+class CallParser:
+    """Content and calls of one text in a form.
 
     Marks and calls are no content; white space before a call without a mark, between calls and behind the last is
-    neither. Everything else is
-    content, in its order and to the letter, however the text is split. A call begins to be given once its name is one
-    of `names` and its arguments begin to be an object; what cannot become a call is content, from its mark on. What
-    was given cannot be taken back: where arguments stop being JSON, their call ends there and the rest is content.
+    neither. Everything else is content, in its order and to the letter, however the text is split. A call begins to be
+    given once its name is one of the tools' and its arguments begin; what cannot become a call is content, from its
+    mark on. What was given cannot be taken back: where arguments stop being any, the call ends there and the rest is
+    content. A text that ended by itself has its last call completed: brackets that lack are closed.
 
-    holds_calls: give each call in one piece and only once its arguments are whole; then nothing is given that would
-                 have to be taken back
+    shows_marks: marks of the form that belong to no call are content, too
     has_calls, is_whole: whether there was a call; whether the last one had all of its arguments
     """
 
     def __init__(
         self,
         form: Form,
-        names: Collection[str],
+        tools: Sequence[Tool],
         *,
         new_id: Callable[[], str] = new_call_id,
-        holds_calls: bool = False,
+        shows_marks: bool = True,
     ) -> None:
-        super().__init__(form.opener, names, new_id=new_id, holds_calls=holds_calls)
+        self.num_calls = 0
+        self.is_whole = False
+        self._values = {tool.name: values_of(tool) for tool in tools}
+        self._is_strict = any(tool.is_strict for tool in tools)
+        self._forms = (form,) if self._is_strict else (form, *form.others)
+        self._starts = _starts(self._forms, is_strict=self._is_strict)
+        self._dropped = frozenset() if shows_marks else form.special_marks
+        self._finder = MarkFinder((*self._starts, *self._dropped))
+        self._new_id = new_id
+        self._buffer = ""
+        self._is_last = self._is_cut = False
+        self._phase: Callable[[Gains], bool] = self._first
+        # of the call that is being read
+        self._candidates: Sequence[tuple[Form, int]] = ()  # with the places where it may begin
+        self._mark = ""  # that it was begun by
+        self._num_back = 0  # characters of the buffer that are content where it turns out to be no call
         self._form = form
-        self._phase = self._first
+        self._name = ""
         self._is_in_list = False
-        self._head = Head(name="", at=0)
-        self._scanner = JsonScanner()
-        self._num_scanned = 0
+        self._literal = LiteralReader()
+        self._num_open = 0
+        self._keys = 0
+        self._key, self._is_string = "", False
+        self._value_at = self._searched = 0
+
+    @property
+    def has_calls(self) -> bool:
+        return self.num_calls > 0
+
+    def feed(self, text: str) -> Parsed:
+        """Take more of the text."""
+        self._buffer += text
+        return self._parsed()
+
+    def flush(self, *, is_cut: bool = False) -> Parsed:
+        """The text has ended: what was held back is what it can still be. is_cut: it did not end by itself"""
+        self._is_last, self._is_cut = True, is_cut
+        return self._parsed()
+
+    def _parsed(self) -> Parsed:
+        gains = Gains()
+        while self._phase(gains):
+            pass
+        return gains.parsed()
+
+    # Each phase takes from the buffer and returns whether another one is to go on with what is left.
 
     def _first(self, gains: Gains) -> bool:
-        """Nothing but white space has come."""
+        """Nothing but white space has come; a call may begin without a mark."""
         start = skip_space(self._buffer, 0)
-        begins = "{[" if self._form.takes_list else "{"
-        if start == len(self._buffer) and not self._is_last:
+        rest = self._buffer[start:]
+        may_begin = self._finder.may_begin(rest)
+        if not self._is_last and may_begin and self._finder.find(rest) == (0, ""):
             return False
-        if self._form.begins_bare and start < len(self._buffer) and self._buffer[start] in begins:
-            if self._buffer[start] == "{" or not self._may_become_opener(start):
-                self._open("", skipping=0)
-                return True
-            if not self._is_last and not self._buffer.startswith(self._form.opener, start):
-                return False
-        self._phase = self._outside
+        if not may_begin and (not self._is_strict or not self._form.openers[0]):
+            self._try([(form, start) for form in self._forms], mark="", num_back=0)
+        else:
+            self._phase = self._outside
         return True
 
-    def _may_become_opener(self, at: int) -> bool:
-        opener, text = self._form.opener, self._buffer[at : at + len(self._form.opener)]
-        return bool(opener) and opener.startswith(text)
-
-    def _open(self, mark: str, *, skipping: int) -> None:
-        self._take(skipping)
-        self._opened = mark
+    def _outside(self, gains: Gains) -> bool:
+        """Content, up to the next mark."""
+        at, mark = self._finder.find(self._buffer, is_last=self._is_last)
+        gains.content.append(self._take(at))
         self._is_in_list = False
+        if mark in self._starts:
+            self._try(self._starts[mark], mark=mark, num_back=len(mark))
+        else:
+            self._take(len(mark))
+        return bool(mark)
+
+    def _try(self, candidates: Sequence[tuple[Form, int]], *, mark: str, num_back: int) -> None:
+        """A call may begin."""
+        self._candidates, self._mark, self._num_back = candidates, mark, num_back
         self._phase = self._before_arguments
 
     def _before_arguments(self, gains: Gains) -> bool:
         try:
-            head = self._read_head()
+            head = self._head()
         except Incomplete:
-            return not self._may_grow() and self._give_back(gains)
+            if not self._is_last and len(self._buffer) <= MAX_HELD_CHARS:
+                return False
+            return self._give_back(gains)
         except NoCall:
             return self._give_back(gains)
-        if head.at > MAX_HELD_CHARS:
-            return self._give_back(gains)
-        self._head = head
+        self._name = head.name
+        self._begin(gains, head.arguments or "")
+        self._take(head.at)
+        self._num_open = head.num_open
         if head.arguments is not None:
-            self._begin(gains, head.name, head.arguments)
-            self._end_call(head.at)
-            return True
-        self._scanner = JsonScanner()
-        if not self._holds_calls:
-            self._begin(gains, head.name, "")
-            self._take(head.at)
-            self._opened = ""
-        self._num_scanned = 0 if not self._holds_calls else head.at
-        self._phase = self._arguments
+            self._end_call()
+        elif self._buffer[:1] in ("{", "("):
+            self._literal = LiteralReader(is_call=self._buffer[0] == "(")
+            self._phase = self._arguments
+        else:
+            self._keys = 0
+            self._phase = self._between_arguments
         return True
-
-    def _read_head(self) -> Head:
-        """Raises Incomplete, NoCall."""
-        text, form = self._buffer, self._form
-        at = skip_space(text, 0)
-        if at == len(text):
-            raise Incomplete
-        if text[at] == "[" and form.takes_list and not self._is_in_list:
-            at = skip_space(text, at + 1)
-            if at == len(text):
-                raise Incomplete
-            head = self._read_object(at)
-            self._is_in_list = True
-            return head
-        if text[at] != "{" and form.takes_names and self._opened:
-            return read_named_head(text, at, self._names)
-        return self._read_object(at)
-
-    def _read_object(self, at: int) -> Head:
-        if self._buffer[at] != "{":
-            raise NoCall
-        return read_object_head(self._buffer, at, self._names)
 
     def _give_back(self, gains: Gains) -> bool:
         """What was held is no call: its mark is content, and what follows is read anew."""
-        if self._opened:
-            gains.content.append(self._opened)
-        else:
-            gains.content.append(self._take(skip_space(self._buffer, 0) + 1))
-        self._opened = ""
+        mark = self._take(self._num_back)
+        gains.content.append("" if mark in self._dropped else mark)
+        self._is_in_list = False
         self._phase = self._outside
         return True
 
+    def _head(self) -> Head:
+        """The first way to read what is there as a call. Raises Incomplete, NoCall."""
+        was_in_list = self._is_in_list
+        for form, start in self._candidates:
+            at = skip_space(self._buffer, start)
+            begins_list = self._buffer.startswith("[", at) and not was_in_list
+            at = skip_space(self._buffer, at + 1) if begins_list else at
+            if at == len(self._buffer):
+                raise Incomplete
+            self._form, self._is_in_list = form, was_in_list or begins_list
+            try:
+                head = self._head_in(form, at)
+            except NoCall:
+                continue
+            except Incomplete:
+                if self._is_last:
+                    continue
+                self._is_in_list = was_in_list
+                raise
+            if head.at <= MAX_HELD_CHARS:
+                return head
+        self._is_in_list = was_in_list
+        raise NoCall
+
+    def _head_in(self, form: Form, at: int) -> Head:
+        """Raises Incomplete, NoCall."""
+        text = self._buffer
+        if text[at] == "{":
+            return read_object_head(text, at, self._values, is_marked=bool(self._mark))
+        for tokens in form.heads:
+            is_python = tokens[-1] == PARENTHESIS
+            if self._is_in_list is not is_python and (self._is_in_list or not self._mark):
+                continue
+            try:
+                name, end = read_tokens(tokens, text, at, words=self._values, is_last=self._is_last)
+            except NoCall:
+                continue
+            return Head(name=name, at=end) if is_python else self._named(form, name, end)
+        raise NoCall
+
+    def _named(self, form: Form, name: str, end: int) -> Head:
+        """A call whose name is read, and whose arguments may be missing where a mark says that it is one."""
+        at = skip_space(self._buffer, end)
+        if self._buffer.startswith("{", at):
+            return Head(name=name, at=at)
+        found = self._found(at, (form.key_mark, *form.behind, *self._starts))
+        if found is None:
+            raise Incomplete
+        if form.between is not None and found == form.key_mark:
+            return Head(name=name, at=at)
+        if not self._mark or self._is_cut or not (found or at == len(self._buffer)):
+            raise NoCall
+        return Head(name=name, at=at, arguments="{}")
+
     def _arguments(self, gains: Gains) -> bool:
-        """The arguments' object; strict, so that its pieces are JSON as far as they go."""
-        end = self._num_scanned = self._scanner.feed(self._buffer, self._num_scanned)
-        if self._holds_calls:
-            return self._held_arguments(gains, end)
-        if end:
-            self._go_on(gains, self._take(end))
-            self._num_scanned = 0
-        match self._scanner.state:
-            case "complete":
-                self._end_call(0)
-            case "broken":
-                self._phase = self._outside
-            case "open":
-                return False
+        """One literal."""
+        literal = self._literal
+        self._take(literal.feed(self._buffer, is_last=self._is_last))
+        is_complete = literal.state == "complete" or (self._is_last and not self._is_cut and literal.close())
+        self._go_on(gains, literal.take())
+        if is_complete:
+            self._end_call()
+            return True
+        if literal.state == "open" and not self._is_last:
+            return False
+        if self._is_cut and re.fullmatch(r"[\w+.\-]*|\\.*", self._buffer):
+            self._go_on(gains, self._take(len(self._buffer)))
+        self._phase = self._outside
         return True
 
-    def _held_arguments(self, gains: Gains, end: int) -> bool:
-        match self._scanner.state:
-            case "complete":
-                self._begin(gains, self._head.name, self._buffer[self._head.at : end])
-                self._end_call(end)
-            case "open" if not self._is_last:
-                return False
-            case _:
-                return self._give_back(gains)
-        return True
-
-    def _end_call(self, at: int) -> None:
-        """The arguments are whole and end there."""
-        self._take(at)
-        self._opened = ""
+    def _end_call(self) -> None:
         self.is_whole = True
-        has_rest = not self._head.is_named and self._head.arguments is None
-        self._phase = self._behind_arguments if has_rest else self._behind_call
+        self._phase = self._behind_arguments if self._num_open else self._behind_call
 
     def _behind_arguments(self, gains: Gains) -> bool:
         """What belongs to the call's object and says nothing."""
         try:
             end = read_object_rest(self._buffer, 0)
         except Incomplete:
-            if self._may_grow():
+            if not self._is_last and len(self._buffer) <= MAX_HELD_CHARS:
                 return False
             end = 0
         except NoCall:
             end = 0
-        self._take(end if end <= MAX_HELD_CHARS else 0)
-        self._phase = self._behind_call if 0 < end <= MAX_HELD_CHARS else self._outside
+        self._num_open -= 1
+        if 0 < end <= MAX_HELD_CHARS:
+            self._take(end)
+            self._phase = self._behind_arguments if self._num_open else self._behind_call
+        else:
+            self._phase = self._behind_call if not self._buffer.strip() and self._is_last else self._outside
         return True
 
     def _behind_call(self, gains: Gains) -> bool:
         """What ends a call, or leads to the next; otherwise content goes on."""
-        form, at = self._form, skip_space(self._buffer, 0)
-        ends = ("]",) if self._is_in_list else (form.closer,) if form.closer else ()
-        found = self._found(at, (*ends, form.opener))
+        at = skip_space(self._buffer, 0)
+        closers = (*self._form.behind, *(("]",) if self._is_in_list else ()))
+        found = self._found(at, (*closers, *self._starts))
         if found is None:
             return False
-        if found in ends and found:
+        if found in closers and found:
             self._take(at + len(found))
-            self._phase = self._between_calls
+            self._is_in_list = self._is_in_list and found != "]"
             return True
-        separator = "," if self._is_in_list else form.separator
-        if not found and separator and self._buffer.startswith(separator, at):
-            return self._behind_separator(at, separator)
-        return self._after(at, found)
+        if found or at == len(self._buffer):
+            self._take(at)
+            self._phase = self._outside
+            return bool(self._buffer)
+        return self._next_call(at)
 
-    def _behind_separator(self, at: int, separator: str) -> bool:
-        """Another call follows a separator at once, or it is content with what follows."""
-        next_at = skip_space(self._buffer, at + len(separator))
+    def _next_call(self, at: int) -> bool:
+        """Another call follows, also behind a separator; or it is content with what stands before."""
+        next_at = skip_space(self._buffer, at + 1) if self._buffer[at] in ",;" else at
         if next_at == len(self._buffer) and not self._is_last:
             return False
-        if next_at < len(self._buffer) and self._buffer[next_at] == "{":
-            self._opened = self._take(next_at)
-            self._phase = self._before_arguments
+        if next_at < len(self._buffer) and (self._buffer[next_at] == "{" or self._form.heads):
+            self._try([(self._form, next_at)], mark=self._mark, num_back=0)
         else:
             self._phase = self._outside
         return True
+
+    def _between_arguments(self, gains: Gains) -> bool:
+        """Another argument between marks, or the end of all."""
+        at, key = skip_space(self._buffer, 0), self._form.key_mark
+        found = self._found(at, (key, *self._form.behind, *self._starts))
+        if found is None:
+            return False
+        if found == key:
+            try:
+                self._key, end = self._key_from(at, None)
+            except Incomplete:
+                if not self._is_last and len(self._buffer) <= MAX_HELD_CHARS:
+                    return False
+            except NoCall:
+                pass
+            else:
+                self._value_at = self._searched = end
+                self._phase = self._value
+                return True
+        rest = self._buffer[at:]
+        if self._is_cut and (found == key or any(mark.startswith(rest) for mark in (key, *self._form.behind))):
+            self._take(len(self._buffer))
+            self._phase = self._outside
+            return False
+        self._go_on(gains, "}" if self._keys else "{}")
+        self._end_call()
+        return True
+
+    def _key_from(self, at: int, words: Iterable[str] | None) -> tuple[str, int]:
+        """The key there, and the place of its value. Raises Incomplete, NoCall."""
+        marks = self._form.between
+        assert marks is not None
+        key, end = read_tokens(marks.key, self._buffer, at, words=None, is_last=self._is_last)
+        self._is_string = bool(marks.says_string) and marks.says_string in self._buffer[at:end]
+        if not key or (words is not None and key not in words):
+            raise NoCall
+        return key, end
+
+    def _value(self, gains: Gains) -> bool:
+        """The rest of an argument, behind its key. It stays in the buffer until it is whole."""
+        marks = self._form.between
+        assert marks is not None
+        mark = marks.end.strip()
+        end = self._buffer.find(mark, self._searched)
+        if end < 0 and not self._is_last:
+            self._searched = max(self._value_at, len(self._buffer) - len(mark) + 1)
+            return False
+        written = f"{', ' if self._keys else '{'}{json.dumps(self._key, ensure_ascii=False)}: "
+        self._keys += 1
+        whole = self._unclosed(end)
+        if whole < 0:
+            value = self._buffer[self._value_at :]
+            if self._is_cut:
+                self._go_on(gains, written + json.dumps(value, ensure_ascii=False)[:-1])
+                self._take(len(self._buffer))
+                self._phase = self._outside
+                return False
+            whole = len(self._buffer)
+        value = self._buffer[self._value_at : whole]
+        if marks.key[-1].endswith("\n"):
+            value = value.removeprefix("\n")
+        if marks.end.startswith("\n"):
+            value = value.removesuffix("\n")
+        is_string = self._is_string
+        values: Values = self._values[self._name]
+        as_json = json.dumps(value, ensure_ascii=False) if is_string else values.json_of(self._key, value)
+        self._go_on(gains, written + as_json)
+        self._take(whole + (len(mark) if whole == end else 0))
+        self._phase = self._between_arguments
+        return True
+
+    def _unclosed(self, end: int) -> int:
+        """Where the value ends: at its own mark, or before at the next argument or the next call; -1 is nowhere."""
+        text, ends = self._buffer[: end if end >= 0 else None], [end] if end >= 0 else []
+        at, is_string = text.find(self._form.key_mark, self._value_at), self._is_string
+        while at >= 0:
+            try:
+                self._key_from(at, self._values[self._name].types)
+            except (Incomplete, NoCall):
+                at = text.find(self._form.key_mark, at + 1)
+            else:
+                ends.append(at)
+                break
+        self._is_string = is_string
+        closers = "|".join(map(re.escape, self._form.behind))
+        behind = rf"(?=\s*(?:{'|'.join(map(re.escape, self._starts))}))" if end >= 0 else ""
+        found = re.compile(rf"(?:\s*(?:{closers}))+{behind}").search(text, self._value_at)
+        if found is not None:
+            ends.append(found.start() + len(found.group()) - len(found.group().lstrip()))
+        return min(ends, default=-1)
+
+    def _begin(self, gains: Gains, arguments: str) -> None:
+        gains.calls.append(ToolCallDelta(index=self.num_calls, id=self._new_id(), name=self._name, arguments=arguments))
+        self.num_calls += 1
+        self.is_whole = False
+
+    def _go_on(self, gains: Gains, arguments: str) -> None:
+        """The call that was begun last has more arguments."""
+        if arguments:
+            gains.calls.append(ToolCallDelta(index=self.num_calls - 1, arguments=arguments))
+
+    def _found(self, at: int, marks: Iterable[str]) -> str | None:
+        """Which of the marks stands there; "" is none, None is that more has to come."""
+        rest, marks = self._buffer[at : at + 256], [mark for mark in marks if mark]
+        if not self._is_last and (not rest or any(mark.startswith(rest) and mark != rest for mark in marks)):
+            return None
+        return max((mark for mark in marks if rest.startswith(mark)), key=len, default="")
+
+    def _take(self, num_chars: int) -> str:
+        taken, self._buffer = self._buffer[:num_chars], self._buffer[num_chars:]
+        return taken
+
+
+def parse_whole(
+    form: Form,
+    text: str,
+    tools: Sequence[Tool],
+    *,
+    new_id: Callable[[], str] = new_call_id,
+    is_cut: bool = False,
+) -> tuple[str, tuple[ToolCall, ...]]:
+    """The content and the calls of a text that has ended."""
+    parser = CallParser(form, tools, new_id=new_id)
+    parts = parser.feed(text), parser.flush(is_cut=is_cut)
+    calls: list[ToolCall] = []
+    for delta in (delta for part in parts for delta in part.calls):
+        if delta.name is not None:
+            calls.append(ToolCall(id=delta.id or "", name=delta.name, arguments=delta.arguments))
+        else:
+            last = calls.pop()
+            calls.append(ToolCall(id=last.id, name=last.name, arguments=last.arguments + delta.arguments))
+    return "".join(part.content for part in parts), tuple(calls)
+
+
+def _starts(forms: Sequence[Form], *, is_strict: bool) -> dict[str, list[tuple[Form, int]]]:
+    """What may begin a call in these forms, with the places behind it where the call is read from.
+
+    is_strict: nothing but what a demanded call begins with
+    """
+    starts: dict[str, list[tuple[Form, int]]] = {}
+    for form in forms:
+        for opener in filter(None, (each.strip() for each in form.openers)):
+            starts.setdefault(opener, []).append((form, len(opener)))
+        for mark in () if is_strict and form.openers[0] else form.head_marks:
+            starts.setdefault(mark, []).append((form, 0))
+    return starts

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_app.core.tools import Tool
+from serve_app.tools.literals import as_json
 
 EVERY_TYPE = frozenset(("null", "boolean", "number", "string", "array", "object"))
 MAX_REFERENCES = 16
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
-"""How the templates of some families write these, and so their models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +21,12 @@ class Values:
     types: Mapping[str, frozenset[str]]
 
     def json_of(self, key: str, text: str) -> str:
-        """The text as it stands where that is JSON of a type that the argument may have, otherwise as a string."""
+        """The literal that stands there, where it is of a type that the argument may have; otherwise a string."""
         types = self.types.get(key, EVERY_TYPE)
-        if types == {"string"}:
+        written = None if types == {"string"} else as_json(text)
+        if written is None or _type_of(json.loads(written)) not in types:
             return json.dumps(text, ensure_ascii=False)
-        written = text.strip()
-        written = _PYTHON.get(written, written)
-        try:
-            value = json.loads(written, parse_constant=_refuse)
-        except (ValueError, RecursionError):
-            return json.dumps(text, ensure_ascii=False)
-        return written if _type_of(value) in types else json.dumps(text, ensure_ascii=False)
+        return written
 
 
 def values_of(tool: Tool) -> Values:
@@ -87,8 +81,3 @@ def _type_of(value: Any) -> str:
         case list():
             return "array"
     return "object"
-
-
-def _refuse(name: str) -> None:
-    """NaN and the infinities are no JSON."""
-    raise ValueError(name)

@@ -19,8 +19,8 @@ from serve_app.constraints.vocabulary import Vocabulary
 from serve_app.core.constraint import Constraint
 from serve_app.core.tools import Tool, ToolChoice, ToolMode, Tools
 from serve_app.tools.demands import call_constraint
-from serve_app.tools.forms import GLM45, GLM47, HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_NAMED, QWEN3_CODER, AnyForm
-from serve_app.tools.whole import parse_whole
+from serve_app.tools.forms import FORMS, GLM45, GLM47, HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_NAMED, QWEN3_CODER, Form
+from serve_app.tools.parser import parse_whole
 from tests.constraints.vocabularies import EOS, WORDS, accepts, allowed, tokenizer
 
 SCHEMA = {
@@ -29,8 +29,7 @@ SCHEMA = {
     "required": ["city"],
     "additionalProperties": False,
 }
-FORMS = (HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, JSON, QWEN3_CODER, GLM45, GLM47)
-EVERY_FORM = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+EVERY_FORM = pytest.mark.parametrize("form", dict.fromkeys(FORMS.values()), ids=lambda form: form.name)
 
 
 def tools(
@@ -51,7 +50,7 @@ def tools(
     )
 
 
-def demanded(of: Tools, form: AnyForm, beside: Constraint | None = None) -> Constraint:
+def demanded(of: Tools, form: Form, beside: Constraint | None = None) -> Constraint:
     found = call_constraint(of, form, beside)
     assert found is not None
     return found
@@ -74,7 +73,7 @@ def walk(constraint: Constraint, seed: int) -> str | None:
 
 @EVERY_FORM
 @pytest.mark.parametrize("is_parallel", [False, True])
-def test_whatever_is_allowed_is_read_as_calls_that_satisfy_their_schemas(form: AnyForm, is_parallel: bool) -> None:
+def test_whatever_is_allowed_is_read_as_calls_that_satisfy_their_schemas(form: Form, is_parallel: bool) -> None:
     of = tools(is_parallel=is_parallel)
     constraint = demanded(of, form)
     texts = [text for seed in range(12) if (text := walk(constraint, seed)) is not None]
@@ -91,7 +90,7 @@ def test_whatever_is_allowed_is_read_as_calls_that_satisfy_their_schemas(form: A
 
 
 @EVERY_FORM
-def test_a_named_function_is_the_only_one(form: AnyForm) -> None:
+def test_a_named_function_is_the_only_one(form: Form) -> None:
     constraint = demanded(tools(names=("now",)), form)
     texts = [text for seed in range(9) if (text := walk(constraint, seed)) is not None]
     assert texts
@@ -124,13 +123,13 @@ def test_a_schema_that_cannot_be_followed_leaves_a_tool_that_is_not_strict_any_o
 
 
 def test_where_the_model_chooses_only_strict_tools_hold_arguments_to_their_schema() -> None:
-    beside = Constraint(kind="regex", source="a", name="regex")
+    beside = Constraint(kind="json_schema", source='{"type":"integer"}', name="response_format")
     for is_strict in (True, False):
         source = demanded(tools("auto", is_strict=is_strict), JSON, beside).source
         assert accepts("tools", source, WEATHER % '{"planet": [1]}') is not is_strict
 
 
-FREE: list[tuple[AnyForm, list[str], list[str]]] = [
+FREE: list[tuple[Form, list[str], list[str]]] = [
     (
         HERMES,
         ["", "text", 'a <tool> {"name": "x"', 'See: <tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'],
@@ -174,9 +173,7 @@ FREE: list[tuple[AnyForm, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("form", "taken", "refused"), FREE, ids=[form.name for form, _, _ in FREE])
-def test_where_the_model_chooses_what_begins_as_a_call_is_one(
-    form: AnyForm, taken: list[str], refused: list[str]
-) -> None:
+def test_where_the_model_chooses_what_begins_as_a_call_is_one(form: Form, taken: list[str], refused: list[str]) -> None:
     source = demanded(tools("auto"), form).source
     assert [text for text in (*taken, *refused) if accepts("tools", source, text)] == taken
 
@@ -205,7 +202,11 @@ def test_a_choice_without_strict_tools_demands_nothing() -> None:
 def test_beside_a_constraint_a_text_is_what_that_says_or_a_call(beside: Constraint, text: str) -> None:
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for is_strict in (True, False):
-        source = demanded(tools("auto", is_strict=is_strict), HERMES, beside).source
+        constraint = demanded(tools("auto", is_strict=is_strict), HERMES, beside)
+        if constraint is beside:  # it says what the whole text is, and nobody asked that calls be let through
+            assert (beside.kind == "json_schema", is_strict) == (False, False)
+            continue
+        source = constraint.source
         assert [each for each in (text, call, "text", text + call) if accepts("tools", source, each)] == [text, call]
 
 
@@ -300,7 +301,7 @@ RICH = {
 
 
 @pytest.mark.parametrize("form", [QWEN3_CODER, GLM45, GLM47], ids=lambda form: form.name)
-def test_between_marks_arguments_of_every_type_satisfy_their_schema(form: AnyForm) -> None:
+def test_between_marks_arguments_of_every_type_satisfy_their_schema(form: Form) -> None:
     of = tools(parameters=RICH, names=("weather",))
     constraint = demanded(of, form)
     texts = [text for seed in range(16) if (text := walk(constraint, seed)) is not None]
@@ -312,7 +313,7 @@ def test_between_marks_arguments_of_every_type_satisfy_their_schema(form: AnyFor
 
 
 STRING = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
-BETWEEN: list[tuple[AnyForm, str]] = [
+BETWEEN: list[tuple[Form, str]] = [
     (QWEN3_CODER, "<tool_call>\n<function=weather>\n<parameter=x>\n{}\n</parameter>\n</function>\n</tool_call>"),
     (GLM45, "<tool_call>weather\n<arg_key>x</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>"),
     (GLM47, "<tool_call>weather<arg_key>x</arg_key><arg_value>{}</arg_value></tool_call>"),
@@ -320,15 +321,16 @@ BETWEEN: list[tuple[AnyForm, str]] = [
 
 
 @pytest.mark.parametrize(("form", "text"), BETWEEN, ids=[form.name for form, _ in BETWEEN])
-def test_a_string_between_marks_may_hold_anything_but_the_mark_behind_it(form: AnyForm, text: str) -> None:
+def test_a_string_between_marks_may_hold_anything_but_the_mark_behind_it(form: Form, text: str) -> None:
     source = demanded(tools(parameters=STRING, names=("weather",)), form).source
     for value in ("", "5", "a\n\n b</x>", '{"a": "\\"}', "</parameter", "<arg_value>", "日本 😀"):
         assert accepts("tools", source, text.format(value))
-    assert not accepts("tools", source, text.format(f"a\n{form.end}\nb"))
+    assert form.between is not None
+    assert not accepts("tools", source, text.format(f"a\n{form.between.end.strip()}\nb"))
 
 
 @pytest.mark.parametrize(("form", "text"), BETWEEN, ids=[form.name for form, _ in BETWEEN])
-def test_marks_that_are_tokens_of_their_own_are_written_as_these(form: AnyForm, text: str) -> None:
+def test_marks_that_are_tokens_of_their_own_are_written_as_these(form: Form, text: str) -> None:
     special = {"<tool_call>": 250, "<arg_key>": 251, "</arg_value>": 252}
     grammar, _ = tool_calls_to_lark(demanded(tools(parameters=STRING, names=("weather",)), form).source, special)
     matcher = build_matcher(grammar, tokenizer())

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from serve_app.core.request import GenerationRequest
-from serve_app.core.tools import ToolParserName
+from serve_app.core.tools import ReasoningParserName, ToolParserName
 from serve_app.http.app import build_app
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
@@ -207,15 +207,25 @@ THOUGHT = ["<thi", "nk>", "\nLet me", " see.", "\n</th", "ink>\n\n", "It is", " 
 
 @asynccontextmanager
 async def reciting(
-    words: list[str], template: str, tail: str = "", *, tool_parser: ToolParserName | None = None
+    words: list[str] | list[list[str]],
+    template: str,
+    tail: str = "",
+    *,
+    tool_parser: ToolParserName | None = None,
+    reasoning_parser: ReasoningParserName | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A service whose model says these words."""
+    """A service whose model says these words; or of several texts one after each result of a tool."""
 
     def script(request: GenerationRequest, sample: int) -> list[str]:
-        return words
+        if isinstance(words[0], str):
+            return words
+        assert request.conversation is not None
+        messages = json.loads(request.conversation.source)["messages"]
+        return words[sum(message["role"] == "tool" for message in messages)]
 
     fleet = Fleet("router-0")
-    card = replica_card("r0", replace(model_card("tiny"), chat_template=template, tool_parser=tool_parser))
+    card = replace(model_card("tiny"), chat_template=template)
+    card = replica_card("r0", replace(card, tool_parser=tool_parser, reasoning_parser=reasoning_parser))
     fleet.put(card, FakeBackend(card, script=script, tail=tail))
     transport = httpx.ASGITransport(build_app(Router(fleet)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -238,10 +248,27 @@ async def test_thoughts_are_told_apart_whole_and_in_a_stream(words: list[str], t
     assert together[0]["message"]["content"] == "".join(words)
 
 
-async def test_a_model_whose_template_has_no_thoughts_says_what_it_says() -> None:
-    async with reciting(THOUGHT, "{{ messages }}") as client:
-        whole = (await client.post(PATH, json={"model": "tiny", "messages": [QUESTION]})).json()
-    assert whole["choices"][0]["message"]["content"] == "".join(THOUGHT)
+HARMONY = [
+    "<|channel|>analysis<|mess",
+    "age|>Let me see.<|end|><|start|>assistant",
+    "<|channel|>final<|message|>It is 5.",
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "reasoning_parser", "is_thought"),
+    [(THOUGHT, None, True), (THOUGHT, "none", False), (THOUGHT[2:], "deepseek_r1", True), (HARMONY, "harmony", True)],
+)
+async def test_thoughts_are_told_apart_by_a_setting_or_by_their_mark_where_a_template_has_none(
+    words: list[str], reasoning_parser: ReasoningParserName | None, is_thought: bool
+) -> None:
+    body = {"model": "tiny", "messages": [QUESTION]}
+    async with reciting(words, "{{ messages }}", reasoning_parser=reasoning_parser) as client:
+        whole = (await client.post(PATH, json=body)).json()["choices"]
+        stream = events(await client.post(PATH, json={**body, "stream": True}))
+    said = {"content": "It is 5.", "reasoning_content": "Let me see."} if is_thought else {"content": "".join(words)}
+    for choice in (*whole, *added_up(stream)):
+        assert choice["message"] == {"role": "assistant", "refusal": None, **said}
 
 
 async def test_every_chunk_and_every_body_is_what_is_described() -> None:

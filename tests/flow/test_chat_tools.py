@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 import pytest_asyncio
@@ -23,6 +25,7 @@ PARAMETERS = {
     "additionalProperties": False,
 }
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS, "strict": True}}
+WEATHER_ANYWHERE = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
 HERMES = """{%- if tools %}{{ '<|im_start|>system\\n<tools>' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}
 {{- '</tools> as <tool_call></tool_call><|im_end|>\\n' }}{% endif %}
@@ -122,12 +125,27 @@ async def test_a_call_is_one_where_its_function_may_be_called(
     assert (message["content"] or "", len(message.get("tool_calls") or ()), ended) == (content, num_calls, reason)
 
 
-async def test_a_call_that_is_cut_off_is_content_where_it_can_still_be_told() -> None:
+@pytest.mark.parametrize(
+    ("num_words", "content", "arguments"),
+    [
+        (2, 'Let me see.\n<tool_call>\n{"name": "wea', []),
+        (4, "Let me see.\n", ['{"city": "Rome"']),
+        (5, "Let me see.\n", ['{"city": "Rome", "days": 3']),
+    ],
+)
+async def test_a_call_that_is_cut_off_is_the_same_whole_and_in_a_stream(
+    num_words: int, content: str, arguments: list[str]
+) -> None:
+    body = {"model": "tiny", "messages": [QUESTION], "tools": [WEATHER], "max_tokens": num_words}
     async with reciting(CALL, HERMES) as client:
-        body = {"model": "tiny", "messages": [QUESTION], "tools": [WEATHER], "max_tokens": 4}
         choice = (await client.post(PATH, json=body)).json()["choices"][0]
-    assert choice["message"] == {"role": "assistant", "content": "".join(CALL[:4]), "refusal": None}
-    assert choice["finish_reason"] == "length"
+        message, reason = joined(events(await client.post(PATH, json={**body, "stream": True})))
+    assert (
+        plain(choice["message"])
+        == plain(message)
+        == (content, [{"name": "weather", "arguments": each} for each in arguments])
+    )
+    assert choice["finish_reason"] == reason == "length"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -177,6 +195,50 @@ async def test_calls_are_read_in_the_form_that_an_operator_names_whatever_the_te
         stream, _ = joined(events(await client.post(PATH, json={**body, "stream": True})))
     said = ("", [{"name": "clock", "arguments": '{"a": 1}'}]) if is_call else ("".join(words), [])
     assert plain(whole) == plain(stream) == said
+
+
+FAMILIES: list[tuple[ToolParserName, str]] = [
+    ("hermes", '<tool_call>\n{{"name": "weather", "arguments": {{"city": "{}"}}}}\n</tool_call>'),
+    ("qwen3_coder", "<tool_call>\n<function=weather>\n<parameter=city>\n{}\n</parameter>\n</function>\n</tool_call>"),
+    ("pythonic", '[weather(city="{}")]'),
+    ("deepseek_v31", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{{"city": "{}"}}'
+     "<｜tool▁call▁end｜>"),
+    ("harmony", "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+     '<|constrain|>json<|message|>{{"city": "{}"}}'),
+    ("gemma4", '<|tool_call>call:weather{{city:<|"|>{}<|"|>}}<tool_call|>'),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+     '{{"city": "{}"}}<|tool_call_end|><|tool_calls_section_end|>'),
+]  # fmt: skip
+CITIES = ["Rome", "Oslo", "Bern"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("name", "call"), FAMILIES, ids=[name for name, _ in FAMILIES])
+async def test_an_agent_goes_on_from_call_to_call_in_the_form_of_each_family(
+    name: ToolParserName, call: str, *, stream: bool
+) -> None:
+    texts = [[*re.findall(r".{1,3}", call.format(city), re.DOTALL)] for city in CITIES] + [["All", " done."]]
+    messages: list[dict[str, Any]] = [QUESTION]
+    async with reciting(
+        texts, "{{ messages }}", tool_parser=name, reasoning_parser="harmony" if name == "harmony" else None
+    ) as client:
+        for city in CITIES:
+            message = await answered(client, messages, stream=stream)
+            (made,) = message["tool_calls"]
+            assert (made["function"]["name"], json.loads(made["function"]["arguments"])) == ("weather", {"city": city})
+            assert not message["content"]
+            messages += [message, {"role": "tool", "tool_call_id": made["id"], "content": "sunny"}]
+        assert (await answered(client, messages, stream=stream))["content"] == "All done."
+
+
+async def answered(client: httpx.AsyncClient, messages: list[dict[str, Any]], *, stream: bool) -> dict[str, Any]:
+    """The message that comes next, as an agent keeps it."""
+    body = {"model": "tiny", "messages": messages, "tools": [WEATHER_ANYWHERE], "stream": stream}
+    response = await client.post(PATH, json=body)
+    assert response.status_code == 200, response.text
+    message, reason = joined(events(response)) if stream else (response.json()["choices"][0]["message"], None)
+    assert reason in (None, "tool_calls", "stop")
+    return {"role": "assistant", "content": message["content"], "tool_calls": message.get("tool_calls") or []}
 
 
 @pytest.mark.parametrize(("choice", "is_call"), [("required", True), ("auto", False)])

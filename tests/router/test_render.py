@@ -22,11 +22,11 @@ from serve_app.router.chat import ChatComposer
 from serve_app.router.compose import Composer
 from serve_app.router.event import Event
 from serve_app.router.fleet import Fleet
+from serve_app.router.message import writing_of
 from serve_app.router.render import StreamRenderer, collect, completion_renderer
 from serve_app.router.router import Router
 from serve_app.router.tally import Tally
-from serve_app.tools.forms import JSON
-from tests.fakes import EOS, FakeBackend
+from tests.fakes import EOS, FakeBackend, model_card
 
 HEAD = ResponseHead(id="cmpl-1", created=7, model="tiny")
 
@@ -255,9 +255,10 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 def test_a_chunk_of_a_chat_is_what_it_is_when_rendered_whole(members, template):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "stream": True, **members}
     request = parse_request(CHAT, json.dumps(body).encode(), DEFAULT_LIMITS, lambda _: UNION)
+    writing = writing_of(replace(model_card("tiny"), chat_template=template))
     quick, plain = (
         StreamRenderer(
-            request, Tally(), composer=composer(request, [template], [JSON]),
+            request, Tally(), composer=composer(request, [writing]),
             writer=ChunkWriter(HEAD, written_message, kind=CHAT_CHUNK_OBJECT),
         )
         for composer in (ChatComposer, UnawareOfChats)

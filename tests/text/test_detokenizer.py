@@ -107,6 +107,12 @@ def test_what_breaks_a_character_stands_behind_the_sign_for_it(demo: TextTokeniz
     assert places == [0, 1, 2, 3, behind - 1, behind]
 
 
+def test_special_tokens_that_are_part_of_a_mark_are_shown_and_no_others(demo: TextTokenizer) -> None:
+    shown, hidden = sorted(demo.special_ids)[:2]
+    (detokenizer,) = demo.detokenizers([], 1, shown_marks=(f"{demo.token_text(shown)}assistant",))
+    assert [detokenizer.feed(token_id) for token_id in (shown, hidden)] == [demo.token_text(shown), ""]
+
+
 def test_no_part_of_a_character_is_shown_before_it_is_whole(demo: TextTokenizer, stories: TextTokenizer) -> None:
     for tokenizer in (demo, stories):
         ids = tokenizer.encode(Prompt(parts=("a🙂é你",)))

@@ -8,7 +8,7 @@ import pytest
 
 from serve_app.core.tools import ToolParserName
 from serve_app.tools import forms
-from serve_app.tools.forms import FORMS, HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_NAMED, QWEN3_CODER, Form, form_for
+from serve_app.tools.forms import FORMS, HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, QWEN3_CODER, UNKNOWN, Form, form_for
 
 QWEN = """{%- if tools %}...return a json object with function name and arguments within <tool_call></tool_call> tags:
 <tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>{% endif %}"""
@@ -36,9 +36,21 @@ CHATML = "{% for message in messages %}<|im_start|>{{ message.role }}{% endfor %
         (QWEN_CODER, QWEN3_CODER),
         (GLM_45, forms.GLM45),
         (GLM_47, forms.GLM47),
-        ("<tool_call>function<tool_sep>", JSON),  # of a family whose form nobody reads here
-        (CHATML, JSON),
-        ("", JSON),
+        ("<tool_call>function<tool_sep>", forms.HUNYUAN),
+        ("<seed:tool_call>\n<function=name>\n<parameter=key>", forms.SEED_OSS),
+        ("in <tool_calls>[{...}]</tool_calls>, never <tool_call>", forms.HUNYUAN),
+        ("'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool.type + '\\n```json\\n'", forms.DEEPSEEK_V3),
+        ("'<｜tool▁calls▁begin｜>' + name + '<｜tool▁sep｜>'", forms.DEEPSEEK_V31),
+        ("{%- set token = '｜DSML｜' -%}", forms.DEEPSEEK_V32),
+        ("<|start|>assistant<|channel|>commentary to=functions.", forms.HARMONY),
+        ("<|tool_call|> followed by a JSON list", forms.GRANITE),
+        ("<|tool|>{{ tools }}<|/tool|>", forms.PHI4_MINI),
+        ("<|START_ACTION|>[{...}]<|END_ACTION|> and 'Action:'", forms.COHERE),
+        ("'<|tool_call>call:' + name", forms.GEMMA4),
+        ("<|tool_list_start|>[", forms.LFM2),
+        ("<|python_start|>", forms.LLAMA4),
+        (CHATML, UNKNOWN),
+        ("", UNKNOWN),
     ],
 )
 def test_a_template_shows_the_form_of_its_family(template: str, form: Form) -> None:
@@ -47,7 +59,7 @@ def test_a_template_shows_the_form_of_its_family(template: str, form: Form) -> N
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [("hermes", HERMES), ("qwen", HERMES), ("llama3_json", LLAMA3), ("mistral", MISTRAL), ("json", JSON)],
+    [("hermes", HERMES), ("qwen", HERMES), ("llama3_json", LLAMA3), ("mistral", MISTRAL), ("json", forms.JSON)],
 )
 def test_a_form_that_was_named_is_taken_whatever_the_template_says(name: ToolParserName, form: Form) -> None:
     assert form_for(QWEN, name) is form

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.tools import Tool
-from serve_app.tools.forms import GLM45, GLM47, QWEN3_CODER, MarkedForm
-from serve_app.tools.marked import MarkedCallParser
-from serve_app.tools.whole import parse_whole
+from serve_app.tools.demands import layout_of
+from serve_app.tools.forms import DEEPSEEK_V32, GLM45, GLM47, MINIMAX_M2, QWEN3_CODER, SEED_OSS, Form
+from serve_app.tools.parser import CallParser, parse_whole
 
 SCHEMA = {
     "type": "object",
@@ -33,22 +33,19 @@ TOOLS = (Tool(name="weather", at=0, sent={}, parameters=SCHEMA), Tool(name="now"
 Calls = list[tuple[str, Any]]
 
 
-def written(form: MarkedForm, name: str, arguments: dict[str, str]) -> str:
+def written(form: Form, name: str, arguments: dict[str, str]) -> str:
     """A call as the templates of the family write one."""
-    if form is QWEN3_CODER:
-        values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
-        return f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>"
-    space = form.space
-    values = "".join(
-        f"<arg_key>{key}</arg_key>{space}<arg_value>{value}</arg_value>{space}" for key, value in arguments.items()
-    )
-    return f"<tool_call>{name}{space}{values}</tool_call>"
+    layout, marks = layout_of(form, is_parallel=False), form.between
+    assert marks is not None
+    key = "".join(token for token in marks.key if not token.startswith("~"))
+    values = "".join(key.replace("{key}", each) + value + marks.end for each, value in arguments.items())
+    return layout.opening + layout.begin.replace("{name}", name) + values + layout.end + layout.closing
 
 
-def streamed(form: MarkedForm, pieces: list[str], *, holds_calls: bool = False) -> tuple[str, list[tuple[str, str]]]:
+def streamed(form: Form, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     """Content and calls, put together from the deltas as a client does."""
     numbers = count()
-    parser = MarkedCallParser(form, TOOLS, new_id=lambda: f"id{next(numbers)}", holds_calls=holds_calls)
+    parser = CallParser(form, TOOLS, new_id=lambda: f"id{next(numbers)}")
     content, calls = "", list[list[str]]()
     for parsed in [*map(parser.feed, pieces), parser.flush()]:
         content += parsed.content
@@ -60,12 +57,13 @@ def streamed(form: MarkedForm, pieces: list[str], *, holds_calls: bool = False) 
     return content, [(name, arguments) for name, arguments in calls]
 
 
-def read(form: MarkedForm, text: str) -> tuple[str, Calls]:
+def read(form: Form, text: str) -> tuple[str, Calls]:
     content, calls = parse_whole(form, text, TOOLS)
     return content, [(call.name, json.loads(call.arguments)) for call in calls]
 
 
-EVERY_FORM = pytest.mark.parametrize("form", [QWEN3_CODER, GLM45, GLM47], ids=lambda form: form.name)
+MARKED = [QWEN3_CODER, SEED_OSS, GLM45, GLM47, MINIMAX_M2, DEEPSEEK_V32]
+EVERY_FORM = pytest.mark.parametrize("form", MARKED, ids=lambda form: form.name)
 
 
 @EVERY_FORM
@@ -88,15 +86,17 @@ EVERY_FORM = pytest.mark.parametrize("form", [QWEN3_CODER, GLM45, GLM47], ids=la
         ("unit", "c", "c"),
         ("any", "[1]", [1]),
         ("any", "[1", "[1"),
+        ("places", "[{'x': None}, {'x': 2},]", [{"x": None}, {"x": 2}]),
+        ("place", "{'x': True}", {"x": True}),
         ("unheard", "1", 1),
     ],
 )
-def test_an_argument_is_of_a_type_that_its_schema_allows(form: MarkedForm, key: str, text: str, value: Any) -> None:
+def test_an_argument_is_of_a_type_that_its_schema_allows(form: Form, key: str, text: str, value: Any) -> None:
     assert read(form, written(form, "weather", {key: text})) == ("", [("weather", {key: value})])
 
 
 @EVERY_FORM
-def test_several_calls_and_what_stands_around_them(form: MarkedForm) -> None:
+def test_several_calls_and_what_stands_around_them(form: Form) -> None:
     first, second = written(form, "weather", {"city": "Oslo", "days": "2"}), written(form, "now", {})
     expected = [("weather", {"city": "Oslo", "days": 2}), ("now", {})]
     assert read(form, f"See.\n{first}\n{second}\n") == ("See.\n", expected)
@@ -114,34 +114,62 @@ def test_several_calls_and_what_stands_around_them(form: MarkedForm) -> None:
         "<tool_call>nobody</tool_call>",
     ],
 )
-def test_what_is_no_call_is_content_to_the_letter(form: MarkedForm, text: str) -> None:
+def test_what_is_no_call_is_content_to_the_letter(form: Form, text: str) -> None:
     assert read(form, text) == (text, [])
     assert streamed(form, list(text)) == (text, [])
 
 
-@EVERY_FORM
-@pytest.mark.parametrize("num_cut", [1, 12, 30])
-def test_a_call_that_was_cut_off_is_content_where_calls_are_held(form: MarkedForm, num_cut: int) -> None:
-    text = "So: " + written(form, "weather", {"city": "Oslo", "days": "2"})[:-num_cut]
-    whole_without_closer = form is QWEN3_CODER and num_cut <= len("\n</tool_call>")
-    content, calls = read(form, text)
-    if whole_without_closer:
-        assert (content, calls[0][1]) == ("So: </tool_call>"[:4] + content[4:], {"city": "Oslo", "days": 2})
-    else:
-        assert (content, calls) == (text, [])
+PARTS: list[tuple[Form, str, Calls]] = [
+    (QWEN3_CODER, "<function=now>\n</function>\n</tool_call>", [("now", {})]),
+    (QWEN3_CODER, "<tool_call>\n<function=now>", [("now", {})]),
+    (QWEN3_CODER, "<function=weather><parameter=city>Rome</parameter>", [("weather", {"city": "Rome"})]),
+    (QWEN3_CODER, "<tool_call><function=weather><parameter=city>\nRome\n</function></tool_call>",
+     [("weather", {"city": "Rome"})]),
+    (QWEN3_CODER, "<tool_call><function=weather><parameter=city>\nRome", [("weather", {"city": "Rome"})]),
+    (QWEN3_CODER, "<tool_call><function=weather><parameter=city>\nRome\n<parameter=days>\n3\n</parameter></function>",
+     [("weather", {"city": "Rome", "days": 3})]),
+    (QWEN3_CODER, "<tool_call><function=weather><parameter=city>Rome\n</function></tool_call>\n"
+     "<tool_call><function=weather><parameter=city>Oslo</parameter></function></tool_call>",
+     [("weather", {"city": "Rome"}), ("weather", {"city": "Oslo"})]),
+    (QWEN3_CODER, '<tool_call><function="weather"><parameter="city">Rome</parameter></function></tool_call>',
+     [("weather", {"city": "Rome"})]),
+    (QWEN3_CODER, "<tool_call><function=weather><parameter=city>a </function> b <parameter=x> c</parameter></function>",
+     [("weather", {"city": "a </function> b <parameter=x> c"})]),
+    (QWEN3_CODER, '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>',
+     [("weather", {"city": "Rome"})]),
+    (SEED_OSS, "<function=weather><parameter=city>Rome</function>", [("weather", {"city": "Rome"})]),
+    (GLM47, "weather<arg_key>city</arg_key><arg_value>Rome</tool_call>", [("weather", {"city": "Rome"})]),
+    (GLM45, "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome\n<arg_key>days</arg_key>\n<arg_value>3",
+     [("weather", {"city": "Rome\n", "days": 3})]),
+    (MINIMAX_M2, '<invoke name="weather">\n<parameter name="city">Rome\n</invoke>', [("weather", {"city": "Rome\n"})]),
+    (DEEPSEEK_V32, '<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="any" string="true">5'
+     '</｜DSML｜parameter>\n'
+     '<｜DSML｜parameter name="days" string="false">5</｜DSML｜parameter>',
+     [("weather", {"any": "5", "days": 5})]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "text", "calls"), PARTS)
+def test_a_call_is_read_where_parts_are_left_out(form: Form, text: str, calls: Calls) -> None:
+    assert read(form, f"So:\n{text}" if text.startswith("<") else text) == ("So:\n" if text[0] == "<" else "", calls)
+    content, streamed_calls = streamed(form, list(text))
+    assert (content, [(name, json.loads(arguments)) for name, arguments in streamed_calls]) == ("", calls)
 
 
 @EVERY_FORM
-def test_a_key_that_comes_twice_makes_no_call(form: MarkedForm) -> None:
-    one = written(form, "weather", {"city": "A"})
-    argument = one[one.index(form.key) : one.index(form.end) + len(form.end)]
-    text = one.replace(argument, argument * 2)
-    assert read(form, text) == (text, [])
+def test_of_a_key_that_comes_twice_readers_take_the_last_value(form: Form) -> None:
+    one, marks = written(form, "weather", {"city": "A"}), form.between
+    assert marks is not None
+    argument = one[one.index(marks.key[0]) : one.index(marks.end) + len(marks.end)]
+    assert read(form, one.replace(argument, argument + argument.replace("A", "B"))) == (
+        "",
+        [("weather", {"city": "B"})],
+    )
 
 
 PIECES = st.sampled_from(
     (
-        *(written(form, "weather", {"city": "Oslo", "days": "2"}) for form in (QWEN3_CODER, GLM45, GLM47)),
+        *(written(form, "weather", {"city": "Oslo", "days": "2"}) for form in MARKED),
         *(written(form, "now", {}) for form in (QWEN3_CODER, GLM45)),
         *("<tool_call>", "</tool_call>", "<function=weather>", "</function>", "<parameter=city>", "</parameter>"),
         *("<arg_key>", "city", "</arg_key>", "<arg_value>", "</arg_value>", "weather", "now", "\n", " ", "<", "x"),
@@ -152,19 +180,17 @@ PIECES = st.sampled_from(
 @EVERY_FORM
 @settings(max_examples=150, deadline=None)
 @given(parts=st.lists(PIECES, max_size=8), cuts=st.lists(st.integers(0, 400), max_size=12))
-def test_a_text_is_parted_alike_however_it_is_split(form: MarkedForm, parts: list[str], cuts: list[int]) -> None:
+def test_a_text_is_parted_alike_however_it_is_split(form: Form, parts: list[str], cuts: list[int]) -> None:
     text = "".join(parts)
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     pieces = [text[start:end] for start, end in pairwise(places)]
-    for holds in (False, True):
-        assert streamed(form, pieces, holds_calls=holds) == streamed(form, [text], holds_calls=holds)
-        assert streamed(form, list(text), holds_calls=holds) == streamed(form, [text], holds_calls=holds)
+    assert streamed(form, pieces) == streamed(form, list(text)) == streamed(form, [text])
 
 
 @EVERY_FORM
-def test_what_is_streamed_is_json_up_to_where_it_came(form: MarkedForm) -> None:
+def test_what_is_streamed_is_json_up_to_where_it_came(form: Form) -> None:
     text = written(form, "weather", {"city": "Oslo", "days": "2"})
-    parser, gained = MarkedCallParser(form, TOOLS), list[str]()
+    parser, gained = CallParser(form, TOOLS), list[str]()
     for character in text:
         gained += [delta.arguments for delta in parser.feed(character).calls]
     assert [piece for piece in gained if piece] == ['{"city": "Oslo"', ', "days": 2', "}"]
@@ -172,10 +198,10 @@ def test_what_is_streamed_is_json_up_to_where_it_came(form: MarkedForm) -> None:
 
 
 @EVERY_FORM
-def test_a_long_value_is_searched_once(form: MarkedForm) -> None:
+def test_a_long_value_is_searched_once(form: Form) -> None:
     """Each character is looked at a bounded number of times however the text comes."""
     head, tail = written(form, "weather", {"city": "@"}).split("@")
-    parser = MarkedCallParser(form, TOOLS)
+    parser = CallParser(form, TOOLS)
     parser.feed(head)
     for _ in range(50):
         parser.feed("x" * 100)

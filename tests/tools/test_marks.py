@@ -1,19 +1,32 @@
-"""Beginnings of marks at the end of a text, against the obvious search."""
+"""Marks in a text that grows are found where they are in the whole text."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.tools.marks import num_held, skip_space
+from serve_app.tools.marks import MarkFinder
+
+MARKS = st.lists(st.text("ab<", min_size=1, max_size=4), max_size=4)
 
 
-@given(text=st.text("ab<", max_size=8), mark=st.text("ab<", min_size=1, max_size=5))
-def test_the_longest_end_that_may_become_the_mark_is_held(text: str, mark: str) -> None:
-    lengths = [length for length in range(1, min(len(text), len(mark) - 1) + 1) if mark.startswith(text[-length:])]
-    assert num_held(text, mark) == max(lengths, default=0)
+def found(marks: list[str], pieces: list[str]) -> list[str]:
+    """What stands between marks, and the marks, in turns."""
+    finder, buffer, parts = MarkFinder(marks), "", [""]
+    for number, piece in enumerate(pieces, start=1):
+        buffer += piece
+        mark = "."
+        while mark:
+            at, mark = finder.find(buffer, is_last=number == len(pieces))
+            parts[-1] += buffer[:at]
+            parts += [mark, ""] if mark else []
+            buffer = buffer[at + len(mark) :]
+    return parts
 
 
-def test_white_space_is_that_of_json() -> None:
-    assert skip_space(" \t\r\n\u00a0x", 0) == 4
-    assert skip_space("ab", 2) == 2
+@given(marks=MARKS, text=st.text("ab<", max_size=12))
+def test_marks_are_the_same_however_a_text_comes(marks: list[str], text: str) -> None:
+    parts = found(marks, [text])
+    assert found(marks, [*text, ""]) == parts
+    assert "".join(parts) == text
+    assert all(mark not in said for mark in marks for said in parts[::2])

@@ -54,7 +54,7 @@ class Conversed(BaseModel):
     ] = None
     separate_reasoning: Annotated[
         bool,
-        Parameter(FLAG, "What the model thinks is `reasoning_content`, where its template has <think>; else content."),
+        Parameter(FLAG, "What the model thinks is `reasoning_content`; else content."),
     ] = True
 
 
