@@ -53,8 +53,8 @@ class Target:
 
 
 def call_form(card: ModelCard) -> AnyForm:
-    """The form of calls in a model's chats: where a default text shows it the tools, the one that the text asks for."""
-    if card.tool_prompt == "prompt":
+    """The form of calls in a model's chats: the named one, or what a default text about tools asks for."""
+    if card.tool_prompt == "prompt" and card.tool_parser is None:
         return HERMES
     return form_for(card.template_for(has_tools=True), card.tool_parser)
 
