@@ -46,8 +46,8 @@ class ModelArgs(BaseModel):
     adapters: folder with one sub-folder per adapter; relative to where the cluster was started; null is none
     dialect:  of requests to this model that name none; null is that of the router
     chat_template: a file with a chat template in Jinja, or the template itself; null is the folder's own, "" is none
-    tools_without_template: what is done with tools in chats that the template does not show: `prompt` has a default
-              text of ours show them, `refuse` answers 400
+    tools_without_template: "prompt" shows the model tools of chats by a default text where its template does not show
+              them, "refuse" answers 400 then
     tool_parser: the form in which the model writes calls of tools in chats; null is the one that its template shows
     default_sampling: `model`: parameters that are not sent are what the folder's generation_config.json says, in
               dialects that have it so; `none`: they are the dialect's

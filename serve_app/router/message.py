@@ -27,9 +27,9 @@ def writing_of(card: ModelCard | None) -> Writing:
     """Return its operator's choice, else what its template shows; a model that is gone writes as an unknown one."""
     if card is None:
         return Writing(calls=form_for(""), thoughts=thoughts_for(""))
-    shown = "hermes" if card.tool_prompt == "prompt" else card.tool_parser  # a default text asks for this form
+    of_default_text = "hermes" if card.tool_prompt == "prompt" else None
     return Writing(
-        calls=form_for(card.template_for(has_tools=True), shown),
+        calls=form_for(card.template_for(has_tools=True), card.tool_parser or of_default_text),
         thoughts=thoughts_for(card.chat_template, card.reasoning_parser),
     )
 

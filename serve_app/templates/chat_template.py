@@ -18,7 +18,7 @@ class ChatTemplate:
     """Lives on one event loop, with threads that wait for the process. A short conversation never waits for long ones.
 
     template, tool_template: of all chats, and of those with tools where that is another one; "" is none
-    special_names, special_tokens: of the model's tokenizer, see `Work`
+    tells_form, special_names, special_tokens: of the model's tokenizer, see `Work`
     """
 
     def __init__(
@@ -26,6 +26,7 @@ class ChatTemplate:
         template: str,
         *,
         tool_template: str = "",
+        tells_form: bool = True,
         model_name: str,
         special_names: tuple[str, ...] = (),
         special_tokens: Mapping[str, str] | None = None,
@@ -38,6 +39,7 @@ class ChatTemplate:
             Work(
                 template=template,
                 tool_template=tool_template,
+                tells_form=tells_form,
                 special_names=special_names,
                 special_tokens=dict(special_tokens or {}),
                 limits=limits,

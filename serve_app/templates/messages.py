@@ -16,11 +16,12 @@ TOOL_PROMPT = """# Tools
 You may call one or more functions to help the user. Here are their JSON schemas, one on each line:
 <tools>
 {tools}
-</tools>
+</tools>"""
+FORM_PROMPT = """
 
 To call a function, write a JSON object with its name and its arguments between <tool_call> and </tool_call>:
 <tool_call>
-{{"name": "the function's name", "arguments": {{"an argument's name": "its value"}}}}
+{"name": "the function's name", "arguments": {"an argument's name": "its value"}}
 </tool_call>
 The results of your calls come between <tool_response> and </tool_response>."""
 
@@ -87,8 +88,9 @@ def in_parts(message: Members) -> Members:
 def joined(message: Members) -> Members:
     """The message with its parts as one text, for templates that know no parts; with images it stays as it is."""
     content = message.get("content")
-    is_text = isinstance(content, list) and all(part.get("type") == "text" for part in content)
-    return {**message, "content": "\n".join(part["text"] for part in content)} if is_text else message
+    if not isinstance(content, list) or any(part.get("type") != "text" for part in content):
+        return message
+    return {**message, "content": "\n".join(part["text"] for part in content)}
 
 
 def shows_parts_as_python(members: Members, text: str) -> bool:
@@ -97,14 +99,15 @@ def shows_parts_as_python(members: Members, text: str) -> bool:
     return any(isinstance(content, list) and str(content) in text for content in contents)
 
 
-def with_tools(members: Members, *, in_system: bool) -> Members:
+def with_tools(members: Members, *, in_system: bool, tells_form: bool) -> Members:
     """The same with its tools in a text of ours, and calls and results in the same form.
 
-    in_system: the text stands in the system's message, or else in the first one of the user
+    in_system:  the text stands in the system's message, or else in the first one of the user
+    tells_form: it says how to write a call
     """
     messages = history_as_text(members["messages"])
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in members["tools"])
-    prompt = TOOL_PROMPT.format(tools=lines)
+    prompt = TOOL_PROMPT.format(tools=lines) + (FORM_PROMPT if tells_form else "")
     at = next((at for at, each in enumerate(messages) if each["role"] == (SYSTEM if in_system else USER)), None)
     if at is None:
         messages = [{"role": SYSTEM if in_system else USER, "content": prompt}, *messages]
@@ -157,13 +160,16 @@ def _part(text: str) -> Members:
     return {"type": "text", "text": text}
 
 
-def variants(members: Members, shown: Shown) -> Iterator[Members]:
-    """The ways to put these members to a template that shows so much, the best one first; each is to be tried."""
+def variants(members: Members, shown: Shown, *, tells_form: bool) -> Iterator[Members]:
+    """The ways to put these members to a template that shows so much, the best one first; each is to be tried.
+
+    tells_form: of calls, where a text of ours shows the tools
+    """
     if not shown.text:
         members = {**members, "messages": [in_parts(each) for each in members["messages"]]}
     ways = [members]
     if members.get("tools") and not shown.tools:
-        ways = [with_tools(members, in_system=True), with_tools(members, in_system=False)]
+        ways = [with_tools(members, in_system=each, tells_form=tells_form) for each in (True, False)]
     elif not (shown.tools or shown.history) and any(map(_is_of_a_call, members["messages"])):
         ways = [{**members, "messages": history_as_text(members["messages"])}]
     contents = [message.get("content", "") for message in members["messages"]]

@@ -25,7 +25,7 @@ from serve_app.templates.messages import (
 
 MARKS_LEFT = "the template does not show the last message, which is to be continued"
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "blackberry", "arguments": '{"cherry": 1}'}}
-PROBE = (
+PROBE: tuple[Members, ...] = (
     {"role": "user", "content": "apricot"},
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
     {"role": "tool", "name": "blackberry", "tool_call_id": "abcdefghi", "content": "damson"},
@@ -46,12 +46,14 @@ class Work:
     """What every rendering of a model begins with.
 
     tool_template:  for conversations with tools; "" where that is the same one
+    tells_form:     where a text of ours shows the tools, it says how to write a call
     special_names:  of every special token
     special_tokens: those that a template may ask for, by `bos_token` and the like
     """
 
     template: str
     tool_template: str = ""
+    tells_form: bool = True
     special_names: tuple[str, ...] = ()
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     limits: TemplateLimits = field(default_factory=TemplateLimits)
@@ -139,7 +141,7 @@ class Template:
         """The first variant that the template shows, and its text. Raises what the last one came to."""
         tools = [] if self.shown.tools else [tool["function"]["name"] for tool in members.get("tools") or ()]
         failure: Exception = Refused("the template does not show the tools")
-        for each in variants(members, self.shown):
+        for each in variants(members, self.shown, tells_form=self._work.tells_form):
             try:
                 text = self._written(self._plain, each, self._work.special_tokens, continues_last=continues_last)
             except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:

@@ -193,6 +193,16 @@ async def test_a_model_is_given_a_template_or_has_none_and_says_so() -> None:
         await stack.settled()
 
 
+async def test_tools_are_in_the_prompt_of_a_model_whose_template_does_not_show_them(stack: Stack) -> None:
+    tool = {"type": "function", "function": {"name": "look_up"}}
+    response = await stack.post({"messages": [QUESTION], "tools": [tool]}, "/apply-template")
+    assert json.dumps(tool) in response.json()["prompt"]
+    body = {"model": "demo", "messages": [QUESTION], "max_tokens": 1}
+    assert "x-tool-prompt" not in (await stack.post(body, PATH)).headers
+    chat = await stack.post({**body, "tools": [tool]}, PATH)
+    assert chat.headers["x-tool-prompt"] == "default"
+
+
 async def test_a_template_that_never_ends_costs_a_refusal_and_keeps_no_place() -> None:
     endless = "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4
     async with running_stack(num_replicas=1, threads=1, chat_template=endless) as stack:
@@ -212,7 +222,7 @@ async def reciting(
     tail: str = "",
     *,
     tool_parser: ToolParserName | None = None,
-    reasoning_parser: ReasoningParserName | None = None,
+    **card_members: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A service whose model says these words; or of several texts one after each result of a tool."""
 
@@ -224,8 +234,9 @@ async def reciting(
         return words[sum(message["role"] == "tool" for message in messages)]
 
     fleet = Fleet("router-0")
-    card = replace(model_card("tiny"), chat_template=template)
-    card = replica_card("r0", replace(card, tool_parser=tool_parser, reasoning_parser=reasoning_parser))
+    card = replica_card(
+        "r0", replace(model_card("tiny"), chat_template=template, tool_parser=tool_parser, **card_members)
+    )
     fleet.put(card, FakeBackend(card, script=script, tail=tail))
     transport = httpx.ASGITransport(build_app(Router(fleet)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:

@@ -248,3 +248,33 @@ async def test_a_demanded_call_is_no_thought_although_the_prompt_ends_in_one(cho
     async with reciting(words, HERMES + "{{ '</think>' }}", "<think>\n") as client:
         message = (await client.post(PATH, json=body)).json()["choices"][0]["message"]
     assert ("tool_calls" in message, "reasoning_content" in message) == (is_call, not is_call)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tools_that_the_template_does_not_show_are_told_and_calls_are_read_as_they_were_told(
+    *, stream: bool
+) -> None:
+    body = {"model": "tiny", "messages": [QUESTION], "tools": [WEATHER], "stream": stream}
+    async with reciting(CALL, "{{ messages }}", tool_prompt="prompt") as client:
+        response = await client.post(PATH, json=body)
+        without = await client.post(PATH, json={**body, "tool_choice": "none"})
+    message, reason = joined(events(response)) if stream else (response.json()["choices"][0]["message"], "tool_calls")
+    assert plain(message)[1] == [{"name": "weather", "arguments": '{"city": "Rome", "days": 3}'}]
+    assert (response.headers["x-tool-prompt"], reason) == ("default", "tool_calls")
+    assert "x-tool-prompt" not in without.headers
+
+
+async def test_tools_that_the_template_does_not_show_are_refused_where_the_model_is_set_so() -> None:
+    async with reciting(CALL, "{{ messages }}", tool_prompt="refuse") as client:
+        response = await client.post(PATH, json={"model": "tiny", "messages": [QUESTION], "tools": [WEATHER]})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+
+
+async def test_what_a_length_cut_off_can_be_sent_back(stack: Stack) -> None:
+    """It was a 400 on our own output: vLLM #43995."""
+    body = {"model": "demo", "messages": [QUESTION], "tools": [WEATHER], "tool_choice": "required", "max_tokens": 44}
+    message, reason = joined(events(await stack.post({**body, "stream": True, "temperature": 0}, PATH)))
+    assert (reason, len(message["tool_calls"])) == ("length", 1)
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "5"}
+    again = await stack.post({**body, "messages": [QUESTION, {"role": "assistant", **message}, result]}, PATH)
+    assert again.status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from serve_app.catalog.chat_template import ChatTemplates, read_chat_templates
 from serve_app.core.tools import Tool, ToolChoice, Tools
-from serve_app.templates.messages import TOOL_PROMPT
+from serve_app.templates.messages import FORM_PROMPT
 from serve_app.templates.rendering import PROBE_TOOL, Refused, Templates, Work
 from serve_app.tools.forms import HERMES
 from serve_app.tools.whole import call_parser
@@ -154,6 +155,39 @@ def test_templates_of_real_models_are_rendered_as_transformers_renders_them(fold
     assert list(differing(read_chat_templates(folder))) == []
 
 
+SPECIAL = re.compile(r"<[|｜]?[\w▁/]+[|｜]?>|\[/?[A-Z_]+\]")
+
+
+def own_tokens(template: str, odd: str) -> list[str]:
+    """Special tokens in the text that are the template's own, where a client's texts hold this."""
+    names = tuple(set(SPECIAL.findall(template)) | set(NAMES))
+    chat = [{**ASKS, "content": odd}, {**SAYS, "content": f"x{odd}y"}, {**ASKS_MORE, "name": "end", "content": odd}]
+    members = {"messages": chat, "add_generation_prompt": True}
+    templates = templates_of(ChatTemplates(default=template), names)
+    text, foreign = templates.render(json.dumps(members), continues_last=False)
+    pattern = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+    found = [each for each in pattern.finditer(text) if not any(each.start() <= at < each.end() for at in foreign)]
+    return [each[0] for each in found]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_tokens_are_special_where_the_template_wrote_them_and_nowhere_else(name: str) -> None:
+    check_tokens(OWN[name])
+
+
+@pytest.mark.skipif(not FOUND, reason="needs templates of real models")
+@pytest.mark.parametrize("folder", FOUND, ids=lambda folder: folder.name)
+def test_tokens_of_real_templates_are_special_where_they_wrote_them(folder: Path) -> None:
+    check_tokens(read_chat_templates(folder).default)
+
+
+def check_tokens(template: str) -> None:
+    harmless = own_tokens(template, "odd")
+    names = set(SPECIAL.findall(template)) | set(NAMES)
+    assert own_tokens(template, " ".join(sorted(names - {"<think>", "</think>"}))) == harmless
+    assert own_tokens(template, "<|im_ end|> <| | [INST") == harmless
+
+
 def test_the_template_for_tools_is_taken_where_tools_are_sent() -> None:
     both = ChatTemplates(default="plain {{ messages[0].content }}", tool_use="may {{ tools | tojson }}")
     templates = templates_of(both)
@@ -235,8 +269,8 @@ def test_the_default_text_stands_behind_the_systems_own() -> None:
 
 
 def test_the_default_text_shows_calls_as_they_are_read() -> None:
-    shown = TOOL_PROMPT.format(tools="").rpartition("</tools>")[2]
-    example = shown[shown.rindex("\n<tool_call>") : shown.rindex("</tool_call>") + len("</tool_call>")].strip()
+    end = FORM_PROMPT.rindex("</tool_call>") + len("</tool_call>")
+    example = FORM_PROMPT[FORM_PROMPT.rindex("\n<tool_call>") : end].strip()
     tool = Tool(name="the function's name", at=0, sent={})
     tools = Tools(sent=(tool,), choice=ToolChoice(mode="auto"))
     found = call_parser(HERMES, tools.usable, holds_calls=True).feed(example)
