@@ -18,7 +18,7 @@ from serve_app.deployments.arguments import ModelArgs
 EVERY_MODEL = "*"
 
 
-def check_names(data: Mapping[str, Any], models: Sequence[ModelArgs]) -> Iterator[Finding]:
+def check_names(data: dict[str, Any], models: Sequence[ModelArgs]) -> Iterator[Finding]:
     """Yield what nobody could ask for, and what would lead nowhere; of names nothing is said where no model is."""
     routers = list(routers_of(data))
     applications = [each for each in data["applications"] if isinstance(each, dict)]
