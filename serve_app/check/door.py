@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from serve_app.deployments.apps import ACCOUNTS_DEPLOYMENT, ROUTER_DEPLOYMENT, r
 HAPROXYS_HOST = "0.0.0.0"  # nosec B104 # told, not bound
 """Where HAProxy listens if no host is written."""
 PORTS = range(1, 65_536)
+WHOLE_NUMBER = re.compile(r"-?\d+")
 SHOULD_BOUND = (
     "reachable from outside: without the environment of `serve_app env` headers may take any time and any size, and"
     " keys cross the network as they are unless TLS is put in front"
@@ -45,7 +47,7 @@ def check_door(data: dict[str, Any], *, is_fast: bool, environment: Mapping[str,
 
 
 def _check_port(port: object) -> Iterator[Finding]:
-    if isinstance(port, int) and port not in PORTS:
+    if WHOLE_NUMBER.fullmatch(str(port)) and int(str(port)) not in PORTS:
         message = f"must be a TCP port, from {PORTS.start} to {PORTS.stop - 1}; found {port}"
         yield Finding(path=("http_options", "port"), message=message)
 

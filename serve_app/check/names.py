@@ -18,13 +18,13 @@ from serve_app.deployments.arguments import ModelArgs
 EVERY_MODEL = "*"
 
 
-def check_names(data: Mapping[str, Any], models: Sequence[ModelArgs]) -> Iterator[Finding]:
-    """Yield what nobody could ask for, and what would lead nowhere; nothing is said of a file without models."""
+def check_names(data: dict[str, Any], models: Sequence[ModelArgs]) -> Iterator[Finding]:
+    """Yield what nobody could ask for, and what would lead nowhere; of names nothing is said where no model is."""
     routers = list(routers_of(data))
     applications = [each for each in data["applications"] if isinstance(each, dict)]
-    if models and not routers and all(each.get("route_prefix", "/") is None for each in applications):
+    if not routers and all(each.get("route_prefix", "/") is None for each in applications):
         message = (
-            "no application is a router, so nobody can ask these models: add one with `import_path:"
+            "no application is a router, so nobody could ask for anything: add one with `import_path:"
             " serve_app.deployments.apps:router` and `route_prefix: /`, as in the repository's cluster.yaml"
         )
         yield Finding(path=("applications",), message=message)

@@ -43,8 +43,8 @@ def address_of(file: str, port: int | None = None) -> Address:
     """
     options = read_cluster_file(Path(file)).get("http_options")
     options = options if isinstance(options, dict) else {}
-    host, written = str(options.get("host", "127.0.0.1")), options.get("port")
-    port = port or (written if isinstance(written, int) else 8000)
+    host, written = str(options.get("host", "127.0.0.1")), str(options.get("port"))
+    port = port or (int(written) if written.isdecimal() else 8000)
     return Address(host=EVERY_INTERFACE.get(host, host), port=port)
 
 

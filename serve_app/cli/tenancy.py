@@ -67,18 +67,12 @@ def _opened(url: str, pepper: Path, file: str, *, begins: bool) -> tuple[TenantS
 
     Raises TenancyError, CommandFailed.
     """
-    place, is_served = file_of(engine_of(url).url), bool(runs_of(file))
-    if place is not None and not place.exists():
-        where = f"There is no store of tenants at {place.resolve()}"
-        if is_served:
+    place = file_of(engine_of(url).url)
+    if begins and place is not None and not place.exists():
+        if runs_of(file):
             raise CommandFailed(
-                f"{where}, and a service of {file} runs that has it open: it was moved, or that was started in another"
-                " folder. Put it back, or run this there."
-            )
-        if not begins:
-            raise CommandFailed(
-                f"{where}: it was moved, or the service was started in another folder. Put it back, or run this there;"
-                " `serve_app keys create --admin` begins a new one."
+                f"There is no store of tenants at {place.resolve()}, and a service of {file} runs that has it open: it"
+                " was moved, or that was started in another folder. Put it back, or run this there."
             )
         remark(f"serve_app: this begins a new store, {place.resolve()}, with its pepper, {pepper.resolve()}")
     return open_store(url, pepper_file=pepper, environment=os.environ.get(VARIABLE), begins=begins)

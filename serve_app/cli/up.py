@@ -113,7 +113,8 @@ def taken(address: Address, file: str) -> str:
     holder = listener_on(address.port)
     beside = f"or serve on another port: `serve_app up {file} --port N`, or http_options.port in the file"
     if holder is None:
-        return f"a process of another user listens on {address} already; end it, {beside}"
+        whose = "a process of another user listens there, or it is no address of this machine"
+        return f"{address} is taken: {whose}; end it, {beside}"
     if holder.run is None:
         return f"{holder} listens on {address} already; end it, {beside}"
     origin = holder.run.partition(" ")[2]

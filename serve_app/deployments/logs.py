@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import sys
+from contextlib import suppress
 from logging.handlers import MemoryHandler
 
 from serve_app.observe.guard import GuardedFormatter
@@ -17,8 +20,13 @@ SERVES_JSON = "JSONFormatter"
 def log_as_configured() -> None:
     """Send the service's own lines to stderr, which Ray keeps per process: one bare JSON line per request, and
     everything else with its time, level, origin and requests, in JSON where `logging_config` of the cluster file has
-    Serve write that (`encoding: JSON`). Safe to repeat.
+    Serve write that (`encoding: JSON`). A file that takes them is its owner's alone from then on, however Ray was
+    started: lines may have texts in them. Safe to repeat.
     """
+    with suppress(OSError, ValueError):  # a stderr that is no file has nothing to be opened
+        found = os.fstat(sys.stderr.fileno()).st_mode
+        if stat.S_ISREG(found):
+            os.fchmod(sys.stderr.fileno(), stat.S_IMODE(found) & stat.S_IRWXU)
     _attach("serve_app", Lines(serve_writes_json))
     _attach(ACCESS_LOGGER, GuardedFormatter("%(message)s"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from contextlib import closing
@@ -10,6 +11,8 @@ from pathlib import Path
 from serve_app.tenants.errors import TenancyError
 from serve_app.tenants.pepper import make_pepper, read_pepper
 from serve_app.tenants.store import TenantStore, engine_of, file_of
+
+logger = logging.getLogger(__name__)
 
 OURS_ALONE = 0o600
 
@@ -26,8 +29,9 @@ def open_store(
     file = file_of(engine_of(url).url)
     if file is not None and not file.exists():
         if not begins:
-            raise TenancyError(f"There is no store of tenants at {file.resolve()}.")
+            raise missing(file)
         _make_private(file)
+        logger.info("a new store of tenants begins: %s", file.resolve())
     store = TenantStore(url, is_made=begins or file is not None)
     if environment is None and not store.has_pepper:
         make_pepper(pepper_file)
@@ -45,7 +49,7 @@ def copy_store(url: str, target: Path) -> Path:
     if file is None:
         raise TenancyError("The store is no file of SQLite; copy it by its database's own tools, such as pg_dump.")
     if not file.exists():
-        raise TenancyError(f"There is no store of tenants at {file.resolve()}.")
+        raise missing(file)
     try:
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OURS_ALONE))
     except FileExistsError as error:
@@ -57,6 +61,14 @@ def copy_store(url: str, target: Path) -> Path:
         target.unlink()
         raise TenancyError(f"{file} cannot be copied to {target}: {error}.") from error
     return file
+
+
+def missing(file: Path) -> TenancyError:
+    """Return the refusal of a store that is not where it should be."""
+    return TenancyError(
+        f"There is no store of tenants at {file.resolve()}: it was moved, or the service was started in another folder."
+        " Put it back, or run this there; `serve_app keys create --admin` begins a new one."
+    )
 
 
 def _make_private(file: Path) -> None:

@@ -127,7 +127,10 @@ def test_the_file_that_the_mistakes_below_are_made_in_is_sound(report_of) -> Non
             "args.device: device: cuda was asked for, but torch sees no CUDA device, here; write `device: cpu`",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
         ),
-        (ROUTER, "", "applications: no application is a router, so nobody can ask these models: add one with"),
+        (ROUTER, "", "applications: no application is a router, so nobody could ask for anything: add one with"),
+        (SOUND[SOUND.index("applications:") :], "applications: []\n", "applications: no application is a router, so"),
+        ("  host:", "  port: -1\n  host:", "http_options.port: must be a TCP port, from 1 to 65535; found -1"),
+        ("  host:", "  port: '70000'\n  host:", "http_options.port: must be a TCP port, from 1 to 65535; found 70000"),
     ],
 )
 def test_a_mistake_is_found_and_named(report_of, right: str, wrong: str, said: str) -> None:  # type: ignore[no-untyped-def]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from serve_app.cli import screen
+from serve_app.cli.client import Service
 from serve_app.cli.commands.catalogs import Dtype
 from serve_app.cli.exits import Exit
+from serve_app.cli.explain import explain_request
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import LOCAL, Identity
 from serve_app.deployments.arguments import ModelArgs
@@ -196,3 +199,24 @@ def test_folders_are_judged_without_a_service(run: CommandLine, tmp_path: Path) 
     assert broken.code == Exit.FAILED
     assert broken.json[0]["name"] == "mine"
     assert broken.json[0]["reason"]
+
+
+def test_a_limit_of_an_explanation_stands_apart_from_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    limits = {name: {"remaining": 597, "limit": 600} for name in ("requests_per_minute", "max_in_flight_tokens", "x")}
+    told = {
+        "dialect": "union",
+        "choices": 1,
+        "parts": [],
+        "ignored_parameters": [],
+        "cost_at_most": 0,
+        "parameters": {},
+    }
+
+    class Told(Service):
+        def json(self, path: str, body: Mapping[str, object] | None = None, *, member: str | None) -> Any:
+            return {**told, "limits": limits}
+
+    explain_request(Told(url="http://nowhere"), "a", "demo", {}, is_chat=False, as_json=False)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" of 600 left")]
+    assert [line.split("  ")[0] for line in lines] == ["requests per minute", "max in flight tokens", "x"]
+    assert len({line.index("597") for line in lines}) == 1

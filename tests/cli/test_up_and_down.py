@@ -50,6 +50,7 @@ def file(tmp_path: Path, port: int) -> str:
         ("{host: localhost}", "http://localhost:8000"),
         ("[not, a, mapping", "http://127.0.0.1:8000"),
         ("{port: many}", "http://127.0.0.1:8000"),
+        ("{port: '81'}", "http://127.0.0.1:81"),
         ("3", "http://127.0.0.1:8000"),
     ],
 )

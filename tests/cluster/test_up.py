@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from serve_app.cli.doctor.gathering import open_logs
 from serve_app.cli.processes import listener_on
 from tests.cluster.house import House
 from tests.cluster.started import TIMEOUT_S, Started
@@ -121,6 +122,8 @@ def test_it_serves_the_demo_on_loopback_and_a_ctrl_c_leaves_nothing_behind(house
     )
     large = httpx.get(f"{started.url}/health", headers={"large": "x" * 1_000_000}, timeout=30)
     assert (large.status_code, large.json()["error"]["code"]) == (431, "headers_too_large")
+    assert list(open_logs(started.processes())) == [], "others may read what Ray and the replicas write"
+    assert started.processes(), "and these write it"
     outside = [each.command for each in started.processes() if _listens_outside(each.pid)]
     assert {command.split(":")[2] for command in outside} <= {"ServeReplica"}, "Serve binds those, and wants a token"
     assert [line for line in _told_by_proxies(started) if "POST" in line] == [], "the file has no access log"

@@ -16,11 +16,13 @@ from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.openapi import openapi_document
 from serve_app.api.parameters import OTHER_NAMES as RENAMED
 from serve_app.api.parse import parse_completion
+from serve_app.cli.tenancy_options import tenant_offers
 from serve_app.core.constraint import Constraint
 from serve_app.core.errors import InvalidRequest
 from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings, TracingSettings
 from serve_app.engine.config import EngineConfig
 from serve_app.http.cors import READABLE
+from tests.docs.command_line import command_tree
 from tests.docs.contract import bodies, ignored, names_of
 from tests.docs.docstrings import told_of
 from tests.docs.markdown import filled, sections_of, table
@@ -39,6 +41,18 @@ def document() -> Mapping[str, Any]:
 def test_generated_sections_are_what_the_code_says(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text == filled(text, SECTIONS), "write them again: python -m tests.docs.write"
+
+
+def test_the_index_leads_to_every_page() -> None:
+    folder = REPOSITORY / "docs"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    pages = {str(file.relative_to(folder)) for file in folder.rglob("*.md")} - {"README.md"}
+    assert set(re.findall(r"\]\(([\w/-]+\.md)\)", index)) == pages
+
+
+def test_every_option_of_a_tenant_is_on_the_page_of_commands() -> None:
+    (row,) = [line for line in command_tree().splitlines() if "`serve_app tenants add NAME`" in line]
+    assert {offer.flag for offer in tenant_offers()} <= set(re.findall(r"`(--[\w-]+)`", row))
 
 
 def test_every_section_is_on_one_page() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import stat
+import subprocess
 import sys
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -111,3 +113,14 @@ def test_the_form_is_asked_for_line_by_line(as_json: bool) -> None:
     lines = Lines(said.pop)
     record = logging.LogRecord("serve_app.x", logging.INFO, __file__, 1, "hello", None, None)
     assert {lines.format(record).startswith("{"), lines.format(record).startswith("{")} == {True, False}
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o666, 0o600])
+def test_a_file_that_takes_lines_is_its_owners_alone_from_then_on(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "worker.err"
+    file.touch()
+    file.chmod(mode)
+    code = "from serve_app.deployments.logs import log_as_configured; log_as_configured()"
+    with file.open("ab") as stderr:
+        subprocess.run([sys.executable, "-c", code], stderr=stderr, check=True)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600

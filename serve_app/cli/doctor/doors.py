@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from serve_app.check.findings import Severity
 from serve_app.cli.doctor.facts import Facts, Listener
-from serve_app.cli.doctor.verdicts import Verdict
+from serve_app.cli.doctor.verdicts import RESTART, Verdict
 
 PROXY_TLS = "docs/operations.md, TLS, has a proxy's whole configuration"
 UNAUTHENTICATED = 401
@@ -86,7 +86,7 @@ def check_ray_dashboard(facts: Facts) -> Iterator[Verdict]:
             severity=severity,
             found=f"Ray's dashboard answers {opened[0]} without its token: whoever reaches it runs code here",
             mend="Start Ray with RAY_AUTH_MODE=token, as `serve_app up` does and `serve_app env` prints.",
-            commands=('eval "$(serve_app env)"', "ray stop", "ray start --head --dashboard-host=127.0.0.1"),
+            commands=RESTART,
         )
     elif outside:
         yield Verdict(
@@ -113,9 +113,7 @@ def check_ray_ports(facts: Facts) -> Iterator[Verdict]:
         mend="Let a firewall keep all but the machines of the cluster from them; on one machine nobody needs them."
         if has_token
         else "Start Ray with RAY_AUTH_MODE=token, as `serve_app up` does and `serve_app env` prints.",
-        commands=(_firewall(sorted({each.port for each in rays})),)
-        if has_token
-        else ('eval "$(serve_app env)"', "ray stop", "ray start --head"),
+        commands=(_firewall(sorted({each.port for each in rays})),) if has_token else RESTART,
     )
 
 
@@ -142,7 +140,7 @@ def check_headers(facts: Facts) -> Iterator[Verdict]:
             severity=facts.worse_outside,
             found="70 000 characters of headers are not refused: the cluster was started without our bounds",
             mend="Start Ray with RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, as `serve_app env` prints it.",
-            commands=('eval "$(serve_app env)"', "ray stop", "ray start --head"),
+            commands=RESTART,
         )
     for probe in ("time limit", "staying"):
         answer = facts.answers.get(probe)

@@ -69,7 +69,7 @@ def gather(file: str, *, url: str | None = None, is_fast: bool = False) -> Facts
         store=_store(content, environment),
         token=_token(environment),
         dumps=tuple(Limit(pid=each.pid, bytes=core_limit_of(each)) for each in processes),
-        open_logs=tuple(_open_logs(processes)),
+        open_logs=tuple(open_logs(processes)),
         pickles=tuple(_pickles(content))[:MAX_PICKLES],
         versions=dict(_versions()),
     )
@@ -98,7 +98,7 @@ def _sessions(processes: Sequence[Process]) -> set[Path]:
     return {path for each in paths for path in (each, *each.parents) if path.name.startswith(SESSION)}
 
 
-def _open_logs(processes: Sequence[Process]) -> Iterator[str]:
+def open_logs(processes: Sequence[Process]) -> Iterator[str]:
     """Logs that others may read, of those that the cluster's processes write."""
     for session in sorted(_sessions([each for each in processes if each.program == "raylet"])):
         for file in sorted((session / "logs").rglob("*")):

@@ -8,7 +8,7 @@ from pathlib import Path
 from serve_app.check.findings import Severity
 from serve_app.cli.doctor.advisories import that_affect
 from serve_app.cli.doctor.facts import Facts
-from serve_app.cli.doctor.verdicts import Verdict
+from serve_app.cli.doctor.verdicts import RESTART, Verdict
 from serve_app.core.tenants import Scope
 from serve_app.tenants.pepper import DEFAULT_PEPPER
 
@@ -44,7 +44,7 @@ def check_ray_token(facts: Facts) -> Iterator[Verdict]:
             found=f"Ray runs with RAY_AUTH_MODE={facts.environment.get('RAY_AUTH_MODE', '(not set)')}:"
             " whoever reaches its ports runs code here",
             mend="Start Ray with the environment that `serve_app env` prints.",
-            commands=('eval "$(serve_app env)"', "ray stop", "ray start --head"),
+            commands=RESTART,
         )
     if facts.token is not None and facts.token.is_open:
         yield Verdict(

@@ -9,6 +9,13 @@ from serve_app.check.findings import Severity
 
 SOUND, ILL, SUSPECT, NOT_SEEN = 0, 1, 3, 4
 """Exit codes. 2 is that of a command line that was not understood."""
+RESTART = (
+    "ray get-auth-token --generate > /dev/null",
+    'eval "$(serve_app env)"',
+    "ray stop",
+    "ray start --head --dashboard-host=127.0.0.1",
+)
+"""Shell lines that start Ray anew on one machine, with its token and our environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
