@@ -78,7 +78,7 @@ class Accounts:
             return await asyncio.to_thread(self._office.answer, service, arguments, by)
         except StoreUnavailable as error:
             logger.warning("%s of %s was not done: %s", service, actor, error)
-            return Unavailable(str(error), None, {"retry_after_s": 2})
+            return Unavailable(error.shown, None, {"retry_after_s": 2})
         except NotThere as error:
             return NotFound(str(error))
         except TenancyError as error:

@@ -41,6 +41,7 @@ class AccountsLink:
 
     accounts: handle of the deployment
     kept:     answers that this router has under an Idempotency-Key, of which Accounts that were away are told again
+    on_look:  called behind every look, with whether the key of an id is still good
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class AccountsLink:
         *,
         grace_s: float,
         kept: Callable[[], Iterable[KeptAnswer]] = tuple,
+        on_look: Callable[[Callable[[str], bool]], None] = lambda is_good: None,
     ) -> None:
+        self._on_look = on_look
         self._accounts = by_value(accounts)
         self._router_id = router_id
         self._held = HeldDirectory(grace_s=grace_s)
@@ -136,7 +139,11 @@ class AccountsLink:
             await asyncio.sleep(PERIOD_S)
 
     async def look(self) -> None:
-        """Hear what changed; where nobody answers, what is held stays."""
+        """Hear what changed, and tell what became of keys; where nobody answers, what is held stays."""
+        await self._look()
+        self._on_look(partial(self._held.is_good, now=time.time()))
+
+    async def _look(self) -> None:
         asked_at = time.monotonic()
         attempts = [(each, each.attempt in self._given) for each in self._answering.values()]
         ask = partial(self._accounts.directory.remote, self._held.version, self._router_id, attempts)

@@ -86,6 +86,7 @@ class Completions:
         try:
             exchange.dialect = _dialect_asked(headers) or self._style.dialect_of(None)
             story.ticket = self._router.enter()
+            story.ticket.key_id = story.identity.key_id
             check_media_type(headers)
             return await read_body(
                 receive,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
@@ -98,7 +99,7 @@ class Guard:
                 raise
             await self._door.look_again(key)
             identity = self._admit(scope, key)
-        scope["state"]["identity"] = identity
+        scope["state"] |= {"identity": identity, "admit_again": partial(self._admit, scope, key)}
         await self._of(identity.tenant)(scope, receive, send)
 
     def _admit(self, scope: Scope, key: str | None) -> Identity:

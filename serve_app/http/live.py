@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from serve_app.api.chunks import dump
 from serve_app.api.live import Moment, Queue
 from serve_app.api.sse import event
-from serve_app.core.errors import DeadlineExceeded, Overloaded
+from serve_app.core.errors import DeadlineExceeded, Overloaded, ServeError
 from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.http.exchange import ClientGone, Exchange, watch
 from serve_app.http.metrics import Served
@@ -26,7 +26,7 @@ PERIOD_S = 1.0
 MAX_LISTENERS = 64
 """Streams of events at once; each costs a timer and one written body a second, which all of them share."""
 MAX_EVENTS = 300
-"""Of one stream: who goes on listening asks again, and with a key that is still good."""
+"""Of one stream; who goes on listening asks again."""
 
 
 class Live:
@@ -59,7 +59,7 @@ class Live:
         exchange = Exchange(send)
         if not _wants_events(scope):
             await exchange.respond(200, self.moment().body(), headers=NO_STORE)
-        elif await self._listened(receive, exchange):
+        elif await self._listened(receive, exchange, scope["state"].get("admit_again", _is_admitted)):
             scope["state"]["served"] = Served(status=CLIENT_LEFT, run=None)
 
     def moment(self) -> Moment:
@@ -80,8 +80,8 @@ class Live:
             replicas=self._fleet.replicas,
         )
 
-    async def _listened(self, receive: Receive, exchange: Exchange) -> bool:
-        """Send events until the stream is long enough, the router is stopped, or the client leaves: then True.
+    async def _listened(self, receive: Receive, exchange: Exchange, admit_again: Callable[[], object]) -> bool:
+        """Send events until there were enough, the router is stopped or the key is revoked; True where the client left.
 
         Raises Overloaded where too many listen.
         """
@@ -93,7 +93,7 @@ class Live:
         try:
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(watch(receive, exchange))
-                await self._send_events(exchange)
+                await self._send_events(exchange, admit_again)
                 watcher.cancel()
         except* (ClientGone, DeadlineExceeded):
             has_left = True
@@ -101,12 +101,17 @@ class Live:
             self.num_listeners -= 1
         return has_left
 
-    async def _send_events(self, exchange: Exchange) -> None:
+    async def _send_events(self, exchange: Exchange, admit_again: Callable[[], object]) -> None:
         for _ in range(MAX_EVENTS):
             await in_time(exchange.stream(self._event()), self._max_stall_s)
             await asyncio.sleep(self._period_s)
             if self._admission.is_stopped:
                 break
+            try:
+                admit_again()
+            except ServeError as error:
+                await in_time(exchange.fail(error), self._max_stall_s)
+                return
         await in_time(exchange.end_stream(b""), self._max_stall_s)
 
     def _event(self) -> bytes:
@@ -116,6 +121,10 @@ class Live:
             self._last_event, self._last_at = event(dump(self.moment().body())), now
             self.num_written += 1
         return self._last_event
+
+
+def _is_admitted() -> None:
+    """Admit a listener where nobody guards the door."""
 
 
 def _wants_events(scope: Scope) -> bool:

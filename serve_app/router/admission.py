@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-from serve_app.core.errors import Overloaded, ServeError, Unavailable
+from serve_app.core.errors import Overloaded, ServeError, Unauthenticated, Unavailable
 from serve_app.core.shares import Share
 from serve_app.router.active import Active
 from serve_app.router.appointments import MAX_RETRY_S, Appointments
@@ -72,19 +72,24 @@ class Excess:
     seconds: float
 
 
+def _nothing_to_end(error: ServeError) -> None:
+    """End a request that nobody computes yet."""
+
+
 class Ticket:
     """A request's place, from the door to its last byte. Until it is known what it asks for it counts as one sequence.
 
-    share:    of whom it is
+    share:    of whom it is;  key_id: of the key that it came with, "" where there is none
     is_known: whether it has grown;  sizes: sequences that count, by model
     """
 
     def __init__(self, admission: Admission, share: Share) -> None:
         self.share = share
+        self.key_id = ""
         self.is_known = False
         self.sizes: Mapping[str, int] = {}
         self._admission = admission
-        self._end: Callable[[ServeError], None] = lambda error: None
+        self._end = _nothing_to_end
         self._is_returned = False
 
     def grow(self, sizes: Mapping[str, int]) -> None:
@@ -92,11 +97,13 @@ class Ticket:
         self._admission.grow(self, sizes)
 
     def ends_by(self, end: Callable[[ServeError], None]) -> None:
-        """Say how to end the request where the router is stopped before it is over."""
+        """Say how to end the request where the router is stopped, or its key revoked, before it is over."""
         self._end = end
 
     def end(self, error: ServeError) -> None:
-        self._end(error)
+        """End the request, once."""
+        end, self._end = self._end, _nothing_to_end
+        end(error)
 
     def give_back(self, completed: Mapping[str, int] | None = None) -> None:
         """The request is over; so many of its sequences ended by themselves, by model."""
@@ -216,6 +223,12 @@ class Admission:
         self._closed = self._stopped = error
         for ticket in list(self._tickets):
             ticket.end(error)
+
+    def end_keys(self, is_good: Callable[[str], bool]) -> None:
+        """End every open request whose key is no longer good."""
+        for ticket in list(self._tickets):
+            if ticket.key_id and not is_good(ticket.key_id):
+                ticket.end(Unauthenticated("The key that was sent has expired or was revoked meanwhile."))
 
     async def drain(self, error: Unavailable, *, seconds: float) -> None:
         """Let nobody in any more, wait so long for the requests that are open, and end those that are left."""

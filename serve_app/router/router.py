@@ -107,7 +107,7 @@ class Router:
             for each in requests:
                 sizes[each.model.base] += each.n
             ticket.grow(sizes)
-            ticket.ends_by(run.fail)
+            ticket.ends_by(run.end)
         return run
 
     def lowered(

@@ -143,6 +143,11 @@ class Run:
         else:
             self._inbox.put(error)
 
+    def end(self, error: ServeError) -> None:
+        """Fail, and have nothing more computed."""
+        self.fail(error)
+        self._abort_all()
+
     def _settle(self) -> None:
         """Give every homeless prompt to a replica; tell whoever enters once every replica has accepted its own."""
         if self._has_left:

@@ -25,6 +25,7 @@ class Directory:
         self.version = version
         self.tenants = {tenant.name: tenant for tenant in tenants}
         self._keys = {key.digest: (key, _bearer(key, self.tenants)) for key in keys if key.tenant in self.tenants}
+        self._by_id = {key.id: key for key, _ in self._keys.values()}
         self._pepper = pepper
         self.origins = frozenset(origin for tenant in self.tenants.values() for origin in tenant.cors_origins)
 
@@ -43,6 +44,11 @@ class Directory:
         if key is None or not is_same or not key.is_valid(now):
             raise Unauthenticated("The key that was sent is unknown, has expired or was revoked.")
         return bearer
+
+    def is_good(self, key_id: str, now: float) -> bool:
+        """Return whether the key of this id still opens the door. now: Unix seconds"""
+        key = self._by_id.get(key_id)
+        return key is not None and key.is_valid(now)
 
 
 def _bearer(key: Key, tenants: Mapping[str, Tenant]) -> Identity:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 DRIVER = "psycopg"
 INSTALL = "`pip install -c constraints.txt -e '.[postgresql]'` installs it"
+LOCKED = "database is locked"
+"""The one reason of a driver that clients are told."""
 
 
 class TenancyError(Exception):
@@ -15,7 +17,14 @@ class NotThere(TenancyError):
 
 
 class StoreUnavailable(TenancyError):
-    """The database did not do what was asked; it may be locked, full or gone."""
+    """The database did not do what was asked; it may be locked, full or gone.
+
+    shown: the message for clients. A driver's own words name the database's address, its user and its files.
+    """
+
+    def __init__(self, message: str, shown: str) -> None:
+        super().__init__(message)
+        self.shown = shown
 
 
 def unopened(error: Exception) -> TenancyError:
@@ -34,7 +43,9 @@ def unopened(error: Exception) -> TenancyError:
 
 def unavailable(error: Exception) -> StoreUnavailable:
     """The store was opened, and fails now."""
-    return StoreUnavailable(f"The store of tenants did not do what was asked: {_reason(error)}.")
+    what = "The store of tenants did not do what was asked"
+    reason = _reason(error)
+    return StoreUnavailable(f"{what}: {reason}.", f"{what}: {LOCKED}." if reason == LOCKED else f"{what}; retry.")
 
 
 def _without_driver(module: str) -> str:

@@ -44,6 +44,10 @@ class HeldDirectory:
         """Since anything was heard; seconds."""
         return at - self._heard_at
 
+    def is_good(self, key_id: str, *, now: float) -> bool:
+        """As `Directory.is_good`, by what was heard last, however long ago."""
+        return self._directory is None or self._directory.is_good(key_id, now)
+
     def identify(self, presented: str | None, *, now: float, at: float) -> Identity:
         """now: Unix seconds. Raises Unauthenticated; Unavailable where nothing was heard for too long."""
         if self._directory is None or self.age_s(at) > self.grace_s:

@@ -178,3 +178,19 @@ async def test_a_store_that_was_moved_away_is_missed_until_it_is_back_and_no_oth
     assert before is not None
     assert after is not None
     assert (after.version, after.tenants.keys()) == (before.version, before.tenants.keys())
+
+
+async def test_what_a_driver_says_of_its_database_is_logged_and_not_told(
+    accounts: Accounts, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("serve_app").propagate = True
+    said = 'connection to server at "10.1.2.3", port 5432 failed: no password for user "books" in /srv/keys'
+
+    def fail(*arguments: object) -> None:
+        raise OperationalError("SELECT", {}, Exception(said))
+
+    event.listen(accounts._store.engine, "before_cursor_execute", fail)
+    refused = await accounts.administer("list_tenants", {}, "key-boss")
+    assert isinstance(refused, Unavailable)
+    assert str(refused) == "The store of tenants did not do what was asked; retry."
+    assert said in caplog.text

@@ -190,3 +190,22 @@ async def test_accounts_that_were_away_are_told_what_was_answered_under_keys() -
     assert [told[1:] for told in delivered] == [("router-0", answer.messages)] * 2  # type: ignore[index]
     told: Claim = delivered[0][0]  # type: ignore[index]
     assert (told.tenant, told.key, told.fingerprint, told.seconds) == ("a", "k", b"f", 7.0)
+
+
+async def test_a_look_tells_which_keys_are_no_longer_good() -> None:
+    accounts = AskedAccounts()
+    good: list[list[bool]] = []
+    handle: Any = accounts
+    link = AccountsLink(
+        handle, "router-0", grace_s=60.0, on_look=lambda is_good: good.append([is_good("k0"), is_good("k1")])
+    )
+    accounts.does_answer = False
+    await link.look()
+    accounts.does_answer = True
+    accounts.keys += [new_key(), new_key()]
+    await link.look()
+    accounts.keys.pop()
+    await link.look()
+    accounts.does_answer = False
+    await link.look()
+    assert good == [[True, True], [True, True], [True, False], [True, False]], "who knows nothing ends nothing"

@@ -15,6 +15,7 @@ from serve_app.core.quotas import Lease, Statement
 from serve_app.core.tenants import Identity, Limits, Tenant
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
+from serve_app.router.admission import Admission
 from serve_app.router.books import Books
 from serve_app.router.fleet import Fleet
 from serve_app.router.quotas import Quotas
@@ -69,6 +70,7 @@ class House:
     fleet: Fleet
     books: Books
     client: httpx.AsyncClient
+    admission: Admission
     tasks: list[asyncio.Task[object]] = field(default_factory=list)
 
     def ask(self, tenant: str, **body: object) -> None:
@@ -92,9 +94,10 @@ def house(accounts: FakeAccounts, backends: Sequence[FakeBackend], name: str = "
     books = Books(Quotas(name, accounts), Scribe(accounts, fleet.counts), accounts, wall=lambda: 0.0)
     books.prices = Prices(by_model={"tiny": Price(prompt=1.0, completion=2.0)})
     door = Door(identify=lambda key: Identity(tenant=TENANTS[key or ""], key_id=f"key of {key}"))
-    app = build_app(Router(fleet, books=books), door=door, replays=Replays(ReplaySettings(seconds=60)))
+    router = Router(fleet, books=books)
+    app = build_app(router, door=door, replays=Replays(ReplaySettings(seconds=60)))
     transport = httpx.ASGITransport(app=app)
-    return House(fleet, books, httpx.AsyncClient(transport=transport, base_url="http://flow"))
+    return House(fleet, books, httpx.AsyncClient(transport=transport, base_url="http://flow"), router.admission)
 
 
 def backend(number: int, *, is_stepped: bool = False) -> FakeBackend:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import httpx
+import pytest
 from sqlalchemy import text
 
 from tests.flow.test_ledger import FakeAccounts, accounts, backend, house  # noqa: F401
@@ -32,6 +33,40 @@ async def test_a_stream_that_ends_by_an_error_is_written_down_as_that(accounts: 
     assert (answer.status_code, b'"error"' in answer.content) == (200, True)
     await slow.books.scribe.flush()
     assert await statuses(accounts) == [(500, 2)]
+    await slow.kill()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_revoked_key_ends_its_requests_and_no_others_and_the_ledger_has_them(
+    accounts: FakeAccounts,  # noqa: F811
+    stream: bool,
+) -> None:
+    stepped = backend(0, is_stepped=True)
+    slow = house(accounts, [stepped])
+    for tenant in ("acme", "beta"):
+        slow.ask(tenant, stream=stream)
+    while stepped.num_live < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    for _ in range(3):
+        stepped.step()
+        await asyncio.sleep(0.01)
+    for _ in range(2):  # routers look again and again
+        slow.admission.end_keys(lambda key_id: key_id != "key of acme")
+    revoked = await asyncio.wait_for(slow.tasks[0], 5)
+    assert isinstance(revoked, httpx.Response)
+    assert revoked.status_code == (200 if stream else 401)
+    assert revoked.content.count(b'"invalid_api_key"') == 1
+    assert revoked.content.endswith(b"data: [DONE]\n\n") == stream
+    await asyncio.sleep(0.01)
+    assert stepped.num_live == 1, "nothing more is computed for it"
+    while stepped.num_live:
+        stepped.step()
+        await asyncio.sleep(0)
+    other = await slow.tasks[1]
+    assert isinstance(other, httpx.Response)
+    assert (other.status_code, b"error" in other.content) == (200, False)
+    await slow.books.scribe.flush()
+    assert await statuses(accounts) == [(401, 3), (200, 12)]
     await slow.kill()
 
 

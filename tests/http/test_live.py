@@ -12,7 +12,8 @@ import jsonschema
 import pytest
 from starlette.types import Message
 
-from serve_app.core.errors import Overloaded, Unavailable
+from serve_app.core.errors import Overloaded, Unauthenticated, Unavailable
+from serve_app.core.tenants import LOCAL
 from serve_app.http.app import build_app
 from serve_app.http.live import MAX_EVENTS, MAX_LISTENERS, Live
 from serve_app.router.fleet import Fleet
@@ -121,6 +122,20 @@ async def test_a_stream_ends_with_the_router_and_after_so_many_events(router: Ro
     bodies = [message["body"] for message in listener.events._queue if "body" in message]  # type: ignore[attr-defined]
     assert len(bodies) == (1 if is_stopped else MAX_EVENTS) + 1
     assert (bodies[-1], live.num_listeners) == (b"", 0)
+
+
+async def test_a_stream_whose_key_was_revoked_ends_with_an_error(router: Router) -> None:
+    keys = iter([LOCAL])
+
+    def admit_again() -> object:
+        if (identity := next(keys, None)) is None:
+            raise Unauthenticated("revoked")
+        return identity
+
+    listener = Listener(Live(router.fleet, router.admission, period_s=0.0), state={"admit_again": admit_again})
+    bodies = [await listener.next_body() for _ in range(3)]
+    assert [b"invalid_api_key" in body for body in bodies] == [False, False, True]
+    await listener.task
 
 
 async def test_a_listener_that_reads_nothing_is_given_up(router: Router) -> None:
