@@ -52,10 +52,11 @@ class Opened:
         except OSError:
             is_there = False
         if not is_there:
-            raise StoreUnavailable(
+            message = (
                 f"{self._file.name}, the store of tenants, was moved, removed or replaced while it was open. Put it"
                 " back, or start the service again to use what is there."
             )
+            raise StoreUnavailable(message, message)
 
 
 class TenantStore:

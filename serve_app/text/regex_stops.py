@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from serve_app.core.errors import InvalidRequest
-from serve_app.text.regex_program import TAIL, UNKNOWN, Accept, Program, Read, State, program_of
+from serve_app.text.regex_program import TAIL, UNKNOWN, Program, program_of
 from serve_app.text.regex_syntax import BadRegex
+
+FREE_STEPS = 256
+"""What is held is looked through so far before it has to wait."""
 
 
 def check_regexes(sources: tuple[str, ...], *, param: str = "stop_regex") -> None:
@@ -17,14 +18,6 @@ def check_regexes(sources: tuple[str, ...], *, param: str = "stop_regex") -> Non
         raise InvalidRequest.refusing(param, must=error.must, found=error.found) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A match that may be under way: where it began, and the states of the program it may be in."""
-
-    begin: int
-    places: tuple[int, ...]
-
-
 class RegexStopMatcher:
     """Shows a text up to the place where a match begins, and nothing of the match.
 
@@ -33,12 +26,13 @@ class RegexStopMatcher:
     the text is split into pieces, but for `$` and `\\Z`: they hold where a piece ends, as in SGLang, which searches the
     end of what was generated after each token. `\\b` waits for the next character, or for the end.
 
-    Held back is what follows the earliest place where a match may have begun that can still become complete, and
-    nothing else. An expression whose matches have no greatest length (`<a>.*</a>`) may thus hold back from there to
-    the end of the text: that is the price of never showing a part of a match.
+    Held back is what follows the earliest place where a match may have begun that can still become complete. To find
+    that place takes as many steps as characters are held, so for each character that comes two such steps are taken at
+    most: what is held for long may be shown as much later again. An expression whose matches have no greatest length
+    (`<a>.*</a>`) may hold back from there to the end of the text: that is the price of never showing a part of a match.
 
-    The work for a character is bounded by the size of the program, whatever the text and the expressions: each of
-    its states belongs to the earliest attempt that reached it (Pike's simulation), there is no backtracking.
+    The work for a character is bounded by the size of the program, whatever the text and the expressions: which
+    positions of the expressions the text may have reached is one integer, and what follows it is looked up.
 
     matched:      the expression that ended the text
     matched_text: what it matched
@@ -47,11 +41,11 @@ class RegexStopMatcher:
     def __init__(self, sources: tuple[str, ...]) -> None:
         """Raises BadRegex; `check_regexes` tells a client of it."""
         self._program: Program | None = program_of(sources) if sources else None
-        self._attempts: list[Attempt] = []  # the earliest first
-        self._held = ""
-        self._num_shown = 0
-        self._num_read = 0
-        self._last: str | None = None  # the character before the place that was reached
+        self._reached = 0  # positions of the program behind what was read
+        self._held = ""  # read and not shown
+        self._before: str | None = None  # the character in front of what is held
+        self._last: str | None = None  # the character read last
+        self._num_steps = FREE_STEPS  # that may still be spent on looking for the beginning
         self.matched: str | None = None
         self.matched_text = ""
 
@@ -64,68 +58,60 @@ class RegexStopMatcher:
             return ""
         if self._program is None:
             return text
-        self._held += text
-        for character in text:
-            if (self._attempts or self._program.may_begin(character)) and self._read(self._program, character):
-                return self._show_until(self._num_shown + len(self._held))
+        for number, character in enumerate(text):
+            place = self._program.between(self._last, character)
+            if self._reached & place.complete:  # what had to see the next character
+                return self._end(self._program, text[:number], self._reached & place.complete)
+            self._reached = (place.follow.of(self._reached) | place.first) & self._program.reading(character)
             self._last = character
-            self._num_read += 1
-            if self._attempts and self._is_complete(self._program, after=UNKNOWN):
-                return self._show_until(self._num_shown + len(self._held))
-        if text and is_tail and self._attempts and self._is_complete(self._program, after=TAIL):
-            return self._show_until(self._num_shown + len(self._held))
-        return self._show_until(self._attempts[0].begin if self._attempts else self._num_read)
+            if self._reached:
+                complete = self._reached & self._program.between(character, UNKNOWN).complete
+                if complete:
+                    return self._end(self._program, text[: number + 1], complete)
+        if text and is_tail and self._reached:
+            complete = self._reached & self._program.between(self._last, TAIL).complete
+            if complete:
+                return self._end(self._program, text, complete)
+        self._held += text
+        self._num_steps += 2 * len(text)
+        if not self._reached:
+            return self._show(len(self._held))
+        if len(self._held) > self._num_steps:
+            return ""
+        self._num_steps -= len(self._held)
+        return self._show(self._beginning(self._program, self._reached)[0])
 
     def flush(self) -> str:
         """End the text: return what was held back, up to a match that the end completes."""
         if self.matched is not None or self._program is None:
             return ""
-        self._is_complete(self._program, after=None)
-        return self._show_until(self._num_shown + len(self._held))
+        complete = self._reached & self._program.between(self._last, None).complete
+        return self._end(self._program, "", complete) if complete else self._show(len(self._held))
 
-    def _read(self, program: Program, character: str) -> bool:
-        """Take a character; True, and it was not taken, where a match is complete in front of it."""
-        seen: set[int] = set()
-        claimed: set[int] = set()
-        attempts = []
-        for attempt in (*self._attempts, Attempt(self._num_read, (program.start,))):
-            states = program.settle(attempt.places, seen, before=self._last, after=character)
-            if self._accept(attempt, states):
-                return True
-            places = [
-                state.to
-                for state in states
-                if isinstance(state, Read) and state.to not in claimed and state.character.pattern.match(character)
-            ]
-            if places:
-                claimed.update(places)
-                attempts.append(Attempt(attempt.begin, tuple(dict.fromkeys(places))))
-        self._attempts = attempts
-        return False
+    def _end(self, program: Program, text: str, complete: int) -> str:
+        """End the text where a match with one of these last positions is complete, behind this much more of it."""
+        self._held += text
+        begin, first = self._beginning(program, complete)
+        number = next(number for number, positions in enumerate(program.of_source) if positions & first)
+        self.matched, self.matched_text = program.sources[number], self._held[begin:]
+        return self._held[:begin]
 
-    def _is_complete(self, program: Program, *, after: str | None) -> bool:
-        """Whether a match ends here; `after` is what comes next, as for `Program.settle`."""
-        seen: set[int] = set()
-        return any(
-            self._accept(attempt, program.settle(attempt.places, seen, before=self._last, after=after))
-            for attempt in self._attempts
-        )
+    def _beginning(self, program: Program, reached: int) -> tuple[int, int]:
+        """Where in what is held the earliest match began that has reached these positions, and with which."""
+        begin, first = len(self._held), 0
+        for at in range(len(self._held) - 1, -1, -1):
+            before = self._held[at - 1] if at else self._before
+            place = program.between(before, self._held[at])
+            if reached & place.first:
+                begin, first = at, reached & place.first
+            if not at:
+                break
+            reached = place.precede.of(reached) & program.reading(self._held[at - 1])
+            if not reached:
+                break
+        return begin, first
 
-    def _accept(self, attempt: Attempt, states: list[State]) -> bool:
-        """End the text where one of these states completes the attempt."""
-        complete = [state.number for state in states if isinstance(state, Accept)]
-        if not complete:
-            return False
-        assert self._program is not None
-        begin = attempt.begin - self._num_shown
-        self.matched = self._program.sources[min(complete)]
-        self.matched_text = self._held[begin : self._num_read - self._num_shown]
-        self._held = self._held[:begin]
-        self._attempts = []
-        return True
-
-    def _show_until(self, place: int) -> str:
-        num_chars = place - self._num_shown
+    def _show(self, num_chars: int) -> str:
         shown, self._held = self._held[:num_chars], self._held[num_chars:]
-        self._num_shown = place
+        self._before = shown[-1] if shown else self._before
         return shown

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 MAX_NESTING = 50
 MAX_REPEAT = 1000
+MAX_CASED = 25_000
 
 ANCHORS = {"^": "start", "$": "end", "\\A": "first", "\\Z": "last", "\\b": "word", "\\B": "no-word"}
 FLAGS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "a": re.ASCII}
@@ -40,10 +42,13 @@ class Empty:
 class Character:
     """One character out of a set.
 
-    pattern: an expression of Python's for exactly one character
+    pattern: an expression of Python's for exactly one character;  literal: that one, where it matches no other
+    number:  of the character among all of a program, repetitions written out
     """
 
     pattern: re.Pattern[str]
+    literal: str | None = None
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +84,25 @@ class Repeat:
 Node = Empty | Character | Anchor | Join | Choice | Repeat
 
 
-def parse_regex(source: str) -> Node:
+def parse_regexes(sources: tuple[str, ...]) -> Iterator[Node]:
     """Read characters, sets, groups, alternatives, repetitions, anchors, and the flags `(?imsa)` in front.
 
     Raises BadRegex: for what is malformed, and for what needs backtracking (back-references, looking around,
     atomic groups). Whether a repetition is lazy makes no difference to where a match begins.
     """
-    return _Reader(source).read()
+    num_cased = 0
+    for source in sources:
+        reader = _Reader(source, num_cased)
+        yield reader.read()
+        num_cased = reader.num_cased
 
 
 class _Reader:
-    def __init__(self, source: str) -> None:
+    """num_cased: characters in ranges beside the flag i so far, each of which Python looks at"""
+
+    def __init__(self, source: str, num_cased: int) -> None:
         self._source = source
+        self.num_cased = num_cased
         self._at = 0
         self._depth = 0
         self._flags = 0
@@ -164,7 +176,7 @@ class _Reader:
         self._at += 1
         if character in ANCHORS:
             return self._anchor(character)
-        return self._character(character if character == "." else re.escape(character))
+        return self._character(character if character == "." else re.escape(character), literal=character)
 
     def _group(self) -> Node:
         opening = GROUP.match(self._source, self._at)
@@ -214,13 +226,26 @@ class _Reader:
             pieces.append(f"\\{character}" if character in AMBIGUOUS_IN_SET or character == "]" else character)
             self._at += 1
         self._at += 1
+        self._count_cased(pieces)
         if "--" in self._source[begin : self._at]:
             self._refuse("two dashes stand side by side in a set; escape one of them")
         return "".join(pieces) + "]"
 
-    def _character(self, source: str) -> Character:
+    def _count_cased(self, pieces: Sequence[str]) -> None:
+        """Refuse ranges that are too wide to be compiled for both cases."""
+        if not self._flags & re.IGNORECASE:
+            return
+        for lowest, dash, highest in zip(pieces, pieces[1:], pieces[2:], strict=False):
+            if dash == "-":
+                self.num_cased += max(0, _code(highest) - _code(lowest))
+        if self.num_cased > MAX_CASED:
+            self._refuse(f"ranges beside the flag i span more than {MAX_CASED} characters together; leave i away")
+
+    def _character(self, source: str, *, literal: str = ".") -> Character:
+        is_literal = literal != "." and not self._flags & re.IGNORECASE
         try:
-            return Character(re.compile(source, self._flags & ~re.MULTILINE))
+            pattern = re.compile(source, self._flags & ~re.MULTILINE)
+            return Character(pattern, literal=literal if is_literal else None)
         except re.error as error:
             self._refuse(f"the set {source!r} cannot be read: {error.msg}")
 
@@ -237,3 +262,8 @@ class _Reader:
 
     def _refuse(self, reason: str) -> NoReturn:
         raise BadRegex("be of the supported syntax", found=f"{reason} (at character {self._at})")
+
+
+def _code(piece: str) -> int:
+    """The character that a piece of a set stands for; 0 for a class of them."""
+    return int(piece[2:], 16) if piece[:2] in ("\\x", "\\u") else ord(piece[-1])

@@ -17,7 +17,7 @@ from serve_app.core.tools import Tool, ToolChoice, Tools
 from serve_app.templates.messages import FORM_PROMPT
 from serve_app.templates.rendering import PROBE_TOOL, Refused, Templates, Work
 from serve_app.tools.forms import HERMES
-from serve_app.tools.whole import call_parser
+from serve_app.tools.parser import CallParser
 
 FOLDERS = Path("../shared/real-folders")
 NAMES = ("<|im_start|>", "<|im_end|>", "<|end|>", "<think>", "</think>", "<tool_call>", "[INST]", "<s>", "</s>")
@@ -273,7 +273,7 @@ def test_the_default_text_shows_calls_as_they_are_read() -> None:
     example = FORM_PROMPT[FORM_PROMPT.rindex("\n<tool_call>") : end].strip()
     tool = Tool(name="the function's name", at=0, sent={})
     tools = Tools(sent=(tool,), choice=ToolChoice(mode="auto"))
-    found = call_parser(HERMES, tools.usable, holds_calls=True).feed(example)
+    found = CallParser(HERMES, tools.usable).feed(example)
     assert [call.name for call in found.calls] == ["the function's name"]
 
 

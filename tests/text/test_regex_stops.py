@@ -11,7 +11,7 @@ import pytest
 
 from serve_app.core.errors import InvalidRequest
 from serve_app.text.regex_program import program_of
-from serve_app.text.regex_stops import RegexStopMatcher, check_regexes
+from serve_app.text.regex_stops import FREE_STEPS, RegexStopMatcher, check_regexes
 from serve_app.text.regex_syntax import BadRegex
 
 pytestmark = pytest.mark.slow
@@ -147,7 +147,8 @@ def test_what_cannot_be_a_match_any_more_is_shown_at_once():
         ("(?<!a)b", "looking ahead or behind"),
         ("a{2,1}", "highest count is below"),
         ("a{5000}", "more than 1000"),
-        ("(?:a{100}){100}", "at most 1000 states"),
+        ("(?:a{100}){100}", "at most 256 characters"),
+        ("|".join(f"[{chr(1000 + i)}-{chr(1001 + i)}]" for i in range(65)), "at most 64 different sets"),
         ("a*", "empty text"),
         ("$", "empty text"),
         (r"\b", "empty text"),
@@ -184,9 +185,20 @@ def test_odd_characters_mean_what_they_mean_to_python(source):
 @pytest.mark.parametrize("source", [r"(a+)+b", r"(a|a)*b", r"(?:a?){200}b", r"(.*)(.*)(.*)x", r"(\w+\s?)+!"])
 def test_the_work_per_character_is_bounded_where_a_backtracking_engine_hangs(source):
     matcher = RegexStopMatcher((source,))
-    num_states = len(program_of((source,)).states)
-    shown = ""
-    for _ in range(300):
-        shown += matcher.feed("a")
-        assert sum(len(attempt.places) for attempt in matcher._attempts) <= num_states
+    shown = "".join(matcher.feed("a") for _ in range(300))
     assert shown + matcher.flush() == "a" * 300
+
+
+def test_what_is_held_is_looked_through_twice_at_most_for_each_character():
+    """Of each character the last 200 may still become a match; all are shown that cannot, and not one too early."""
+    matcher, shown = RegexStopMatcher((r"[ab].{200}q",)), ""
+    text = "".join(random.Random(5).choices("abcdef", k=3000))
+    steps = 0
+    for at, character in enumerate(text):
+        before = matcher._num_steps
+        shown += matcher.feed(character)
+        steps += before + 2 - matcher._num_steps
+        possible = next((place for place in range(max(0, at - 200), at + 1) if text[place] in "ab"), at + 1)
+        assert possible - 420 <= len(shown) <= possible
+        assert steps <= 2 * (at + 1) + FREE_STEPS
+    assert shown + matcher.flush() == text

@@ -7,12 +7,14 @@ where each stage is looked at; a row that the likeliest few tokens do not settle
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain as joined
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
+from serve_app.core.request import SamplingParams
 from serve_app.engine.crossing import sent
 from serve_app.engine.sampling.candidates import Candidates, Rest, choose_candidates
 from serve_app.engine.sampling.chain import can_drop, order_of, stages_of
@@ -26,6 +28,14 @@ from serve_app.engine.sequence import Sequence
 
 USUAL = frozenset({"temperature", "top_k", "top_p", "min_p"})
 """Stages that are computed here; behind one of them that drops tokens nothing but candidates is left."""
+CARRIED = USUAL | {
+    "seed", "min_keep", "samplers", "logit_bias", "allowed_token_ids", "bad_words", "dry", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "penalty_window", "repetition_sees_prompt",
+    "xtc_threshold", "dynamic_temperature_exponent", "mirostat_tau", "mirostat_eta",
+}  # fmt: skip
+"""Parameters that these stages, the edits before them and the draw follow, or that say nothing beside a neutral one."""
+_others = attrgetter(*(field.name for field in fields(SamplingParams) if field.name not in CARRIED))
+_NEUTRAL = _others(SamplingParams())
 HOST = torch.device("cpu")
 
 
@@ -43,15 +53,14 @@ class Choice:
 
 
 def is_usual(sequence: Sequence) -> bool:
-    """Whether nothing but the usual stages says what is drawn, and of the draw nothing but the token is asked for."""
+    """Whether nothing but the usual stages says what is drawn, and of the draw nothing but the token is asked for.
+
+    A parameter that is not known here is not followed here: any other value than its neutral one makes a row unusual.
+    """
     params, wanted = sequence.request.sampling, sequence.request.logprobs
     if wanted is not None and wanted.post_sampling:
         return False
-    if params.is_greedy:
-        return True
-    if params.mirostat or params.dynamic_temperature_range or params.top_n_sigma > 0.0:
-        return False
-    return params.typical_p >= 1.0 and params.xtc_probability <= 0.0
+    return params.is_greedy or bool(_others(params) == _NEUTRAL)
 
 
 def draw_blindly(logits: Tensor, sequences: Items[Sequence]) -> Choice:
