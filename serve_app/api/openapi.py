@@ -15,7 +15,7 @@ from serve_app.api.infill import ASKED, INFILL, NEEDLESS
 from serve_app.api.limits import WireLimits
 from serve_app.api.live import LIVE
 from serve_app.api.openapi_keys import with_keys
-from serve_app.api.openapi_parameters import chat_schema, completion_schema, native_schema
+from serve_app.api.openapi_parameters import chat_schema, completion_schema, native_schema, responses_schema
 from serve_app.api.openapi_schemas import NOTHING, SCHEMAS, STRING, nullable, record, reference
 from serve_app.api.paths import Path
 from serve_app.api.tokenize import APPLY_TEMPLATE, CONVERSED, DETOKENIZE, SPECIAL_NAMES, TEXT_NAMES, TOKENIZE
@@ -91,6 +91,7 @@ def _open_document(terms: Terms) -> dict[str, Any]:
                 "Live": LIVE,
                 "CompletionRequest": completion_schema(terms),
                 "ChatRequest": chat_schema(terms),
+                "ResponsesRequest": responses_schema(terms),
                 "NativeRequest": native_schema(Terms(limits=limits, dialect=LLAMA_CPP)),
                 "InfillRequest": _infill(Terms(limits=limits, dialect=LLAMA_CPP)),
                 "EmbeddingsRequest": _object(EMBEDDINGS, terms, asked="input") | {"additionalProperties": True},
@@ -108,6 +109,9 @@ def _operations() -> dict[Path, dict[str, Any]]:
         Path.FRONT: _front(),
         Path.COMPLETIONS: _completions("CompletionRequest", "Completion", "CompletionChunk", has_end=True),
         Path.CHAT: _completions("ChatRequest", "ChatCompletion", "ChatChunk", has_end=True, summary="Answer a chat"),
+        Path.RESPONSES: _completions(
+            "ResponsesRequest", "Response", "ResponseEvent", has_end=False, summary="Answer a chat in items"
+        ),
         Path.EMBEDDINGS: _embeddings(),
         Path.NATIVE_COMPLETION: native,
         Path.NATIVE_COMPLETIONS: native,

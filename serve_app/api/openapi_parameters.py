@@ -13,6 +13,7 @@ from serve_app.api.native import NOT_NATIVE
 from serve_app.api.openapi_schemas import NOTHING, nullable
 from serve_app.api.parameters import STREAM_OPTIONS, form_of
 from serve_app.api.parse import CHAT, COMPLETION, NATIVE, Body
+from serve_app.api.responding import RESPONSES
 from serve_app.api.stream_options import StreamOptions
 
 NOT_CARRIED_OUT = "Not carried out by this server."
@@ -31,6 +32,11 @@ def completion_schema(terms: Terms) -> Schema:
 def chat_schema(terms: Terms) -> Schema:
     """The body of POST /v1/chat/completions in one dialect."""
     return _body_schema(CHAT, terms)
+
+
+def responses_schema(terms: Terms) -> Schema:
+    """The body of POST /v1/responses in one dialect."""
+    return _body_schema(RESPONSES, terms)
 
 
 def _body_schema(kind: Body[Any], terms: Terms) -> Schema:
@@ -121,7 +127,7 @@ def _default(name: str, kind: Body[Any], terms: Terms) -> object:
         value = defaults[name]
     else:
         field = kind.request.model_fields.get(name)
-        value = None if field is None else field.get_default()
+        value = None if field is None or field.is_required() else field.get_default()
     is_unlimited = name == "max_tokens" and value == UNLIMITED
     if isinstance(value, StreamOptions) or (is_unlimited and not terms.dialect.takes_unlimited_tokens):
         return None  # means the same, and may be sent

@@ -249,6 +249,28 @@ SCHEMAS: Mapping[str, Schema] = {
         },
         optional={"usage": reference("Usage"), **EXTRAS},
     ),
+    "Response": record(
+        {
+            "id": STRING,
+            "object": {"const": "response"},
+            "created_at": COUNT,
+            "model": STRING,
+            "status": {"enum": ["in_progress", "completed", "incomplete", "failed"]},
+            "error": nullable(record({"code": STRING, "message": STRING})),
+            "incomplete_details": nullable(record({"reason": STRING})),
+            "output": array(record({"id": STRING, "type": {"enum": ["reasoning", "message", "function_call"]}})),
+            "usage": nullable(
+                record(
+                    {
+                        **dict.fromkeys(("input_tokens", "output_tokens", "total_tokens"), COUNT),
+                        "input_tokens_details": record({"cached_tokens": COUNT}),
+                        "output_tokens_details": record({"reasoning_tokens": COUNT}),
+                    }
+                )
+            ),
+        }
+    ),
+    "ResponseEvent": record({"type": STRING, "sequence_number": COUNT}),
     "NativeCompletion": {"anyOf": [reference("NativeResult"), array(reference("NativeResult"))]},
     "NativeResult": NATIVE,
     "Error": ERROR,

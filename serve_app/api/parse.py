@@ -12,7 +12,7 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.contradictions import Sent, check_contradictions
 from serve_app.api.dialects.dialect import ONLY_MODEL, Dialect
 from serve_app.api.dialects.tables import UNION
-from serve_app.api.dispositions import Carried, Disposition
+from serve_app.api.dispositions import Carried, Disposition, Renamed
 from serve_app.api.fields import Fields, is_same, read_fields
 from serve_app.api.forms.form import Terms, Value
 from serve_app.api.illustrated import illustrated
@@ -94,7 +94,8 @@ def read_request(
     if (default_model := kind.default_model or dialect.default_model) is not None:
         fields.values.setdefault("model", default_model)
     for name in kind.required:
-        if name not in fields.values:
+        disposition = kind.table[name]
+        if (disposition.to if isinstance(disposition, Renamed) else name) not in fields.values:
             raise InvalidRequest.refusing(name, must=f"be {form_of(name, kind.table).words(terms)}", found="nothing")
     values = _completion_values(fields, kind.table, terms)
     overruled += _without_overruled_constraints(values, fields, dialect)

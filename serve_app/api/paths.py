@@ -13,6 +13,7 @@ class Path(StrEnum):
     FRONT = "/"
     COMPLETIONS = "/v1/completions"
     CHAT = "/v1/chat/completions"
+    RESPONSES = "/v1/responses"
     EMBEDDINGS = "/v1/embeddings"
     NATIVE_COMPLETION = "/completion"
     NATIVE_COMPLETIONS = "/completions"
@@ -52,6 +53,7 @@ POSTED = frozenset(
     {
         Path.COMPLETIONS,
         Path.CHAT,
+        Path.RESPONSES,
         Path.EMBEDDINGS,
         Path.NATIVE_COMPLETION,
         Path.NATIVE_COMPLETIONS,

@@ -34,7 +34,15 @@ from serve_app.http.service_routes import service_routes
 from serve_app.http.settings import HttpSettings
 from serve_app.http.slashes import TrailingSlash
 from serve_app.http.slots import TellsSlots
-from serve_app.http.styles import ChatStyle, EmbeddingStyle, InfillStyle, NativeStyle, OpenAiStyle, Style
+from serve_app.http.styles import (
+    ChatStyle,
+    EmbeddingStyle,
+    InfillStyle,
+    NativeStyle,
+    OpenAiStyle,
+    ResponsesStyle,
+    Style,
+)
 from serve_app.http.upgrades import Upgrades
 from serve_app.router.claims import ClaimBook
 from serve_app.router.inquiries import Inquiries
@@ -103,14 +111,8 @@ def routes(
             rates=lambda: router.rates,
         )
 
-    native = completions(NativeStyle(inquiries))
     return [
-        route(Path.COMPLETIONS, completions(OpenAiStyle(router))),
-        route(Path.CHAT, completions(ChatStyle(router))),
-        route(Path.EMBEDDINGS, completions(EmbeddingStyle(router, inquiries))),
-        route(Path.NATIVE_COMPLETION, native),
-        route(Path.NATIVE_COMPLETIONS, native),
-        route(Path.INFILL, completions(InfillStyle(inquiries))),
+        *(route(path, completions(style)) for path, style in _styles(router, inquiries).items()),
         *model_routes(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         explain_route(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         *service_routes(router, settings.limits),
@@ -121,6 +123,20 @@ def routes(
         front_route(),
         *console_routes(),
     ]
+
+
+def _styles(router: Router, inquiries: Inquiries) -> dict[Path, Style]:
+    """The routes that compute something that is admitted, and written down, as completions are."""
+    native = NativeStyle(inquiries)
+    return {
+        Path.COMPLETIONS: OpenAiStyle(router),
+        Path.CHAT: ChatStyle(router),
+        Path.RESPONSES: ResponsesStyle(router),
+        Path.EMBEDDINGS: EmbeddingStyle(router, inquiries),
+        Path.NATIVE_COMPLETION: native,
+        Path.NATIVE_COMPLETIONS: native,
+        Path.INFILL: InfillStyle(inquiries),
+    }
 
 
 def _middleware(router: Router, settings: HttpSettings, metrics: Metrics, door: Door) -> list[Middleware]:

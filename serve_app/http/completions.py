@@ -27,6 +27,7 @@ from serve_app.http.settings import HttpSettings
 from serve_app.http.streams import Renderer, in_time, stream
 from serve_app.http.styles import Style
 from serve_app.http.time_limit import time_limit_of
+from serve_app.router.responding import ResponseRenderer
 from serve_app.router.router import Router
 from serve_app.router.run import Run
 from serve_app.router.story import Story
@@ -125,6 +126,8 @@ class Completions:
                 head = ResponseHead(id=own_id, created=int(time.time()), model=request.model)
                 if request.stream:
                     renderer = self._style.renderer(run, request, head)
+                    if isinstance(renderer, ResponseRenderer):
+                        exchange.last_event = renderer.failed
                     await self._stream(run, renderer, exchange, story=story)
                 else:
                     await exchange.respond(200, await self._style.whole(run, request, head))

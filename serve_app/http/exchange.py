@@ -44,12 +44,14 @@ class Exchange:
     dialect: in which errors are told; named in every response
     status:  what was answered; 200 until something is
     tell:    asked for further headers when the response begins
+    last_event: of a stream that fails
     """
 
     def __init__(self, send: Send, dialect: Dialect = UNION) -> None:
         self.dialect = dialect
         self.status = 200
         self.tell: Callable[[], RawHeaders] = list
+        self.last_event: Callable[[ServeError], bytes] = self._error_event
         self.has_started = False
         self.is_over = False
         self._send = send
@@ -78,10 +80,13 @@ class Exchange:
         if self.is_over:
             return
         if self.has_started:
-            await self._end(error_event(error_event_body(error, self.dialect)) + DONE)
+            await self._end(self.last_event(error))
         else:
             status = error_status(error, self.dialect)
             await self.respond(status, error_body(error, self.dialect), headers=headers_of(error))
+
+    def _error_event(self, error: ServeError) -> bytes:
+        return error_event(error_event_body(error, self.dialect)) + DONE
 
     async def _begin_stream(self) -> None:
         await self._start(

@@ -20,6 +20,7 @@ PATHS = {
     "models": Path.MODELS,
     "completions": Path.COMPLETIONS,
     "chat": Path.CHAT,
+    "responses": Path.RESPONSES,
     "health": Path.HEALTH,
 }
 """Below the address that was asked."""

@@ -1,4 +1,4 @@
-"""The ways in which completions are asked for and answered: OpenAI's, its chats and embeddings, and llama.cpp's own."""
+"""The ways in which completions are asked for and answered: OpenAI's, with chats and responses, and llama.cpp's own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import WireLimits
 from serve_app.api.native import NOT_NATIVE
 from serve_app.api.parse import CHAT, NATIVE, parse_completion, parse_request, read_request
+from serve_app.api.responding import ResponsesRequest, read_responses
 from serve_app.api.responses import ResponseHead
 from serve_app.api.shown import shown
 from serve_app.core.errors import UnsupportedParameter
@@ -24,6 +25,7 @@ from serve_app.router.embeddings import collect_embeddings
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.native import NativeRenderer, collect_native
 from serve_app.router.render import collect, completion_renderer
+from serve_app.router.responding import ResponseRenderer, collect_response
 from serve_app.router.router import Router
 from serve_app.router.run import Run
 
@@ -86,6 +88,22 @@ class ChatStyle:
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
         assert isinstance(request, ChatRequest)
         return await collect_chat(run, request, head=head, writings=self._router.writings_of(run))
+
+
+class ResponsesStyle(ChatStyle):
+    """POST /v1/responses: a chat whose answer is items."""
+
+    def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
+        members = read_json_object(body, max_depth=limits.max_depth)
+        return read_responses(members, limits, choose_dialect(members.get("model"))).seeded()
+
+    def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> ResponseRenderer:
+        assert isinstance(request, ResponsesRequest)
+        templates, forms = self._router.templates_of(run), self._router.call_forms_of(run)
+        return ResponseRenderer(request, head, run, templates=templates, forms=forms)
+
+    async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
+        return await collect_response(run, self.renderer(run, request, head))
 
 
 class EmbeddingStyle:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from serve_app.api.chat import CHAT_PARAMETERS
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.tables import HEADER
 from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.parameters import PARAMETERS
+from serve_app.api.responding import RESPONSES
 from serve_app.core.errors import ServeError
 from serve_app.core.quotas import Amount
 from serve_app.core.tenants import LOCAL, Identity
@@ -24,7 +24,7 @@ from serve_app.router.run import Run
 
 NAME = re.compile(r"([A-Za-z_][\w-]*)(?:\[\d+\])*")
 OF_HEADERS = ("content-type", "content-length", "x-request-timeout", HEADER.lower())
-KNOWN_NAMES = frozenset({*PARAMETERS, *CHAT_PARAMETERS, *OF_HEADERS})
+KNOWN_NAMES = frozenset({*PARAMETERS, *RESPONSES.table, *OF_HEADERS})
 UNKNOWN_NAME = "(unknown)"
 MAX_USER_CHARS = 128
 

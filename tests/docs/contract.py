@@ -12,11 +12,13 @@ from typing import Any
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.listing import dialects_body
 from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.dispositions import NotYet
 from serve_app.api.embeddings import EMBEDDINGS
 from serve_app.api.forms.form import Parameter, Terms
 from serve_app.api.infill import INFILL
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.paths import Path
+from serve_app.api.responding import CHATS_NAMES, NOT_HERE, OWN
 from serve_app.api.tokenize import APPLY_TEMPLATE, DETOKENIZE, TOKENIZE
 from serve_app.core.errors import ServeError
 from tests.docs.docstrings import told_of
@@ -169,6 +171,23 @@ def embeddings() -> str:
     terms = Terms(limits=DEFAULT_LIMITS, dialect=UNION)
     rows = [[code(name), parameter.form.words(terms), parameter.about] for name, parameter in EMBEDDINGS.items()]
     return table(["parameter", "must be", "what it does"], rows)
+
+
+def responses() -> str:
+    """Parameters of /v1/responses that are others than those of chats, and those that are refused there."""
+    terms = Terms(limits=DEFAULT_LIMITS, dialect=UNION)
+    rows = [
+        [
+            code(name),
+            parameter.form.words(terms),
+            code(CHATS_NAMES[name]) if name in CHATS_NAMES else "–",
+            parameter.about,
+        ]
+        for name, parameter in OWN.items()
+    ]
+    refused = [name for name, each in NOT_HERE.items() if isinstance(each, NotYet)]
+    told = f"\n\nRefused by name: {codes(refused)}.\n"
+    return table(["parameter", "must be", "in chats", "what it does"], rows).rstrip("\n") + told
 
 
 def errors() -> str:

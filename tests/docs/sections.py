@@ -30,6 +30,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "embeddings": contract.embeddings,
         "infill": contract.infill,
         "chat": contract.chat,
+        "responses": contract.responses,
         "errors": contract.errors,
         "model-settings": operations.model_settings,
         "router-args": operations.router_args,

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -147,3 +147,50 @@ async def test_a_refusal_is_the_clients_own_error(client: AsyncOpenAI) -> None:
     assert caught.value.param == "messages"
     with pytest.raises(openai.NotFoundError):
         await client.chat.completions.create(model="nobody", messages=[QUESTION])
+
+
+async def test_a_response_is_read_whole_in_a_stream_and_parsed(client: AsyncOpenAI) -> None:
+    question = str(QUESTION["content"])
+    whole = await client.responses.create(model="demo", input=question, temperature=0, store=True)
+    assert (whole.output_text, whole.status) == (ANSWER, "completed")
+    assert whole.usage is not None
+    async with client.responses.stream(model="demo", input=question, temperature=0) as stream:
+        kinds = [event.type async for event in stream]
+        final = await stream.get_final_response()
+    assert final.usage is not None
+    assert (final.output_text, final.usage.output_tokens) == (ANSWER, whole.usage.output_tokens)
+    assert (kinds[:3], kinds[-1]) == (
+        ["response.created", "response.in_progress", "response.output_item.added"], "response.completed",
+    )  # fmt: skip
+    parsed = await client.responses.parse(model="demo", input=question, text_format=Weather, temperature=0)
+    assert isinstance(parsed.output_parsed, Weather)
+    cut = await client.responses.create(model="demo", input=question, temperature=0, max_output_tokens=2)
+    assert cut.incomplete_details is not None
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+async def test_a_responses_call_goes_round(client: AsyncOpenAI) -> None:
+    parameters = {**Place.model_json_schema(), "additionalProperties": False}
+    tool: Any = {"type": "function", "name": "look", "parameters": parameters, "strict": True}
+    asked: list[Any] = [QUESTION]
+    first = await client.responses.create(
+        model="demo", input=asked, tools=[tool], tool_choice="required", temperature=0
+    )
+    (call,) = first.output
+    assert call.type == "function_call"
+    Place.model_validate_json(call.arguments)
+    async with client.responses.stream(
+        model="demo", input=asked, tools=[tool], tool_choice={"type": "function", "name": "look"}, temperature=0
+    ) as stream:
+        (streamed,) = (await stream.get_final_response()).output
+    assert streamed.type == "function_call"
+    assert streamed.arguments == call.arguments
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    items = [*asked, *(item.model_dump() for item in first.output), result]  # with every null that the client makes
+    answer = await client.responses.create(model="demo", input=items, tools=[tool], temperature=0, max_output_tokens=4)
+    assert answer.output_text
+
+
+async def test_what_a_response_cannot_do_is_refused_by_name(client: AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="Send the whole conversation"):
+        await client.responses.create(model="demo", input="a", previous_response_id="resp_1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from serve_app.api.forms.form import Schema, Terms, Value
 
@@ -79,7 +80,7 @@ class OneOf:
 
     __slots__ = ("_options", "_read_as")
 
-    def __init__(self, *options: str, read_as: Callable[[str], str] = str) -> None:
+    def __init__(self, *options: str, read_as: Callable[[str], Any] = str) -> None:
         self._options = options
         self._read_as = read_as
 
@@ -89,7 +90,7 @@ class OneOf:
     def schema(self, terms: Terms) -> Schema:
         return {"enum": list(self._options)}
 
-    def read(self, value: Value) -> str:
+    def read(self, value: Value) -> Any:
         if not (isinstance(value.sent, str) and value.sent in self._options):
             raise value.refused(self.words(value.terms))
         return self._read_as(value.sent)
