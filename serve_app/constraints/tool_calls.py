@@ -52,10 +52,15 @@ def _start(job: dict[str, Any], writer: Writer, special: Special) -> str:
     if not trigger:
         writer.lines.append(f"NO_CALL: {NO_CALL}")  # only terminals can be what something else is not
         return f"{_calls(job, writer, special, job['opening'])} | NO_CALL"
-    calls = _calls(job, writer, special, job["opening"].removeprefix(trigger))
+    trigger = next((name for name in special if name and name in trigger), trigger)
+    calls = _calls(job, writer, special, job["opening"].partition(trigger)[2])
     free = writer.define(ANY_TEXT)
     head = writer.define(f"{ANY_TEXT} {literal(trigger, special)}", is_lazy=trigger not in special)
-    return f"({head} {calls})* {free}" if job["separator"] is not None else f"{head} {calls} | {free}"
+    others = sorted(token_id for name, token_id in special.items() if name != trigger)
+    besides = f"{free} <[{','.join(map(str, others))}]>" if others else free  # thoughts stand between such tokens
+    if job["separator"] is not None:
+        return f"({writer.define(f'{besides} | {head} {calls}')})* {free}"
+    return f"({writer.define(besides)})* ({head} {calls} | {free})" if others else f"{head} {calls} | {free}"
 
 
 def _calls(job: dict[str, Any], writer: Writer, special: Special, opening: str) -> str:

@@ -78,8 +78,8 @@ def layout_of(form: Form, *, is_parallel: bool) -> Layout:
         begin = "".join(token.removeprefix("?") for token in form.heads[0] if not token.startswith("~"))
         end = ends
         if not trigger:
-            trigger, _, rest = begin.partition(NAME)
-            opener, separator, begin = trigger, separator + trigger, NAME + rest
+            opener, _, rest = begin.partition(NAME)
+            trigger, separator, begin = opener.split(" ")[-1], separator + opener, NAME + rest
     elif is_list:
         opener, closing = f"{opener}[", f"]{closing}"
     return Layout(trigger=trigger, opening=opener, closing=closing, separator=separator, begin=begin, end=end)

@@ -194,7 +194,7 @@ KIMI_K2 = Form(
 HARMONY = Form(
     name="harmony", openers=("", "<|start|>assistant", "to=functions."), written="head", heads=(
         ("<|channel|>", "?commentary", "~analysis", "? to=functions.", NAME, "? <|constrain|>", "?json", "<|message|>"),
-        ("~to=functions.", NAME, "<|channel|>", "~commentary", "~analysis", "~<|constrain|>", "~json", "<|message|>"),
+        ("~to=functions.", NAME, "?<|channel|>", "~commentary", "~analysis", "~<|constrain|>", "~json", "<|message|>"),
     ),
     strays=("<|call|>", "<|end|>", "<|return|>"), separator="<|call|><|start|>assistant",
 )

@@ -101,7 +101,8 @@ class CallParser:
         may_begin = self._finder.may_begin(rest)
         if not self._is_last and may_begin and self._finder.find(rest) == (0, ""):
             return False
-        if not may_begin and (not self._is_strict or not self._form.openers[0]):
+        is_demanded = not self._form.openers[0] and self._form.written != "head"
+        if not may_begin and (is_demanded or not self._is_strict):
             self._try([(form, start) for form in self._forms], mark="", num_back=0)
         else:
             self._phase = self._outside
@@ -414,8 +415,10 @@ def _starts(forms: Sequence[Form], *, is_strict: bool) -> dict[str, list[tuple[F
     """
     starts: dict[str, list[tuple[Form, int]]] = {}
     for form in forms:
-        for opener in filter(None, (each.strip() for each in form.openers)):
+        is_marked = bool(form.openers[0])
+        openers = form.openers[:1] if is_strict and is_marked else form.openers
+        for opener in filter(None, (each.strip() for each in openers)):
             starts.setdefault(opener, []).append((form, len(opener)))
-        for mark in () if is_strict and form.openers[0] else form.head_marks:
+        for mark in () if is_strict and is_marked else form.head_marks:
             starts.setdefault(mark, []).append((form, 0))
     return starts

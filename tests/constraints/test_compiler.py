@@ -134,7 +134,7 @@ def endless(number: int) -> Constraint:
 
 async def test_what_takes_long_takes_no_place_from_what_does_not() -> None:
     """Three endless ones: two take the slow places, the third is ended and told to come again; all others pass by."""
-    limits = {"max_cpu_s": 3, "max_wall_s": 60, "quick_s": 0.5, "max_trials": 1, "max_slow": 2, "max_wait_s": 60}
+    limits = {"max_cpu_s": 3, "max_wall_s": 600, "quick_s": 0.5, "max_trials": 1, "max_slow": 2, "max_wait_s": 60}
     async with compiler(**limits) as shared:
         await shared.warm()
         ended: list[str] = []
@@ -163,7 +163,7 @@ async def test_what_takes_long_takes_no_place_from_what_does_not() -> None:
 
 
 async def test_who_waits_too_long_for_a_place_is_told_to_come_again() -> None:
-    limits = {"max_cpu_s": 2, "max_wall_s": 60, "quick_s": 1, "max_trials": 1, "max_slow": 1, "max_wait_s": 0.2}
+    limits = {"max_cpu_s": 2, "max_wall_s": 600, "quick_s": 1, "max_trials": 1, "max_slow": 1, "max_wait_s": 0.2}
     async with compiler(**limits) as shared:
         await shared.warm()
         first = asyncio.create_task(shared.compile(endless(0)))

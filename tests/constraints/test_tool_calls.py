@@ -266,7 +266,29 @@ def test_marks_are_special_tokens_where_the_model_has_them() -> None:
     assert not taken("required", list(b"[TOOL_CALLS]now[ARGS]{}"))
     assert taken("auto", list(b"text"))
     assert taken("auto", [*b"text", *call])
-    assert not taken("auto", [258])
+    assert taken("auto", [258, *b"text", 258, *call])
+    assert not taken("auto", [258, opener, *b"other", args, *b"{}"])
+
+
+def test_a_model_that_thinks_between_special_tokens_may_do_so_beside_a_strict_tool() -> None:
+    names = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>")
+    special = {name: 256 + at for at, name in enumerate(names)}
+    pieces = (*(bytes([each]) for each in range(256)), *(None,) * 6)
+    model = Vocabulary(pieces=pieces, eos_token_ids=(261,), special=tuple(special.items())).tokenizer()
+    constraint = demanded(tools("auto"), FORMS["harmony"])
+    text = compile_source(constraint.kind, constraint.source, model, special).text
+
+    def taken(text_taken: str) -> bool:
+        pieces = re.split("(" + "|".join(map(re.escape, names)) + ")", text_taken)
+        tokens = [token for piece in pieces for token in ([special[piece]] if piece in special else piece.encode())]
+        matcher: LLMatcher = build_matcher(text, model)
+        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+    thought = "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>"
+    call = "commentary to=functions.weather <|constrain|>json<|message|>"
+    assert taken(f"{thought}final<|message|>4")
+    assert taken(f'{thought}{call}{{"city": "Rome"}}')
+    assert not taken(f'{thought}{call}{{"city": 4}}')
 
 
 async def test_special_tokens_are_known_where_constraints_are_tried() -> None:
