@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
+from typing import TYPE_CHECKING
 
-from serve_app.catalog.adapters import WEIGHTS, read_adapters
+from serve_app.catalog.adapters import WEIGHTS, read_records
 from serve_app.catalog.chat_template import chat_templates_of
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.check.findings import Finding, Path, Severity
+from serve_app.check.single import judged_adapters
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.loading import default_sampling_of, engine_config
+
+if TYPE_CHECKING:
+    from serve_app.core.adapters import AdapterRecord
+    from serve_app.engine.lora.adapter import Adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +40,7 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
     """Findings of `args.path`, `args.chat_template` and `args.adapters`. Notes: usable adapters, default sampling."""
     from serve_app.engine.errors import ModelNotSupported  # imported here: it brings torch, which takes time
 
+    is_sound = True
     try:
         if args.chat_template is None:
             chat_templates_of(locate_model(args.path), None)
@@ -42,6 +49,7 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
             message = f"must be at most {own}, the model's own context, or left out; found {args.max_model_len}"
             yield Finding(path=(*path, "max_model_len"), message=message)
     except (CatalogError, ModelNotSupported, OSError) as error:
+        is_sound = False
         yield Finding(path=(*path, "path"), message=str(error))
     else:
         yield from _sampling_notes(args, (*path, "path"))
@@ -51,7 +59,7 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
         except CatalogError as error:
             yield Finding(path=(*path, "chat_template"), message=str(error))
     if args.adapters is not None:
-        yield from _check_adapters(FilePath(args.adapters), (*path, "adapters"))
+        yield from _check_adapters(args, (*path, "adapters"), is_sound=is_sound)
 
 
 def _sampling_notes(args: ModelArgs, path: Path) -> Iterator[Finding]:
@@ -109,13 +117,28 @@ def _resident_bytes(args: ModelArgs) -> int:
     return sum(sorted(sizes, reverse=True)[: args.max_adapters])
 
 
-def _check_adapters(folder: FilePath, path: Path) -> Iterator[Finding]:
-    if not folder.is_dir():
-        yield Finding(path=path, message=f"{str(folder)!r} is no folder")
+def _check_adapters(args: ModelArgs, path: Path, *, is_sound: bool) -> Iterator[Finding]:
+    """is_sound: whether the model can be asked if they fit it"""
+    assert args.adapters is not None, "there are none to check"
+    try:
+        records = read_records(FilePath(args.adapters))
+    except CatalogError as error:
+        yield Finding(path=path, message=str(error))
         return
-    for card in read_adapters(folder):
-        if card.is_usable:
-            message = f"adapter {card.name}: OK, rank {card.rank}, version {card.version[:12]}"
-            yield Finding(path=path, message=message, severity=Severity.NOTE)
-        else:
-            yield Finding(path=path, message=f"adapter {card.name}: refused, {card.reason}", severity=Severity.WARNING)
+    judged = _judged(args, records) if is_sound and records else {}
+    for record in records:
+        found = judged.get(record.name) or record.reason
+        if isinstance(found, str):
+            yield Finding(path=path, message=f"adapter {record.name}: refused, {found}", severity=Severity.WARNING)
+            continue
+        rank = record.card().rank if found is None else found.rank
+        message = f"adapter {record.name}: OK, rank {rank}, version {record.version[:12]}"
+        yield Finding(path=path, message=message, severity=Severity.NOTE)
+        for note in () if found is None else found.notes:
+            yield Finding(path=path, message=f"adapter {record.name}: {note}", severity=Severity.NOTE)
+
+
+def _judged(args: ModelArgs, records: Sequence[AdapterRecord]) -> dict[str, Adapter | str]:
+    return judged_adapters(
+        records, args.path, dtype=args.dtype, images=args.images, tensor_parallel=args.tensor_parallel
+    )

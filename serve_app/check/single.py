@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from serve_app.catalog.adapters import CONFIG, read_adapter, read_records
 from serve_app.catalog.chat_template import chat_templates_of
@@ -14,15 +15,20 @@ from serve_app.catalog.models import locate_model, read_model_folder
 
 if TYPE_CHECKING:
     from serve_app.core.adapters import AdapterRecord
+    from serve_app.engine.lora.adapter import Adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderReport:
-    """reason: why it cannot be served; None where it can;  facts: what is worth knowing of it, by name"""
+    """reason: why it cannot be served; None where it can;  facts: what is worth knowing of it, by name
+
+    notes: what of it changes nothing
+    """
 
     name: str
     facts: dict[str, object]
     reason: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def check_model_folder(path: str, *, dtype: str) -> FolderReport:
@@ -61,35 +67,34 @@ def check_adapters(path: str, model: str | None = None) -> list[FolderReport]:
     records = (read_adapter(folder.resolve(), root=folder.resolve()),) if is_one else read_records(folder)
     if not records:
         raise CatalogError(f"{path!r} holds no adapter: neither {CONFIG} nor folders with one")
-    module = None if model is None else _module_of(model)
-    return [_report(record, module) for record in records]
+    judged = {} if model is None else judged_adapters(records, model)
+    return [_report(record, judged.get(record.name)) for record in records]
 
 
-def _report(record: AdapterRecord, module: Any) -> FolderReport:
-    facts: dict[str, object] = {"rank": record.rank, "version": record.version, "num_modules": len(record.changes)}
-    reason = record.reason if record.reason is not None or module is None else _misfit(record, module)
-    return FolderReport(name=record.name, facts=facts, reason=reason)
+def judged_adapters(
+    records: Sequence[AdapterRecord], model: str, *, dtype: str = "auto", images: bool = True, tensor_parallel: int = 1
+) -> dict[str, Adapter | str]:
+    """Say of adapters, by name, what a replica of that model binds them to, or its reason to refuse them.
 
-
-def _misfit(record: AdapterRecord, module: Any) -> str | None:
-    """Why it does not fit the model; None where it does."""
-    from serve_app.engine.lora.adapter import bind_adapter
-    from serve_app.engine.lora.errors import AdapterRefused
-
-    try:
-        bind_adapter(record, module)
-    except AdapterRefused as error:
-        return str(error)
-    return None
-
-
-def _module_of(model: str) -> Any:
-    """The model's shapes without its numbers. Raises CatalogError."""
+    Raises CatalogError where the model is none.
+    """
     from serve_app.engine.errors import ModelNotSupported
-    from serve_app.engine.judgement import judge
-    from serve_app.engine.weights import shapes_of
+    from serve_app.engine.lora.registration import judge_adapters
 
+    path = read_model_folder(locate_model(model)).path
     try:
-        return shapes_of(judge(read_model_folder(locate_model(model)).path))
+        return judge_adapters(records, path, dtype=dtype, images=images, tensor_parallel=tensor_parallel)
     except (ModelNotSupported, OSError) as error:
         raise CatalogError(str(error)) from error
+
+
+def _report(record: AdapterRecord, found: Adapter | str | None) -> FolderReport:
+    """found: what it is bound to, or why not; None where no model was asked"""
+    base = record.fields.get("base_model_name_or_path")
+    facts: dict[str, object] = {"rank": record.card().rank, "version": record.version}
+    facts |= {"made_for": base} if isinstance(base, str) and base else {}
+    if found is None or isinstance(found, str):
+        notes = () if found or record.reason else ("whether it fits a model is said with --model FOLDER",)
+        return FolderReport(name=record.name, facts=facts, reason=found or record.reason, notes=notes)
+    facts |= {"rank": found.rank, "num_modules": len(found.changes)}
+    return FolderReport(name=record.name, facts=facts, notes=found.notes)

@@ -20,7 +20,8 @@ def expert_layers(module: nn.Module) -> dict[int, nn.Module]:
     found = {}
     for name, part in module.named_modules():
         number = NUMBER.search(f"{name}.")
-        if number is not None and _is_called_so(part):
+        is_wrapped = name.endswith(".base")  # what adapters change is called through what is around it
+        if number is not None and not is_wrapped and _is_called_so(part):
             found[int(number[1])] = part
     return found
 

@@ -209,6 +209,7 @@ def read_module(
             f"{judged.config.model_type}: {len(lacking)} weights are not in the checkpoint: {named}"
         )
     loaded: PreTrainedModel = module
+    loaded.config.name_or_path = config.path  # which is forgotten where weights are handed over
     settle_weights(loaded)
     return loaded
 

@@ -109,7 +109,7 @@ class Runner:
 
     def _compute(self, step: Step) -> Tensor:
         """By transformers' modules, which recorders watch and which know rotations in three dimensions."""
-        with self._current.running(step):
+        with self._current.running(step), self._bank.at_head(step.logit_mixes):
             output: Any = self._model.module(
                 **self._tokens(step),
                 position_ids=step.positions[None] if step.rope_positions is None else step.rope_positions[:, None],

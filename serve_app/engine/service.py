@@ -137,7 +137,7 @@ class ModelService:
             torch.set_num_threads(config.threads)
         model = load_model(config)
         tokenizer = TextTokenizer.load(Path(config.path), vocab_size=model.vocab_size)
-        bound, cards = bind_adapters(adapters, model.module, shard=model.shard)
+        bound, cards = bind_adapters(adapters, model.module, shard=model.shard, sees=model.eyes is not None)
         loader = ThreadPoolExecutor(1, thread_name_prefix="adapters", initializer=compute_alone)
         engine = Engine(config, model, tokenizer, bound, loader=loader)
         card = model_card(

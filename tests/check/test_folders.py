@@ -10,9 +10,11 @@ import pytest
 from safetensors.torch import save_file
 
 from serve_app.catalog.adapters import read_records
+from serve_app.catalog.errors import CatalogError
 from serve_app.check.findings import Severity
 from serve_app.check.folders import check_model
 from serve_app.deployments.arguments import ModelArgs
+from serve_app.deployments.loading import load_service
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.loading import load_model
@@ -90,7 +92,7 @@ def test_what_the_check_lets_pass_is_loaded(tmp_path: Path) -> None:
 
 def test_an_adapter_is_refused_by_the_check_with_the_reason_of_loading(tmp_path: Path) -> None:
     save_model("llama", {}, tmp_path / "model")
-    for name, fields in (("bias", {"bias": "all"}), ("pissa", {"init_lora_weights": "pissa"}), ("rank", {"r": 8})):
+    for name, fields in (("bias", {"lora_bias": True}), ("kind", {"peft_type": "IA3"}), ("rank", {"r": 8})):
         write_adapter(tmp_path / "adapters" / name, config={**SOUND_CONFIG, **fields})
     args = ModelArgs(name="a", path=str(tmp_path / "model"), adapters=str(tmp_path / "adapters"))
     checked = [finding.message for finding in check_model(args, ("applications", 0))]
@@ -98,3 +100,14 @@ def test_an_adapter_is_refused_by_the_check_with_the_reason_of_loading(tmp_path:
     _, cards = bind_adapters(read_records(tmp_path / "adapters"), module)
     assert checked == [f"adapter {card.name}: refused, {card.reason}" for card in cards]
     assert len(cards) == 3
+
+
+@pytest.mark.parametrize("place", ["nowhere", "adapters/a"])
+def test_what_is_no_folder_of_adapters_is_an_error_of_the_check_and_of_the_start(place: str, tmp_path: Path) -> None:
+    save_model("llama", {}, tmp_path / "model")
+    write_adapter(tmp_path / "adapters" / "a")
+    args = ModelArgs(name="a", path=str(tmp_path / "model"), adapters=str(tmp_path / place))
+    [finding] = check_model(args, ("applications", 0))
+    with pytest.raises(CatalogError, match="`adapters` names") as refused:
+        load_service(args, "r1")
+    assert (finding.message, finding.severity) == (str(refused.value), Severity.ERROR)

@@ -50,9 +50,11 @@ def test_an_adapter_of_another_model_is_told_from_one_that_fits(tmp_path: Path) 
     config = json.loads((ADAPTERS / "pirate" / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps({**config, "r": config["r"] * 2}))
     (folder / "adapter_model.safetensors").write_bytes((ADAPTERS / "pirate" / "adapter_model.safetensors").read_bytes())
-    (found,) = check_adapters(str(tmp_path / "demo"))
+    (found,) = check_adapters(str(tmp_path / "demo"), "builtin:demo")
     assert found.reason is not None
     assert "rank" in found.reason
+    (alone,) = check_adapters(str(tmp_path / "demo"))
+    assert (alone.reason, alone.notes) == (None, ("whether it fits a model is said with --model FOLDER",))
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Items
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from transformers import PreTrainedModel
 
 from serve_app.catalog.adapters import read_adapter
 from serve_app.engine.lora.adapter import Adapter, bind_adapter, linear_modules, weight_of
+from serve_app.engine.lora.matching import Matcher
 
 
 def save_adapter(
@@ -35,8 +38,10 @@ def save_adapter(
     """
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
-    for name, linear in linear_modules(model).items():
-        if not name.endswith(tuple(targets)):
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    chosen = {name: each for name, each in linear_modules(model).items() if name.endswith(tuple(targets))}
+    for name, linear in chosen.items():
+        if linear is head and "" in targets:
             continue
         weight = weight_of(linear).detach().float()
         drawn_down = torch.randn(rank, weight.shape[1], generator=generator) * 0.2
@@ -48,7 +53,13 @@ def save_adapter(
             noise = 1 + magnitude_noise * torch.rand(weight.shape[0], generator=generator)
             tensors[f"{prefix}.lora_magnitude_vector"] = weight.norm(dim=1) * noise
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank if alpha is None else alpha, "use_dora": use_dora}
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": rank if alpha is None else alpha,
+        "use_dora": use_dora,
+        "target_modules": [*chosen],
+    }
     (folder / "adapter_config.json").write_text(json.dumps(config))
     save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
     return folder
@@ -56,4 +67,7 @@ def save_adapter(
 
 def load_adapter(folder: Path, *, version: str, model: nn.Module) -> Adapter:
     """Read an adapter's folder as the catalog does, and bind it under a version of one's own. Raises AdapterRefused."""
-    return bind_adapter(replace(read_adapter(folder, root=folder.parent), version=version), model)
+    record = replace(read_adapter(folder, root=folder.parent), version=version)
+    is_whole = isinstance(model, PreTrainedModel)
+    matcher = Matcher.of(model) if is_whole else Matcher(deepcopy(model).to("meta"), folder)
+    return bind_adapter(record, matcher)

@@ -85,7 +85,7 @@ def test_any_mix_of_rows_equals_each_row_by_itself(
     order = draw.sample(list(folders), len(folders))
     for slot, version in enumerate(order):
         bank.load(slot, version)
-    weights = [read_weights(bank._adapters[version], bank._linears, dtype=dtype) for version in order]
+    weights = [read_weights(bank._adapters[version], model, bank._linears, dtype=dtype) for version in order]
     slots = [draw.randrange(-1, len(order)) for _ in range(draw.choice([1, 5, 30]))]
     slots += [draw.randrange(-1, len(order))] * draw.choice([0, 40])
     draw.shuffle(slots) if seed % 2 else None
@@ -122,7 +122,7 @@ def test_a_mix_is_the_sum_of_what_its_adapters_change_in_any_company(seed: int, 
     order = draw.sample(list(folders), len(folders))
     for slot, version in enumerate(order):
         bank.load(slot, version)
-    weights = [read_weights(bank._adapters[version], bank._linears, dtype=torch.float32) for version in order]
+    weights = [read_weights(bank._adapters[version], model, bank._linears, dtype=torch.float32) for version in order]
     known: list[Mix] = [(), alone(0), alone(3)]
     known += [
         tuple((slot, draw.choice([-1.5, -0.25, 0.3, 0.7, 1.0, 2.0])) for slot in draw.sample(range(7), count))

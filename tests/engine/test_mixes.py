@@ -82,7 +82,7 @@ def merged_mix(random_models: Path, folders: dict[str, Path], mix: dict[str, flo
     changes: dict[str, torch.Tensor] = {}
     for name, scale in mix.items():
         adapter = load_adapter(folders[name], version=name, model=model)
-        for module, low_rank in read_weights(adapter, linears, dtype=torch.float32).items():
+        for module, low_rank in read_weights(adapter, model, linears, dtype=torch.float32).items():
             base = weight_of(linears[module])
             changed = base + low_rank.up @ low_rank.down
             changed = changed if low_rank.gain is None else changed * low_rank.gain[:, None]

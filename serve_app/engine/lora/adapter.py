@@ -1,78 +1,103 @@
-"""An adapter bound to a model: which of its modules it changes and how, or why it does not fit."""
+"""An adapter bound to a model: which of its weights it changes and how, or why it does not fit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import torch
+from safetensors.torch import load
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from serve_app.core.adapters import AdapterRecord, Change
+from serve_app.core.adapters import AdapterRecord
 from serve_app.engine.decoder.linears import LinearPart, PackedLinear
 from serve_app.engine.lora.errors import AdapterRefused
+from serve_app.engine.lora.matching import MERGE, PREFIX, Matched, Matcher, Target, text_modules
 from serve_app.engine.lora.weights_file import WeightsFile
 from serve_app.engine.quantized.linear import QuantisedLinear
-from serve_app.engine.shards.division import Division
 
 LINEARS = (nn.Linear, Conv1D, PackedLinear, LinearPart, QuantisedLinear)
+Shape: TypeAlias = tuple[int, ...]
+
+MAX_TOLD = 3
+ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What an adapter does to one weight: y += scaling * up @ (down @ x), then DoRA's magnitude.
+
+    down, up, magnitude: names of the tensors, as PEFT converts them; magnitude only with DoRA
+    """
+
+    target: Target
+    down: str
+    up: str
+    magnitude: str | None = None
+
+    @property
+    def num_entries_per_rank(self) -> int:
+        return (self.target.outputs + self.target.inputs) * (self.target.experts or 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
     """One adapter version: facts in memory, weights in their file until it moves into a slot.
 
-    changes: by the module's name
+    changes: by the name of the module, or of its parameter
+    is_older: its tensors have names of an older version of transformers
+    notes:   what of its files changes nothing
     """
 
     version: str
     file: WeightsFile
     changes: Mapping[str, Change]
+    is_older: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def rank(self) -> int:
-        return max(change.rank for change in self.changes.values())
+        return max(change.target.rank for change in self.changes.values())
 
 
-def bind_adapter(record: AdapterRecord, model: nn.Module, *, division: Division | None = None) -> Adapter:
-    """Bind each change to a linear module of the model. What the files hold was judged where they were found.
+def bind_adapter(record: AdapterRecord, matcher: Matcher, *, is_divided: bool = False) -> Adapter:
+    """Bind what the files hold to weights of the model, as PEFT does.
 
-    division: of a model that is a part of one
+    is_divided: whether the model is a part of one
 
-    Raises AdapterRefused: with the record's own reason, or where it does not fit the model. The weights themselves
-    are read, and judged, where they move in.
+    Raises AdapterRefused: with the record's own reason, or where it does not fit the model. The values are judged
+    where they are read.
     """
     if record.reason is not None or record.weights is None:
         raise AdapterRefused(record.reason or "it has no weights")
-    linears = linear_modules(model)
-    for name, change in record.changes.items():
-        if name not in linears:
-            raise AdapterRefused(f"the model has no linear module {name} that an adapter may change")
-        if division is not None and change.magnitude is not None:
-            raise AdapterRefused(f"module {name}: DoRA is not computed where a model is divided (tensor_parallel)")
-        wanted = tuple(frame_of(linears[name]).shape)
-        if division is not None and (cut := division.cut(name)) is not None:
-            wanted = cut.whole_of(wanted)
-        if (change.outputs, change.inputs) != wanted:
-            raise AdapterRefused(
-                f"module {name}: lora_A {(change.rank, change.inputs)} and lora_B {(change.outputs, change.rank)} do"
-                f" not fit its weight {wanted}"
-            )
+    matched = matcher.match(record.fields)
+    left, is_older = _left(record, matched, matcher)
+    changes, missing = _changes(matched, left)
+    outside = [name for name, change in changes.items() if not matcher.is_inside(change.target.module)]
+    inside = {name: change for name, change in changes.items() if name not in outside}
+    _check_computed(inside, outside, is_divided=is_divided, sees=matcher.sees)
+    if not inside:
+        raise AdapterRefused(
+            f"none of its {len(record.tensors)} tensors ({_told(record.tensors)}) is LoRA of a module that"
+            " target_modules names in this model; serve it with the base that it was trained on, and save it with"
+            " PEFT's save_pretrained"
+        )
     try:
         file = WeightsFile(record.weights)
     except OSError as error:
         raise AdapterRefused(f"{record.weights.name}: {error}") from error
-    return Adapter(version=record.version, file=file, changes=record.changes)
+    notes = _notes(left, matcher, file)
+    notes["left as in the base, as no tensors are there for them"] = missing
+    notes["left out, as they are no part of what computes text"] = outside
+    told = [*matched.notes, *(f"{how}: {_told(names)}" for how, names in notes.items() if names)]
+    return Adapter(version=record.version, file=file, changes=inside, is_older=is_older, notes=tuple(told))
 
 
 def linear_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that an adapter may change, by name: linear layers before the output head."""
-    get_head: Any = getattr(model, "get_output_embeddings", None)
-    head = None if get_head is None else get_head()
-    return {
-        name: module for name, module in model.named_modules() if isinstance(module, LINEARS) and module is not head
-    }
+    """Give the linears of the decoder and the output head, by name."""
+    return {name: each for name, each in text_modules(model).items() if isinstance(each, LINEARS)}
 
 
 def frame_of(module: nn.Module) -> Tensor:
@@ -86,3 +111,102 @@ def weight_of(module: nn.Module) -> Tensor:
     weight = module.weight
     assert isinstance(weight, Tensor)
     return weight.T if isinstance(module, Conv1D) else weight
+
+
+def _left(record: AdapterRecord, matched: Matched, matcher: Matcher) -> tuple[dict[str, Shape], bool]:
+    """The shapes of all tensors, by the names that they have for this model, and whether these were older ones."""
+    empty = {name: torch.empty(shape, device="meta") for name, shape in record.tensors.items()}
+    for is_older in (False, True):
+        left = {name: tuple(each.shape) for name, each in matcher.converted(empty, is_older=is_older).items()}
+        places = {_place(name) for name in left}
+        if any(target.stored in places for target in matched.targets):
+            break
+    return left, is_older
+
+
+def _changes(matched: Matched, left: dict[str, Shape]) -> tuple[dict[str, Change], list[str]]:
+    """What tensors change, by the weight's name, and targets without any. Takes them out of what is left."""
+    by_place: dict[str, dict[str, Shape]] = {}
+    for name, shape in left.items():
+        by_place.setdefault(_place(name), {})[name] = shape
+    there = [target for target in matched.targets if target.stored in by_place]
+    changes = {each.name: _change(each, by_place[each.stored], use_dora=matched.use_dora) for each in there}
+    for change in changes.values():
+        for name in {change.down, change.up, change.magnitude or change.up}:
+            del left[name]
+    return changes, [target.name for target in matched.targets if target.stored not in by_place]
+
+
+def _place(name: str) -> str:
+    return name.rpartition(".lora_")[0]
+
+
+def _change(target: Target, found: Mapping[str, Shape], *, use_dora: bool) -> Change:
+    """The change that the tensors of a target make. Raises AdapterRefused."""
+    if target.refusal is not None:
+        raise AdapterRefused(f"{target.name}: {target.refusal}")
+    down, up = f"{target.stored}.lora_A.weight", f"{target.stored}.lora_B.weight"
+    columns = target.rank * (target.experts or 1)
+    wanted: dict[str, Shape] = {down: (columns, target.inputs), up: (target.outputs, columns)}
+    magnitude = None
+    if use_dora:
+        old = f"{target.stored}.lora_magnitude_vector"
+        magnitude = old if old in found else f"{old}.weight"
+        wanted[magnitude] = (target.outputs,)
+    for name, shape in wanted.items():
+        if name not in found:
+            raise AdapterRefused(f"tensor {name!r} is missing; save the adapter again with PEFT's save_pretrained")
+        if found[name] != shape:
+            raise AdapterRefused(
+                f"tensor {name!r} has the shape {list(found[name])}; rank {target.rank} of adapter_config.json and"
+                f" this model make it {list(shape)}. Serve the adapter with the base that it was trained on"
+            )
+    return Change(target=target, down=down, up=up, magnitude=magnitude)
+
+
+def _check_computed(inside: Mapping[str, Change], outside: Collection[str], *, is_divided: bool, sees: bool) -> None:
+    """Raises AdapterRefused for what fits the model, and is not computed in the way in which it is served."""
+    if outside and sees:
+        raise AdapterRefused(
+            f"it changes {_told(outside)}, which is no part of the language model, and images are served without it;"
+            f" set `images: false` to serve it for text, or {MERGE}"
+        )
+    divided = [name for name, change in inside.items() if change.magnitude or change.target.parameter]
+    if is_divided and divided:
+        raise AdapterRefused(
+            f"{_told(divided)}: DoRA and LoRA of parameters are not computed where a model is divided; serve it without"
+            f" tensor_parallel, or {MERGE}"
+        )
+
+
+def _notes(left: Iterable[str], matcher: Matcher, file: WeightsFile) -> dict[str, list[str]]:
+    """Tensors that change nothing, by the reason. Raises AdapterRefused where one is another weight of the base."""
+    copies = {name: base for name in left if (base := _base_name(name)) in matcher}
+    tensors = load(file.read()) if copies else {}
+    for name, base in copies.items():
+        if not _is_copy(tensors[name], matcher.base_weight(base)):
+            raise AdapterRefused(
+                f"tensor {name!r} replaces a weight of the base by another; save the adapter without it"
+                f" (save_pretrained with save_embedding_layers=False, no modules_to_save, bias='none'), or {MERGE}"
+            )
+    return {
+        "left out, as target_modules does not name their modules": [name for name in left if name not in copies],
+        "left out, as the base has the same weights": [*copies],
+    }
+
+
+def _base_name(name: str) -> str:
+    return name.removeprefix(PREFIX).replace(".base_layer.", ".")
+
+
+def _is_copy(saved: Tensor, stored: Any) -> bool:
+    """Whether a tensor is what a checkpoint's file has, a slice of which is given, in the tensor's own numbers."""
+    if stored is None or tuple(stored.get_shape()) != tuple(saved.shape):
+        return False
+    begins = range(0, saved.shape[0], ROWS_AT_ONCE)
+    parts = ((saved[each : each + ROWS_AT_ONCE], stored[each : each + ROWS_AT_ONCE]) for each in begins)
+    return all(torch.equal(ours, theirs.to(ours.dtype)) for ours, theirs in parts)
+
+
+def _told(names: Collection[str]) -> str:
+    return ", ".join([*names][:MAX_TOLD]) + (f" and {len(names) - MAX_TOLD} more" if len(names) > MAX_TOLD else "")

@@ -3,9 +3,8 @@
 An adapter lies on the shelf of its rank (8, 16, 32, …), where the factors of neighbouring places are stacked. A step
 picks its adapted rows by slot and computes, per run of neighbouring places, two batched products; so it costs what
 the slots present cost, and no number of one adapter ever meets a row of another. A mix such as a*0.7+b*0.3 takes no
-slot of its own: its rows are picked once per adapter, and each change has a factor before all are added up.
-
-Room for more: adapters of experts are the same plan over (row, expert) pairs, with a stack per expert.
+slot of its own: its rows are picked once per adapter, and each change has a factor before all are added up. Of experts
+and routers the adapted rows are computed apart, mix by mix.
 """
 
 from __future__ import annotations
@@ -18,9 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from serve_app.engine.lora.adapter import Adapter, frame_of, linear_modules
+from serve_app.engine.lora.adapter import Adapter, frame_of
 from serve_app.engine.lora.banked import BankedLinear, Step
+from serve_app.engine.lora.experts import BankedExperts, BankedModule, BankedRouter
 from serve_app.engine.lora.kernels import kernels_for
+from serve_app.engine.lora.matching import Target, head_name
 from serve_app.engine.lora.plan import Mix, Plan, Resident, make_plan
 from serve_app.engine.lora.shelf import Shelf, Stack, shelf_rank
 from serve_app.engine.lora.tiles import ShelfRows, ShelfTiles, lay_rows, lay_tiles
@@ -56,10 +57,13 @@ class AdapterBank:
         self._adapters = {adapter.version: adapter for adapter in adapters}
         self.num_slots = min(max_slots, len(self._adapters))
         self._model = model
-        linears = linear_modules(model)
-        names = sorted({name for adapter in self._adapters.values() for name in adapter.changes})
-        self._linears = {name: linears[name] for name in names}
-        weights = {name: frame_of(linear) for name, linear in self._linears.items()}
+        found = {
+            change.target.name: change.target for each in self._adapters.values() for change in each.changes.values()
+        }
+        targets = [found[name] for name in sorted(found)]
+        self._bases = {target.module: model.get_submodule(target.module) for target in targets}
+        self._linears = {target.name: self._bases[target.name] for target in targets if target.parameter is None}
+        weights = {target.name: _frame(target, self._bases[target.module]) for target in targets}
         ranks = {shelf_rank(adapter.rank) for adapter in self._adapters.values()}
         self._shelves = {rank: Shelf(rank, weights) for rank in sorted(ranks)}
         self._step = Step()
@@ -67,17 +71,23 @@ class AdapterBank:
             name: BankedLinear(linear, name, shelves=self._shelves, step=self._step)
             for name, linear in self._linears.items()
         }
-        for name, wrapped in self.wrapped.items():
+        self._modules = {target.module: self._banked(target) for target in targets if target.parameter is not None}
+        for name, wrapped in (self.wrapped | self._modules).items():
             _replace(model, name, wrapped)
+        self._head = self.wrapped.get(head_name(model))
         parameter = next(model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
-        self._residents: dict[int, Resident] = {}
+        self._residents: dict[int, Resident] = self._step.residents
         self._last_mixes: tuple[Mix, ...] | None = None
         self._last_plan: Plan | None = None
         self._last_tiles: tuple[ShelfTiles, ...] | None = None
         if self._shelves:
             self._step.kernels = kernels_for(
-                weights.values(), ranks, device=self._device, dtype=self._dtype, uses_triton=uses_triton
+                [weights[name] for name in self._linears],
+                ranks,
+                device=self._device,
+                dtype=self._dtype,
+                uses_triton=uses_triton,
             )
         self._staging = threading.Lock()
         self._places: dict[int, tuple[int, int]] = {}  # slot -> rank and place, as `stage` left them
@@ -86,6 +96,11 @@ class AdapterBank:
     def num_bytes(self) -> int:
         """What the shelves take, in the memory of the model's device."""
         return sum(shelf.num_bytes for shelf in self._shelves.values())
+
+    @property
+    def watched(self) -> list[nn.Module]:
+        """The adapted modules whose output is one tensor."""
+        return [*self.wrapped.values(), *(each for each in self._modules.values() if isinstance(each, BankedExperts))]
 
     @property
     def num_columns(self) -> int:
@@ -140,8 +155,21 @@ class AdapterBank:
         mixes = tuple(row_mixes)
         if mixes != self._last_mixes:
             self._last_plan, self._last_tiles = self._plan(mixes)
+            self._step.groups = self._groups(mixes)
             self._last_mixes = mixes
         self._step.plan, self._step.tiles = self._last_plan, self._last_tiles
+
+    @contextmanager
+    def at_head(self, mixes: Sequence[Mix]) -> Iterator[None]:
+        """Within it the output head is given the rows of these mixes alone."""
+        if self._head is None or not any(mixes):
+            yield
+            return
+        hook = self._head.register_forward_pre_hook(lambda *_: self.begin_step(mixes))
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def end_step(self) -> None:
         self._step.plan = self._step.tiles = None
@@ -175,12 +203,28 @@ class AdapterBank:
 
     def unwrap(self) -> None:
         """Give the model its own modules back."""
-        for name, linear in self._linears.items():
-            _replace(self._model, name, linear)
+        for name, module in self._bases.items():
+            _replace(self._model, name, module)
 
     def _read(self, adapter: Adapter) -> dict[str, LowRank]:
         """What it does to each of the modules that are here. Raises AdapterRefused."""
-        return read_weights(adapter, self._linears, dtype=self._dtype)
+        return read_weights(adapter, self._model, self._linears, dtype=self._dtype)
+
+    def _banked(self, target: Target) -> BankedModule:
+        """A module that is no linear, as rows with adapters are computed with it."""
+        base = self._bases[target.module]
+        if target.experts is not None:
+            return BankedExperts(base, target.module, shelves=self._shelves, step=self._step)
+        assert target.parameter is not None, "linears are banked by themselves"
+        return BankedRouter(base, target.module, target.parameter, shelves=self._shelves, step=self._step)
+
+    def _groups(self, mixes: tuple[Mix, ...]) -> list[tuple[Mix, Tensor]]:
+        """Adapted rows by their mix, where there is a module that asks for them."""
+        rows: dict[Mix, list[int]] = {}
+        for row, mix in enumerate(mixes if self._modules else ()):
+            if mix:
+                rows.setdefault(mix, []).append(row)
+        return [(mix, torch.tensor(found, device=self._device)) for mix, found in rows.items()]
 
     def _plan(self, mixes: tuple[Mix, ...]) -> tuple[Plan | None, tuple[ShelfTiles, ...] | None]:
         """What torch computes, or kernels."""
@@ -210,6 +254,14 @@ class AdapterBank:
             if wrapped.gains is not None:
                 wrapped.gains[slot] = 1.0 if gain is None else gain.to(self._device)
         return has_gain
+
+
+def _frame(target: Target, module: nn.Module) -> Tensor:
+    """What has the size, type and device of a weight, as [out, in], or as [experts, out, in] of experts."""
+    if target.parameter is None:
+        return frame_of(module)
+    parameter: Tensor = getattr(module, target.parameter)
+    return parameter.mT if target.experts is not None and module.is_transposed else parameter
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.engine.lora.kernels import Kernels
-from serve_app.engine.lora.plan import Gains, Pass, Plan, Rows, Segment
+from serve_app.engine.lora.plan import Gains, Mix, Pass, Plan, Resident, Rows, Segment
 from serve_app.engine.lora.shelf import Part, Shelf, Stack
 from serve_app.engine.lora.tiles import Adding, ShelfTiles
 
@@ -22,12 +22,16 @@ class Step:
     plan:    None is a step without adapters
     tiles:   the same rows for kernels; None where torch computes the changes
     kernels: that can; None where there are none
+    groups:  the adapted rows by their mix, for modules that are no linear
+    residents: what is in each slot
     """
 
     def __init__(self) -> None:
         self.kernels: Kernels | None = None
         self.plan: Plan | None = None
         self.tiles: tuple[ShelfTiles, ...] | None = None
+        self.groups: Sequence[tuple[Mix, Tensor]] = ()
+        self.residents: dict[int, Resident] = {}
 
 
 class BankedLinear(nn.Module):

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from serve_app.engine.lora.matching import head_name
 from serve_app.engine.text_part import text_config
 
 BEHIND_KEYS = frozenset(
@@ -18,12 +19,13 @@ BEHIND_KEYS = frozenset(
 def keeps_prefix(modules: Iterable[str], model: nn.Module) -> bool:
     """Whether changes to these modules change no key and no value of any token.
 
-    Keys and values of a layer follow from all layers before it, so only the last layer may be changed, and of it only
+    Keys and values of a layer follow from all layers before it, so only the head may be changed, and of the last layer
     what makes queries or comes behind attention. Few adapters are like that; where it is not known, it is False.
     """
     config: Any = text_config(model.config)
     last = f"layers.{int(getattr(config, 'num_hidden_layers', 0)) - 1}."
-    return all(_place(name, last) in BEHIND_KEYS for name in modules)
+    head = head_name(model)
+    return all(name == head or _place(name, last) in BEHIND_KEYS for name in modules)
 
 
 def _place(name: str, last: str) -> str:

@@ -136,7 +136,7 @@ def _forward(model: Any, bank: AdapterBank, mixes: Items[Mix]) -> tuple[Tensor, 
 
 @contextmanager
 def _hooks(bank: AdapterBank, watch: Any) -> Iterator[None]:
-    handles = [wrapped.register_forward_hook(watch) for wrapped in bank.wrapped.values()]
+    handles = [each.register_forward_hook(watch) for each in bank.watched]
     try:
         yield
     finally:

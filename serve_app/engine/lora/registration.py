@@ -1,52 +1,96 @@
-"""Takes in the adapters found on disk: each is bound to the model, then tried on a few tokens."""
+"""Takes in the adapters found on disk: each is bound to the model, then tried; checks bind them in the same way."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Items
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from torch import nn
+import torch
+from transformers import PreTrainedModel
 
 from serve_app.core.adapters import AdapterRecord
 from serve_app.core.cards import AdapterCard
+from serve_app.engine.judgement import judge
 from serve_app.engine.lora.adapter import Adapter, bind_adapter
 from serve_app.engine.lora.errors import AdapterRefused
+from serve_app.engine.lora.matching import Matcher
 from serve_app.engine.lora.prefix import keeps_prefix
 from serve_app.engine.lora.probe import probe
+from serve_app.engine.lora.weights import read_weights
+from serve_app.engine.precision import choose_dtype
 from serve_app.engine.shards.orders import Bind
 from serve_app.engine.shards.shard import Shard
+from serve_app.engine.vision.judgement import Sight
+from serve_app.engine.weights import shapes_of
 
 logger = logging.getLogger(__name__)
 
 
 def bind_adapters(
-    found: Items[AdapterRecord], module: nn.Module, *, shard: Shard | None = None
+    found: Items[AdapterRecord], module: PreTrainedModel, *, shard: Shard | None = None, sees: bool = False
 ) -> tuple[list[Adapter], tuple[AdapterCard, ...]]:
     """Bind every adapter that fits and passes its probe; give all cards, those that do not with the reason.
 
     shard: of a model that is divided; all shards do this together
+    sees:  whether images are served
     """
     if shard is not None and shard.crew is not None:
         shard.crew.tell(Bind(records=tuple(found)))
-    division = None if shard is None else shard.division
+    bound, refused = _bind(found, module, is_divided=shard is not None, sees=sees)
+    versions = {adapter.version: adapter for adapter in bound.values()}
+    faults = probe(module, list(versions.values()), shard=shard)
+    cards = []
+    for record in found:
+        reason = refused.get(record.name) or faults.get(record.version)
+        if reason is not None:
+            logger.warning("adapter %s is refused: %s", record.name, reason)
+            cards.append(replace(record.card(), reason=reason))
+            continue
+        adapter = bound[record.name]
+        for note in adapter.notes:
+            logger.warning("adapter %s: %s", record.name, note)
+        cards.append(replace(record.card(), rank=adapter.rank, keeps_prefix=keeps_prefix(adapter.changes, module)))
+    return [adapter for version, adapter in versions.items() if version not in faults], tuple(cards)
+
+
+def judge_adapters(
+    found: Items[AdapterRecord], path: Path, *, dtype: str, images: bool, tensor_parallel: int
+) -> dict[str, Adapter | str]:
+    """Say of each adapter, by its name, what it is bound to or why it is refused; all but what a probe would find.
+
+    path: of the model, whose weights are not read; the rest is as in its configuration
+
+    Raises ModelNotSupported.
+    """
+    judged = judge(path, with_images=images)
+    shapes: Any = shapes_of(judged)
+    numbers = choose_dtype(dtype, judged.dtype, torch.device("cpu"))
+    bound, refused = _bind(found, shapes, is_divided=tensor_parallel > 1, sees=isinstance(judged.sight, Sight))
+    for name, adapter in bound.items():
+        try:
+            read_weights(adapter, shapes, None, dtype=numbers)
+        except AdapterRefused as error:
+            refused[name] = str(error)
+    return {**bound, **refused}
+
+
+def _bind(
+    found: Items[AdapterRecord], module: PreTrainedModel, *, is_divided: bool, sees: bool
+) -> tuple[dict[str, Adapter], dict[str, str]]:
+    """Those that fit, and the reasons of the others, by name."""
     bound: dict[str, Adapter] = {}
     refused: dict[str, str] = {}
+    matcher = Matcher.of(module, sees=sees) if found else None
     for record in found:
         try:
-            bound[record.version] = bind_adapter(record, module, division=division)
+            assert matcher is not None, "there is something to match"
+            bound[record.name] = bind_adapter(record, matcher, is_divided=is_divided)
         except AdapterRefused as error:
             refused[record.name] = str(error)
         except Exception as error:  # whatever is wrong with one adapter's files, the model is served
             logger.exception("adapter %s could not be read", record.name)
             refused[record.name] = f"its files could not be read: {error}"
-    faults = probe(module, list(bound.values()), shard=shard)
-    cards = tuple(_judge(record, module, refused.get(record.name) or faults.get(record.version)) for record in found)
-    return [adapter for version, adapter in bound.items() if version not in faults], cards
-
-
-def _judge(record: AdapterRecord, module: nn.Module, reason: str | None) -> AdapterCard:
-    if reason is not None:
-        logger.warning("adapter %s is refused: %s", record.name, reason)
-        return replace(record.card(), reason=reason)
-    return replace(record.card(), reason=None, keeps_prefix=keeps_prefix(record.changes, module))
+    return bound, refused

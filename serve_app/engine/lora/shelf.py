@@ -20,9 +20,10 @@ def shelf_rank(rank: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """What a shelf's places do to one module.
+    """What a shelf's places do to one weight.
 
-    down: [places, rank, in];  up: [places, out, rank], which on CPUs lies in memory as [places, rank, out]
+    down: [places, rank, in];  up: [places, out, rank], which on CPUs lies in memory as [places, rank, out]; of experts
+    each has one more dimension behind the places
     """
 
     down: Tensor
@@ -35,20 +36,21 @@ class Stack:
     def resized(self, num_places: int) -> Stack:
         """A copy with more places or fewer."""
         kept = min(num_places, self.down.shape[0])
-        frame = self.down.new_empty(1).expand(self.up.shape[1], self.down.shape[2])
-        larger = new_stack(num_places, self.down.shape[1], frame)
+        frame = self.down.new_empty(1).expand(*self.up.shape[1:-1], self.down.shape[-1])
+        larger = new_stack(num_places, self.down.shape[-2], frame)
         larger.down[:kept] = self.down[:kept]
         larger.up[:kept] = self.up[:kept]
         return larger
 
     def put(self, place: int, low_rank: LowRank | None) -> None:
         """Fill a place; None leaves the module as it is."""
-        rank = 0 if low_rank is None else low_rank.down.shape[0]
-        self.down[place, rank:].zero_()
-        self.up[place, :, rank:].zero_()
+        rank = 0 if low_rank is None else low_rank.up.shape[-1]
+        down, up = self.down[place], self.up[place]
+        down[..., rank:, :].zero_()
+        up[..., rank:].zero_()
         if low_rank is not None:
-            self.down[place, :rank].copy_(low_rank.down)
-            self.up[place, :, :rank].copy_(low_rank.up)
+            down[..., :rank, :].copy_(low_rank.down)
+            up[..., :rank].copy_(low_rank.up)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +67,11 @@ class Part:
 
 
 def new_stack(num_places: int, rank: int, frame: Tensor) -> Stack:
-    """Places that change nothing, for a weight [out, in] of such a size and type."""
-    outputs, inputs = frame.shape
+    """Places that change nothing, for a weight [out, in] of such a size and type, or one of [experts, out, in]."""
+    *experts, outputs, inputs = frame.shape
 
     def zeros(*size: int) -> Tensor:
-        return torch.zeros(num_places, *size, dtype=frame.dtype, device=frame.device)
+        return torch.zeros(num_places, *experts, *size, dtype=frame.dtype, device=frame.device)
 
     up = zeros(rank, outputs).mT if frame.device.type == "cpu" else zeros(outputs, rank)
     return Stack(down=zeros(rank, inputs), up=up)
@@ -85,7 +87,7 @@ class Shelf:
     """
 
     def __init__(self, rank: int, weights: Mapping[str, Tensor]) -> None:
-        """weights: [out, in] of every module that may be changed, for sizes, dtype and device."""
+        """weights: [out, in] of every module that may be changed, or [experts, out, in]; sizes, dtype, device count"""
         self.rank = rank
         self.stacks: dict[str, Stack] = {}
         self.num_changes = 0

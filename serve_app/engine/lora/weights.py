@@ -10,16 +10,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from serve_app.core.adapters import Change
-from serve_app.engine.lora.adapter import Adapter, weight_of
+from serve_app.engine.lora.adapter import Adapter, Change, weight_of
 from serve_app.engine.lora.errors import AdapterRefused
+from serve_app.engine.lora.matching import converted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowRank:
-    """The change to one linear module: y += up @ (down @ x), where scaling is inside `up` already.
+    """The change to one weight: y += up @ (down @ x), where scaling is inside `up` already.
 
-    down: [rank, in];  up: [out, rank]
+    down: [rank, in];  up: [out, rank]; of experts [experts, rank, in] and [experts, out, rank]
     gain: [out], DoRA's m / |W + up @ down|, by which the module's output without bias is multiplied; None is 1
     """
 
@@ -36,39 +36,48 @@ class LowRank:
 
 
 @torch.no_grad()
-def read_weights(adapter: Adapter, linears: Mapping[str, nn.Module], *, dtype: torch.dtype) -> dict[str, LowRank]:
-    """Read an adapter's file and give what it does to each module, on the CPU.
+def read_weights(
+    adapter: Adapter, model: nn.Module, linears: Mapping[str, nn.Module] | None, *, dtype: torch.dtype
+) -> dict[str, LowRank]:
+    """Read an adapter's file and give what it does to each weight, on the CPU.
+
+    model:   or its shapes, as PEFT's conversion asks for
+    linears: by name, with their weights; None where nothing is to be computed, and DoRA's gains are left out
 
     Raises AdapterRefused where the file has changed since it was registered, a value is not finite in the model's
     dtype, or nothing would change.
     """
     try:
-        tensors = load(adapter.file.read())
+        tensors = converted(model, load(adapter.file.read()), is_older=adapter.is_older)
     except SafetensorError as error:
         raise AdapterRefused(f"{adapter.file.path.name}: {error}") from error
-    weights = {
-        name: _low_rank(name, change, tensors, linears[name], dtype=dtype) for name, change in adapter.changes.items()
-    }
+    weights = {}
+    for name, change in adapter.changes.items():
+        linear = None if linears is None or change.magnitude is None else linears[name]
+        weights[name] = _low_rank(name, change, tensors, linear, dtype=dtype)
     if all(low_rank.is_inert for low_rank in weights.values()):
         raise AdapterRefused(
             f"inert: lora_A or lora_B is zero in all of its {len(weights)} modules, so that it changes nothing"
-            " (an adapter that was saved before it was trained looks like this)"
+            " (an adapter that was saved before it was trained looks like this; save it again after training)"
         )
     return weights
 
 
 def _low_rank(
-    name: str, change: Change, tensors: Mapping[str, Tensor], module: nn.Module, *, dtype: torch.dtype
+    name: str, change: Change, tensors: Mapping[str, Tensor], linear: nn.Module | None, *, dtype: torch.dtype
 ) -> LowRank:
-    down, up = tensors[change.down], tensors[change.up].float() * change.scaling
+    scaling, experts = change.target.scaling, change.target.experts
+    down, up = tensors[change.down], tensors[change.up].float() * scaling
     gain = None
-    if change.magnitude is not None:
-        merged = weight_of(module).detach().float().cpu() + up @ down.float()
+    if experts is not None:  # as PEFT lays them out
+        down, up = down.unflatten(0, (experts, -1)), up.unflatten(1, (-1, experts)).permute(2, 0, 1)
+    if linear is not None and change.magnitude is not None:
+        merged = weight_of(linear).detach().float().cpu() + up @ down.float()
         gain = tensors[change.magnitude].float().flatten() / torch.linalg.vector_norm(merged, dim=1)
         gain = _finite(gain.to(dtype), f"module {name}: DoRA's gain")
     return LowRank(
         down=_finite(down.to(dtype), f"tensor {change.down}"),
-        up=_finite(up.to(dtype), f"tensor {change.up}, scaled by {change.scaling:g},"),
+        up=_finite(up.to(dtype), f"tensor {change.up}, scaled by {scaling:g},"),
         gain=gain,
     )
 

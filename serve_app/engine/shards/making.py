@@ -37,5 +37,5 @@ def make_bank(config: EngineConfig, model: LoadedModel, adapters: Items[Adapter]
 
 def _num_bytes(adapter: Adapter, model: LoadedModel) -> int:
     """What an adapter takes where it is resident."""
-    num_sides = sum(change.inputs + change.outputs for change in adapter.changes.values())
-    return shelf_rank(adapter.rank) * num_sides * model.dtype.itemsize
+    num_entries = sum(change.num_entries_per_rank for change in adapter.changes.values())
+    return shelf_rank(adapter.rank) * num_entries * model.dtype.itemsize
