@@ -249,7 +249,8 @@ RESPONSES = Body(
 
 def read_responses(members: Mapping[str, object], limits: WireLimits, dialect: Dialect) -> ResponsesRequest:
     """The request that these members of a JSON object make. Raises InvalidRequest."""
-    terms, ignored = Terms(limits=limits, dialect=dialect), []
+    terms = Terms(limits=limits, dialect=dialect)
+    ignored: list[str] = []
     rest = {name: value for name, value in members.items() if value is not None}
 
     def taken(name: str) -> Any:

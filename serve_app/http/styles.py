@@ -99,8 +99,7 @@ class ResponsesStyle(ChatStyle):
 
     def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> ResponseRenderer:
         assert isinstance(request, ResponsesRequest)
-        templates, forms = self._router.templates_of(run), self._router.call_forms_of(run)
-        return ResponseRenderer(request, head, run, templates=templates, forms=forms)
+        return ResponseRenderer(request, head, run, writings=self._router.writings_of(run))
 
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
         return await collect_response(run, self.renderer(run, request, head))

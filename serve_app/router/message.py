@@ -8,7 +8,7 @@ from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.core.cards import ModelCard
 from serve_app.core.delta import Finish, FinishReason
-from serve_app.core.tools import ToolCallDelta
+from serve_app.core.tools import ToolCallDelta, ToolParserName
 from serve_app.router.reasoning import ReasoningSplitter, Split, ThoughtForm, thoughts_for
 from serve_app.tools.forms import Form, form_for
 from serve_app.tools.parsed import Parsed
@@ -27,7 +27,7 @@ def writing_of(card: ModelCard | None) -> Writing:
     """Return its operator's choice, else what its template shows; a model that is gone writes as an unknown one."""
     if card is None:
         return Writing(calls=form_for(""), thoughts=thoughts_for(""))
-    of_default_text = "hermes" if card.tool_prompt == "prompt" else None
+    of_default_text: ToolParserName | None = "hermes" if card.tool_prompt == "prompt" else None
     return Writing(
         calls=form_for(card.template_for(has_tools=True), card.tool_parser or of_default_text),
         thoughts=thoughts_for(card.chat_template, card.reasoning_parser),

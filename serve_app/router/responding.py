@@ -12,8 +12,8 @@ from serve_app.api.sse import event as sse_event
 from serve_app.core.errors import ServeError
 from serve_app.router.chat import ChatComposer
 from serve_app.router.event import Event
+from serve_app.router.message import Writing
 from serve_app.router.run import Run
-from serve_app.tools.forms import AnyForm
 
 
 class ResponseRenderer:
@@ -25,10 +25,9 @@ class ResponseRenderer:
         head: ResponseHead,
         run: Run,
         *,
-        templates: Sequence[str],
-        forms: Sequence[AnyForm],
+        writings: Sequence[Writing],
     ) -> None:
-        self._composer = ChatComposer(request, templates, forms)
+        self._composer = ChatComposer(request, writings)
         self._writer = ResponseWriter(request, head)
         self._run = run
         self._has_begun = False
