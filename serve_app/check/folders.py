@@ -31,11 +31,15 @@ class Needs:
 def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
     """Findings of `args.path`, `args.chat_template` and `args.adapters`; usable adapters are notes."""
     from serve_app.engine.errors import ModelNotSupported  # imported here: it brings torch, which takes time
+    from serve_app.engine.loading import rehearse
 
     try:
-        needs_of(args)
+        folder = read_model_folder(locate_model(args.path))
+        found = rehearse(engine_config(args, folder.path))
     except (CatalogError, ModelNotSupported, OSError) as error:
         yield Finding(path=(*path, "path"), message=str(error))
+    else:
+        yield from (Finding(path=(*path, "path"), message=note, severity=Severity.NOTE) for note in found.notes)
     if args.chat_template is not None:
         try:
             chat_template_of(FilePath(), args.chat_template)
@@ -46,7 +50,7 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
 
 
 def needs_of(args: ModelArgs) -> Needs:
-    """What a replica takes, all of its shards together. To make the model without weights shows what it lacks.
+    """What a replica takes, all of its shards together.
 
     Raises CatalogError, ModelNotSupported, OSError.
     """

@@ -44,6 +44,8 @@ def _told(reports: Sequence[FolderReport], then: str, *, as_json: bool) -> int:
     for each in reports:
         told = ", ".join(_fact(name, value) for name, value in each.facts.items())
         say(f"{each.name}: OK, {told}" if each.reason is None else f"{each.name}: cannot be served: {each.reason}")
+        for note in each.notes:
+            say(f"{each.name}: note: {note}")
     if is_sound:
         say(then)
     return Exit.DONE if is_sound else Exit.FAILED
