@@ -11,7 +11,7 @@ from typing import Any
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.files import parse_json_object
 
-MAX_HEADER_BYTES = 16 * 2**20
+MAX_HEADER_BYTES = 100_000_000  # as the library of the format bounds it
 MAX_DIMENSIONS = 8
 # The format's name of a type -> ours, bytes per element (https://github.com/huggingface/safetensors#format).
 DTYPES: Mapping[str, tuple[str, int]] = {
@@ -21,6 +21,10 @@ DTYPES: Mapping[str, tuple[str, int]] = {
     "BF16": ("bfloat16", 2),
     "F8_E4M3": ("float8_e4m3fn", 1),
     "F8_E5M2": ("float8_e5m2", 1),
+    "F8_E4M3FNUZ": ("float8_e4m3fnuz", 1),
+    "F8_E5M2FNUZ": ("float8_e5m2fnuz", 1),
+    "F8_E8M0": ("float8_e8m0fnu", 1),
+    "C64": ("complex64", 8),
     "I64": ("int64", 8),
     "I32": ("int32", 4),
     "I16": ("int16", 2),

@@ -5,32 +5,31 @@ Whether the engine computes such a model is the engine's to say (`serve_app.engi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.files import read_json_object
 from serve_app.catalog.headers import read_header
+from serve_app.core.weight_files import (
+    CONFIG,
+    INDEX_SUFFIX,
+    WEIGHTS,
+    WEIGHTS_INDEX,
+    weight_files,
+    weights_name,
+)
 
 BUILTIN_MODELS: Mapping[str, Path] = {"builtin:demo": Path(__file__).resolve().parent.parent / "demo" / "model"}
 MAX_CONFIG_BYTES = 4 * 2**20
 MAX_INDEX_BYTES = 64 * 2**20
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-WEIGHTS_INDEX = "model.safetensors.index.json"
-TOKENIZER = "tokenizer.json"
+SUFFIX = ".safetensors"
 PICKLED_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
-
-_PRIVATE_KEYS_ALLOWED = frozenset({"_name_or_path", "_commit_hash", "_sliding_window_pattern"})
-# Keys that make a library fetch or run code.
-_REFUSED_KEYS: Mapping[str, str] = {
-    "auto_map": "the model asks for code of its own, which is never run",
-    "custom_pipelines": "the model asks for code of its own, which is never run",
-    "attn_implementation": "only the engine chooses an attention implementation; remove it",
-    "experts_implementation": "only the engine chooses an experts implementation; remove it",
-}
+TO_SAFETENSORS = (
+    'convert to safetensors: python -c "from transformers import AutoModelForCausalLM as M;'
+    " M.from_pretrained('{path}').save_pretrained('{path}')\""
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +53,14 @@ def locate_model(path: str) -> Path:
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise CatalogError(
-            f"{path!r} is not a folder; a model is a local folder with {CONFIG}, {WEIGHTS} and {TOKENIZER}, "
+            f"{path!r} is not a folder; a model is a local folder with {CONFIG}, {WEIGHTS} and a tokenizer, "
             f"or one of: {', '.join(BUILTIN_MODELS)}"
         )
     return folder.resolve()
 
 
 def read_model_folder(path: Path) -> ModelFolder:
-    """Read what a model's configuration asks for and the headers of its weights; no weight is loaded.
+    """Look whether a model's files are there, and read the headers of its weights; no weight is loaded.
 
     Operators choose model folders, and caches link their files, so links are followed here.
     Raises CatalogError, whose message begins with the folder, where its files are not all there or must not be loaded.
@@ -75,11 +74,10 @@ def read_model_folder(path: Path) -> ModelFolder:
 
 
 def _read_model_folder(path: Path) -> ModelFolder:
-    for name in (CONFIG, TOKENIZER):
-        if not (path / name).is_file():
-            raise CatalogError(f"{name} is missing")
-    config = read_json_object(path / CONFIG, max_bytes=MAX_CONFIG_BYTES)
-    _refuse_keys(config)
+    if not (path / CONFIG).is_file():
+        raise CatalogError(f"{CONFIG} is missing")
+    if (path / CONFIG).stat().st_size > MAX_CONFIG_BYTES:
+        raise CatalogError(f"{CONFIG} is larger than {MAX_CONFIG_BYTES} bytes")
     weights = _weight_files(path)
     return ModelFolder(
         path=path,
@@ -88,49 +86,36 @@ def _read_model_folder(path: Path) -> ModelFolder:
     )
 
 
-def _refuse_keys(config: Mapping[str, Any]) -> None:
-    for key, value in _entries(config):
-        if key in _REFUSED_KEYS and value:
-            raise CatalogError(f"{CONFIG}: {key}: {_REFUSED_KEYS[key]}")
-        # CVE-2026-4372: a private key in config.json made the library run code in spite of its safe settings.
-        if key.startswith("_") and key not in _PRIVATE_KEYS_ALLOWED:
-            raise CatalogError(f"{CONFIG}: {key}: private settings of the library are refused; remove it")
-
-
-def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Walk all keys at any depth."""
-    open_values: list[Any] = [config]
-    while open_values:
-        match open_values.pop():
-            case dict() as entries:
-                yield from entries.items()
-                open_values.extend(entries.values())
-            case list() as values:
-                open_values.extend(values)
-
-
 def _weight_files(path: Path) -> tuple[Path, ...]:
-    if (path / WEIGHTS).is_file():
-        names: tuple[str, ...] = (WEIGHTS,)
-    elif (path / WEIGHTS_INDEX).is_file():
-        names = _shard_names(path)
-    else:
+    name = weights_name(path)
+    if not _is_inside(name) or not name.endswith((SUFFIX, SUFFIX + INDEX_SUFFIX)):
+        raise CatalogError(f"{CONFIG}: transformers_weights: {name!r} is not the name of a safetensors file or index")
+    if not (path / name).is_file():
         pickled = sorted(file.name for file in path.iterdir() if file.suffix in PICKLED_SUFFIXES)
-        hint = f"; {pickled[0]} is a pickle, which could run code: convert to safetensors" if pickled else ""
+        hint = (
+            f"; {pickled[0]} is a pickle, which could run code: {TO_SAFETENSORS.format(path=path)}" if pickled else ""
+        )
         raise CatalogError(f"no weights: neither {WEIGHTS} nor {WEIGHTS_INDEX} is there{hint}")
-    for name in names:
-        read_header(path / name)
-    return tuple(path / name for name in names)
+    if name.endswith(INDEX_SUFFIX):
+        _check_index(path, name)
+    files = weight_files(path)
+    for file in files:
+        read_header(file)
+    return files
 
 
-def _shard_names(path: Path) -> tuple[str, ...]:
-    shards = read_json_object(path / WEIGHTS_INDEX, max_bytes=MAX_INDEX_BYTES).get("weight_map")
+def _check_index(path: Path, index: str) -> None:
+    """Raise CatalogError unless an index names safetensors files beside it, which are there."""
+    shards = read_json_object(path / index, max_bytes=MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(shards, dict) or not shards:
-        raise CatalogError(f"{WEIGHTS_INDEX}: weight_map is missing or empty")
-    names = sorted({str(name) for name in shards.values()})
-    for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CatalogError(f"{WEIGHTS_INDEX}: {name!r} is not the name of a safetensors file beside it")
+        raise CatalogError(f"{index}: weight_map is missing or empty")
+    for name in sorted({str(name) for name in shards.values()}):
+        if not _is_inside(name) or not name.endswith(SUFFIX):
+            raise CatalogError(f"{index}: {name!r} is not the name of a safetensors file in the folder")
         if not (path / name).is_file():
-            raise CatalogError(f"{name} is missing, which {WEIGHTS_INDEX} names")
-    return tuple(names)
+            raise CatalogError(f"{name} is missing, which {index} names")
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether a name leads nowhere but into the folder."""
+    return not Path(name).is_absolute() and ".." not in Path(name).parts

@@ -39,12 +39,15 @@ class Needs:
 def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
     """Findings of `args.path`, `args.chat_template` and `args.adapters`. Notes: usable adapters, default sampling."""
     from serve_app.engine.errors import ModelNotSupported  # imported here: it brings torch, which takes time
+    from serve_app.engine.loading import rehearse
 
     is_sound = True
     try:
+        folder = read_model_folder(locate_model(args.path))
         if args.chat_template is None:
-            chat_templates_of(locate_model(args.path), None)
-        own = needs_of(args).max_model_len
+            chat_templates_of(folder.path, None)
+        found = rehearse(engine_config(args, folder.path))
+        own = found.judged.max_model_len
         if args.max_model_len is not None and own is not None and args.max_model_len > own:
             message = f"must be at most {own}, the model's own context, or left out; found {args.max_model_len}"
             yield Finding(path=(*path, "max_model_len"), message=message)
@@ -52,6 +55,7 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
         is_sound = False
         yield Finding(path=(*path, "path"), message=str(error))
     else:
+        yield from (Finding(path=(*path, "path"), message=note, severity=Severity.NOTE) for note in found.notes)
         yield from _sampling_notes(args, (*path, "path"))
     if args.chat_template is not None:
         try:
@@ -87,7 +91,7 @@ def check_device(args: ModelArgs, path: Path, *, severity: Severity) -> Iterator
 
 
 def needs_of(args: ModelArgs) -> Needs:
-    """What a replica takes, all of its shards together. To make the model without weights shows what it lacks.
+    """What a replica takes, all of its shards together.
 
     Raises CatalogError, ModelNotSupported, OSError.
     """

@@ -12,6 +12,8 @@ from serve_app.catalog.chat_template import chat_templates_of
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.generation_config import read_default_sampling
 from serve_app.catalog.models import locate_model, read_model_folder
+from serve_app.deployments.arguments import ModelArgs
+from serve_app.deployments.loading import engine_config
 
 if TYPE_CHECKING:
     from serve_app.core.adapters import AdapterRecord
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 class FolderReport:
     """reason: why it cannot be served; None where it can;  facts: what is worth knowing of it, by name
 
-    notes: what of it changes nothing
+    notes: what its files say that changes nothing
     """
 
     name: str
@@ -34,25 +36,24 @@ class FolderReport:
 def check_model_folder(path: str, *, dtype: str) -> FolderReport:
     """A base model, in the numbers that it would be loaded in."""
     from serve_app.engine.errors import ModelNotSupported  # imported here: it brings torch, which takes time
-    from serve_app.engine.judgement import judge
-    from serve_app.engine.weights import weight_bytes_on_cpu
+    from serve_app.engine.loading import rehearse
 
     try:
         folder = read_model_folder(locate_model(path))
-        judged = judge(folder.path)
         templates = chat_templates_of(folder.path, None)
-        num_bytes = weight_bytes_on_cpu(judged, dtype)
+        found = rehearse(engine_config(ModelArgs(name="model", path=path, dtype=dtype), folder.path))
     except (CatalogError, ModelNotSupported, OSError) as error:
         return FolderReport(name=path, facts={}, reason=str(error))
+    judged = found.judged
     facts: dict[str, object] = {
         "family": judged.config.model_type,
         "max_model_len": judged.max_model_len,
-        "weight_bytes": num_bytes,
+        "weight_bytes": found.num_bytes,
         "has_chat_template": bool(templates),
         "default_sampling": dict(read_default_sampling(folder.path).values),
         "sees": judged.sight is not None and not isinstance(judged.sight, str),
     }
-    return FolderReport(name=path, facts=facts)
+    return FolderReport(name=path, facts=facts, notes=found.notes)
 
 
 def check_adapters(path: str, model: str | None = None) -> list[FolderReport]:

@@ -45,7 +45,7 @@ def _told(reports: Sequence[FolderReport], then: str, *, as_json: bool) -> int:
         told = ", ".join(_fact(name, value) for name, value in each.facts.items())
         say(f"{each.name}: OK, {told}" if each.reason is None else f"{each.name}: cannot be served: {each.reason}")
         for note in each.notes:
-            say(f"  {note}")
+            say(f"{each.name}: note: {note}")
     if is_sound:
         say(then)
     return Exit.DONE if is_sound else Exit.FAILED

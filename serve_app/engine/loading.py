@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
+from transformers.utils import logging as library_logging
 
 from serve_app.engine.allocator import give_back_freed_memory
 from serve_app.engine.budget import check_weights_fit, context_within, kv_budget
@@ -20,24 +24,28 @@ from serve_app.engine.decoder.stored import stored_dtype, storing
 from serve_app.engine.decoder.trial import settle
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.gpu.availability import Kernels, choose_kernels
-from serve_app.engine.judgement import Judged, judge
+from serve_app.engine.judgement import Judged, judge, token_ids
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.precision import choose_dtype
-from serve_app.engine.probe import Witness, check, hear
-from serve_app.engine.quantized.checkpoint import kept_in, open_checkpoint
+from serve_app.engine.probe import Witness, check, hear, outlined_shape
+from serve_app.engine.quantized.checkpoint import as_plain, kept_in, open_slices, outlines
 from serve_app.engine.quantized.receiving import receiving, settle_weights
 from serve_app.engine.quantized.rounding import Bits
 from serve_app.engine.rope import settle_longrope
 from serve_app.engine.shards.crew import Crew
 from serve_app.engine.shards.division import Division, divide
 from serve_app.engine.shards.shard import Mates, Shard
-from serve_app.engine.shards.slices import open_parts
+from serve_app.engine.shards.slices import parts_of
 from serve_app.engine.shards.sums import Sums, sum_outputs
 from serve_app.engine.vision.eyes import Eyes, open_eyes
 from serve_app.engine.vision.judgement import Sight
-from serve_app.engine.weights import weight_bytes
+from serve_app.engine.weights import weight_bytes, weight_bytes_on_cpu
+from serve_app.text.pieces import UnsupportedTokenizer
+from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
+
+GENERATION_CONFIG = "generation_config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +54,7 @@ class LoadedModel:
 
     kv_cache_bytes: what its keys and values may take; of a shard, its own
     eos_token_ids:  tokens that end a text
+    tokenizer:      the folder's; None for a shard that follows another
     narrowing:      lays its weights out in 16 bits, once it serves
     scorings:       with which the loop computes it; None where transformers' modules do
     eyes:           of a model that sees; nothing of them is in `module`
@@ -63,6 +72,7 @@ class LoadedModel:
     vocab_size: int
     eos_token_ids: frozenset[int]
     narrowing: Narrowing
+    tokenizer: TextTokenizer | None = None
     scorings: Scorings | None = None
     eyes: Eyes | None = None
     blindness: str | None = None
@@ -114,6 +124,7 @@ def load_with(crew: Crew, config: EngineConfig) -> LoadedModel:
 
 def _load(config: EngineConfig, mates: Mates | None) -> LoadedModel:
     judged = judge(config.path, with_images=config.images)
+    tokenizer = read_tokenizer(config, judged) if mates is None or mates.number == 0 else None
     device = choose_device(config.device) if mates is None else mates.sums.device
     dtype = choose_dtype(config.dtype, judged.dtype, device)
     if judged.dtype is not None and config.dtype == "auto" and dtype != judged.dtype:
@@ -146,7 +157,8 @@ def _load(config: EngineConfig, mates: Mates | None) -> LoadedModel:
         max_model_len=max_model_len,
         kv_cache_bytes=budget,
         vocab_size=vocab_size,
-        eos_token_ids=read_eos_token_ids(config.path, judged.text),
+        eos_token_ids=frozenset() if tokenizer is None else read_eos_token_ids(judged, Path(config.path), tokenizer),
+        tokenizer=tokenizer,
         narrowing=Narrowing(module),
         scorings=scorings,
         eyes=eyes if isinstance(eyes, Eyes) else None,
@@ -154,6 +166,14 @@ def _load(config: EngineConfig, mates: Mates | None) -> LoadedModel:
         kernels=kernels,
         shard=shard,
     )
+
+
+def read_tokenizer(config: EngineConfig, judged: Judged) -> TextTokenizer:
+    """The tokenizer of a model's folder. Raises ModelNotSupported."""
+    try:
+        return TextTokenizer.load(Path(config.path), vocab_size=int(judged.text.vocab_size))
+    except UnsupportedTokenizer as error:
+        raise ModelNotSupported(f"{judged.config.model_type}: {error}") from error
 
 
 def _read_whole(config: EngineConfig, judged: Judged, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
@@ -181,26 +201,38 @@ def read_module(
 
     division: of which the model is a part
     """
-    weights: Any = None if judged.formats is None else open_checkpoint(Path(config.path), judged.formats)
+    weights: Any = open_slices(Path(config.path))
+    kind, is_plain = judged.kind, division is None and judged.formats is None and config.weights is None
+    if is_plain and dtype == torch.float32 and choose_device(config.device).type == "cpu":
+        stored = stored_dtype(weights)
+        kind = kind if stored is None else storing(kind, stored)
+    if judged.formats is not None:
+        weights = as_plain(weights, judged.formats)
     if division is not None:
-        weights = open_parts(Path(config.path), division)
-    kind = judged.kind
+        weights = parts_of(weights, division)
     if config.weights is not None:
         os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # else threads read ahead of what is rounded, up to all of it
-        kind = receiving(kind, config.weights, kept_in(weights or {}, config.weights))
-    elif weights is None and dtype == torch.float32 and choose_device(config.device).type == "cpu":
-        stored = stored_dtype(config.path)
-        kind = kind if stored is None else storing(kind, stored)
+        kind = receiving(kind, config.weights, kept_in(weights if judged.formats else {}, config.weights))
+    loaded = _filled(kind, judged, weights, dtype)
+    loaded.config.name_or_path = config.path  # which is forgotten where weights are handed over
+    settle_weights(loaded)
+    return loaded
+
+
+def _filled(
+    kind: type[PreTrainedModel], judged: Judged, weights: Any, dtype: torch.dtype, **settings: Any
+) -> PreTrainedModel:
+    """Have the library make a model and fill it. Raises ModelNotSupported where a weight is not there as it must be."""
+    module: PreTrainedModel
     module, found = kind.from_pretrained(
-        config.path if weights is None else None,
+        None,
         state_dict=weights,
         config=judged.config,
         dtype=dtype,
         local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
         attn_implementation="eager",
         output_loading_info=True,
+        **settings,
     )
     lacking = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
     if lacking:
@@ -208,10 +240,51 @@ def read_module(
         raise ModelNotSupported(
             f"{judged.config.model_type}: {len(lacking)} weights are not in the checkpoint: {named}"
         )
-    loaded: PreTrainedModel = module
-    loaded.config.name_or_path = config.path  # which is forgotten where weights are handed over
-    settle_weights(loaded)
-    return loaded
+    return module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What loading would find. num_bytes: of all weights;  notes: what files say that changes nothing"""
+
+    judged: Judged
+    num_bytes: int
+    notes: tuple[str, ...]
+
+
+def rehearse(config: EngineConfig) -> Rehearsal:
+    """Do what loading does, in its order, without the numbers of weights: files, tokenizer, shapes, attention, context.
+
+    What memory is free is not asked. Raises ModelNotSupported, in the words of loading.
+    """
+    judged, count = judge(config.path, with_images=config.images), config.tensor_parallel
+    division = divide(judged, count, weights=config.weights) if count > 1 else None
+    tokenizer = read_tokenizer(config, judged)
+    part = judged if division is None else division.narrowed(judged)
+    num_bytes = count * weight_bytes_on_cpu(part, config.dtype, config.weights)
+    dtype = choose_dtype(config.dtype, judged.dtype, torch.device("cpu"))
+    with _quiet_library():
+        weights: Any = outlines(open_slices(Path(config.path)))
+        weights = weights if judged.formats is None else as_plain(weights, judged.formats)
+        shape = outlined_shape(_filled(judged.kind, judged, weights, torch.bfloat16, device_map="meta"))
+    if shape is not None and isinstance(config.kv_cache_bytes, int):
+        limits = {"own_limit": judged.max_model_len, "bytes_per_token": shape.bytes_per_token(dtype)}
+        context_within(config, config.kv_cache_bytes, **limits)
+    return Rehearsal(judged=judged, num_bytes=num_bytes, notes=(*judged.notes, *tokenizer.notes))
+
+
+@contextmanager
+def _quiet_library() -> Iterator[None]:
+    """Within it, the library shows no progress and reports nothing of weights that are not there."""
+    level, shows = library_logging.get_verbosity(), library_logging.is_progress_bar_enabled()
+    library_logging.set_verbosity_error()
+    library_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library_logging.set_verbosity(level)
+        if shows:
+            library_logging.enable_progress_bar()
 
 
 def bits_of(config: EngineConfig, device: torch.device) -> Bits | None:
@@ -253,14 +326,15 @@ def choose_device(name: str, *, count: int = 1) -> torch.device:
     return torch.device(name)
 
 
-def read_eos_token_ids(path: str, hf_config: Any) -> frozenset[int]:
-    """The ids that end a text: generation_config.json's where there is one, else config.json's."""
+def read_eos_token_ids(judged: Judged, folder: Path, tokenizer: TextTokenizer) -> frozenset[int]:
+    """The ids that end a text: all that the tokenizer, config.json and generation_config.json name.
+
+    Where neither file names any, what the configuration's class has; ids beyond the vocabulary mean nothing.
+    """
     try:
-        eos = GenerationConfig.from_pretrained(path, local_files_only=True).eos_token_id
-    except OSError:
-        eos = None
-    if eos is None:
-        eos = hf_config.eos_token_id
-    if eos is None:
-        return frozenset()
-    return frozenset(eos) if isinstance(eos, list) else frozenset([int(eos)])
+        said = json.loads((folder / GENERATION_CONFIG).read_bytes()).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        said = None
+    found = token_ids(said) | judged.eos_token_ids
+    found = found or token_ids(*(getattr(each, "eos_token_id", None) for each in (judged.config, judged.text)))
+    return frozenset(each for each in found | tokenizer.eos_token_ids if 0 <= each < int(judged.text.vocab_size))

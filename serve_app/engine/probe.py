@@ -32,6 +32,7 @@ FEW_CHUNKS = (13, 11)
 """For modules that compute beside a loop, which is tried with the others."""
 BLOCK_SIZE = 4
 RECORDER = "serve_app_probe"
+OTHER_WAY = "its attention does not go through AttentionInterface"
 
 # of the largest logit, by which logits may differ
 EXACT = 1e-3
@@ -39,6 +40,10 @@ IN_16_BITS = 0.05
 ROUNDED = 0.1
 """Where inputs are rounded to eight bits. With 24 layers and 152k tokens (random weights, Qwen2.5-0.5B's shape) they
 differed by up to 0.07 in float32 and 0.06 in bfloat16, without rounding by 0.02 in bfloat16."""
+
+
+class Unfit(ValueError):
+    """What a layer hands attention is none that the engine computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,25 @@ def hear(module: PreTrainedModel) -> Witness:
     return Witness(
         token_ids=token_ids, logits=own, routes=routes, shape=shape, scorings=recorder.scorings, rounds=_rounds(module)
     )
+
+
+@torch.inference_mode()
+def outlined_shape(module: PreTrainedModel) -> KeyValueShape | None:
+    """The shape of keys and values of a model without numbers; None where its way depends on numbers.
+
+    Raises ModelNotSupported where `hear` would, for what layers hand attention.
+    """
+    for each in module.modules():
+        if isinstance(each, PreTrainedModel):
+            each.warn_if_padding_and_no_attention_mask = lambda *_: None  # it looks at the tokens' numbers
+    try:
+        return _record(module, torch.arange(2, device="meta")).shape()
+    except Unfit as error:
+        raise ModelNotSupported(f"{module.config.model_type}: {error}") from error
+    except Exception:  # what has no numbers fails in many ways, none of which is the model's fault
+        if not module._can_set_attn_implementation():
+            raise ModelNotSupported(f"{module.config.model_type}: {OTHER_WAY}") from None
+        return None
 
 
 @torch.inference_mode()
@@ -238,12 +262,12 @@ class _Recorder:
         **_: Any,
     ) -> tuple[Tensor, None]:
         if attention_mask is not None:
-            raise ValueError("the model makes attention masks of its own")
+            raise Unfit("the model makes attention masks of its own")
         if not getattr(layer, "is_causal", True):
-            raise ValueError("attention that is not causal is not supported")
+            raise Unfit("attention that is not causal is not supported")
         number = int(layer.layer_idx)
         if number in self._places:
-            raise ValueError(f"layer {number} attends more than once per token")
+            raise Unfit(f"layer {number} attends more than once per token")
         self._check_window(number, sliding_window)
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         self.scorings[number] = Scoring(scale=scale, window=sliding_window, softcap=softcap, sinks=s_aux)
@@ -256,7 +280,7 @@ class _Recorder:
         if types and types[number] == "sliding_attention" and handed is None:
             wanted = getattr(self._config, "sliding_window", None)
             if wanted is not None:
-                raise ValueError(f"layer {number} hands attention no window, where config.json wants {wanted}")
+                raise Unfit(f"layer {number} hands attention no window, where config.json wants {wanted}")
 
     def _note(self, number: int, key: Tensor, shape: LayerShape) -> None:
         for place, earlier in enumerate(self._keys):
@@ -270,9 +294,9 @@ class _Recorder:
 
     def shape(self) -> KeyValueShape:
         if not self._places:
-            raise ValueError("its attention does not go through AttentionInterface")
+            raise Unfit(OTHER_WAY)
         across = set(getattr(self._config, "cross_attention_layers", None) or ())  # they attend to images alone
         if set(self._places) != set(range(int(self._config.num_hidden_layers))) - across:
-            raise ValueError(f"only layers {sorted(self._places)} use AttentionInterface")
+            raise Unfit(f"only layers {sorted(self._places)} use AttentionInterface")
         moved = {number: place for number, place in self._places.items() if number != place}
         return KeyValueShape(layers=tuple(self._layers), places=moved, readers=frozenset(self._readers))

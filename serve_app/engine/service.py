@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import Context
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -136,7 +135,8 @@ class ModelService:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         model = load_model(config)
-        tokenizer = TextTokenizer.load(Path(config.path), vocab_size=model.vocab_size)
+        tokenizer = model.tokenizer
+        assert tokenizer is not None, "only a shard that follows another has none"
         bound, cards = bind_adapters(adapters, model.module, shard=model.shard, sees=model.eyes is not None)
         loader = ThreadPoolExecutor(1, thread_name_prefix="adapters", initializer=compute_alone)
         engine = Engine(config, model, tokenizer, bound, loader=loader)

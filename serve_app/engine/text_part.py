@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import transformers
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
@@ -24,10 +25,22 @@ def text_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """
     if text_config(config) is not config and type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING:
         return _without_towers(MODEL_FOR_MULTIMODAL_LM_MAPPING[type(config)])
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelNotSupported(f"{config.model_type}: transformers has no class that completes text with it")
-    found: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return found
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        found: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        return found
+    named = [class_named(name) for name in config.architectures or ()]
+    for kind in named:
+        if kind is not None and kind.config_class is type(config):
+            return kind
+    raise ModelNotSupported(f"{config.model_type}: transformers has no class that completes text with it")
+
+
+def class_named(architecture: str) -> type[PreTrainedModel] | None:
+    """Return the library's class of that name which completes text; None where there is none."""
+    kind = getattr(transformers, architecture, None)
+    if isinstance(kind, type) and issubclass(kind, PreTrainedModel) and kind.config_class and kind.can_generate():
+        return kind
+    return None
 
 
 def whole_class(config: PreTrainedConfig) -> type[PreTrainedModel]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tokenizers import AddedToken, Encoding, Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from serve_app.core.cards import TokenizerCard
 from serve_app.core.errors import InvalidRequest
@@ -16,6 +16,7 @@ from serve_app.core.images import Image
 from serve_app.core.request import Prompt
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.text.detokenizer import Detokenizer, join
+from serve_app.text.fast_tokenizer import read_fast
 from serve_app.text.markers import find_markers
 from serve_app.text.pieces import Pieces, UnsupportedTokenizer
 from serve_app.text.reach import chars_per_token
@@ -36,9 +37,12 @@ class TextTokenizer:
     chars_per_token: the most characters of a text that end up in one token; None where nothing bounds them
     prefix_ids:  tokens that it puts before a text
     markers:     with which its model fills gaps; None where it has none
+    notes:       what its files say that changes nothing here
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, card: TokenizerCard | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, vocab_size: int, card: TokenizerCard | None = None, notes: tuple[str, ...] = ()
+    ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -46,7 +50,7 @@ class TextTokenizer:
         self.prefix_ids = _prefix_ids(tokenizer)
         self._token_texts: dict[int, str] = {}
         self.vocab_size = vocab_size
-        self.card = card or TokenizerCard()
+        self.card, self.notes = card or TokenizerCard(), notes
         self.special_ids = self._pieces.special_ids
         self.chars_per_token = chars_per_token(tokenizer)
         self.markers = find_markers(tokenizer, dict(self.card.special_tokens), vocab_size=vocab_size)
@@ -55,17 +59,12 @@ class TextTokenizer:
     def load(cls, path: Path, *, vocab_size: int) -> TextTokenizer:
         """Read the tokenizer of a model folder; nothing is fetched and no code of the folder is run.
 
-        Raises UnsupportedTokenizer where it has no fast implementation or its decoder
+        Raises UnsupportedTokenizer where the library cannot make a fast one of the folder's files, or its decoder
         needs the whole text.
         """
-        loaded = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False, use_fast=True)
-        if not loaded.is_fast:
-            raise UnsupportedTokenizer(
-                f"the tokenizer in {path} ({type(loaded).__name__}) is a slow one; "
-                "save it as tokenizer.json, which only fast tokenizers have"
-            )
+        loaded, notes = read_fast(path)
         try:
-            return cls(loaded.backend_tokenizer, vocab_size=vocab_size, card=_card(loaded))
+            return cls(loaded.backend_tokenizer, vocab_size=vocab_size, card=_card(loaded), notes=notes)
         except UnsupportedTokenizer as error:
             raise UnsupportedTokenizer(f"the tokenizer in {path} cannot stream: {error}") from error
 
@@ -137,6 +136,12 @@ class TextTokenizer:
         if token_ids:
             self._check_range(token_ids)
         return token_ids
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The tokenizer's own end of text, where it has one."""
+        found = self._tokenizer.token_to_id(dict(self.card.special_tokens).get("eos_token", ""))
+        return frozenset() if found is None else frozenset([found])
 
     @property
     def pieces(self) -> tuple[bytes | None, ...]:

@@ -54,7 +54,7 @@ BROKEN_CONFIGS: dict[str, tuple[Any, str]] = {
 BROKEN_WEIGHTS: dict[str, tuple[Any, str]] = {
     "empty file": (b"", "it has 0 bytes"),
     "header longer than the file": ((2**40).to_bytes(8, "little") + b"{}", "header of 1099511627776 bytes"),
-    "header over the limit": ((2**24 + 1).to_bytes(8, "little") + b"{}", "the limit of 16777216"),
+    "header over the limit": ((10**8 + 1).to_bytes(8, "little") + b"{}", "the limit of 100000000"),
     "header is no JSON": (raw_file("{"), "is not valid JSON"),
     "header repeats a tensor": (raw_file('{"a": 1, "a": 2}'), "given twice"),
     "no tensors": (raw_file({}), "has no tensors"),

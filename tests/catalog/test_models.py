@@ -12,6 +12,7 @@ from safetensors.numpy import save
 
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.models import locate_model, read_model_folder
+from serve_app.engine.quantized.checkpoint import open_slices
 from tests.catalog.zoo import array
 
 MODELS = Path(__file__).resolve().parents[2] / ".." / "shared" / "models"
@@ -47,36 +48,50 @@ def test_every_shard_of_the_weights_is_found_once(tmp_path: Path) -> None:
     assert [file.name for file in model.weights] == ["a.safetensors", "b.safetensors"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map: the model asks for code of its own"),
-        ({"vision_config": {"auto_map": {"AutoModel": "evil.Model"}}}, "auto_map"),
-        ({"layers": [{"_attn_implementation_internal": "evil/kernel"}]}, "_attn_implementation_internal"),
-        ({"_attn_implementation_internal": "evil/kernel"}, "private settings of the library are refused"),
-        ({"_experts_implementation_internal": "evil/kernel"}, "private settings"),
-        ({"attn_implementation": "evil/kernel"}, "only the engine chooses an attention"),
-    ],
-)
-def test_a_config_that_must_not_be_served_is_refused_by_field(
-    fields: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
-    """A config ran code although that was said to be off: transformers, CVE-2026-4372, CVE-2026-5241."""
-    with pytest.raises(CatalogError, match=reason):
-        read_model_folder(write_model(tmp_path, config={**SOUND, **fields}))
-
-
-def test_harmless_private_keys_are_left_alone(tmp_path: Path) -> None:
-    assert read_model_folder(write_model(tmp_path, config={**SOUND, "_name_or_path": "x"})).weights
-
-
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pkl"])
 def test_pickled_weights_are_refused_with_the_way_out(name: str, tmp_path: Path) -> None:
-    with pytest.raises(CatalogError, match=f"{name} is a pickle, which could run code: convert to safetensors"):
+    with pytest.raises(CatalogError, match=f"{name} is a pickle, which could run code: convert to safetensors: python"):
         read_model_folder(write_model(tmp_path, weights=name))
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+LEFT_ALONE = ("consolidated.safetensors", "model-00001-of-00009.safetensors", "pytorch_model.bin", "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("files", "settings", "read"),
+    [
+        (["model.safetensors"], {}, ["model.safetensors"]),
+        (["a.safetensors", "b.safetensors", "index"], {}, ["a.safetensors", "b.safetensors"]),
+        (["model.safetensors", "a.safetensors", "b.safetensors", "index"], {}, ["model.safetensors"]),
+        (["sub/a.safetensors", "sub/b.safetensors", "index"], {}, ["sub/a.safetensors", "sub/b.safetensors"]),
+        (["model.safetensors", "own.safetensors"], {"transformers_weights": "own.safetensors"}, ["own.safetensors"]),
+    ],
+)
+def test_files_that_hold_no_weights_of_the_model_are_left_alone(
+    files: list[str], settings: dict[str, str], read: list[str], tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / "snapshot", config={**SOUND, **settings}, weights=None)
+    for name in LEFT_ALONE:
+        (folder / name).write_bytes(b"what no one can read")
+    stored = [name for name in files if name != "index"]
+    for name in stored:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name.replace("/", "-")).write_bytes(save({name: array(9, 2)}))
+        (folder / name).symlink_to(tmp_path / name.replace("/", "-"))  # as caches keep them
+    if "index" in files:
+        index = {"weight_map": {name: name for name in stored if name != "model.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read_model_folder(folder).weights == tuple(folder / name for name in read)
+    assert sorted(open_slices(folder)) == read
+
+
+@pytest.mark.parametrize("name", ["../other.safetensors", "/other.safetensors", "weights.bin"])
+def test_weights_are_named_inside_the_folder_or_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match=r"transformers_weights: .* is not the name of a safetensors file"):
+        read_model_folder(write_model(tmp_path, config={**SOUND, "transformers_weights": name}))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_missing_file_is_named(name: str, tmp_path: Path) -> None:
     (write_model(tmp_path) / name).unlink()
     with pytest.raises(CatalogError, match=name):
@@ -93,7 +108,7 @@ def test_weights_cut_off_in_the_middle_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weight_map", "reason"),
     [
-        ({"x": "../secret.safetensors"}, "not the name of a safetensors file beside it"),
+        ({"x": "../secret.safetensors"}, "not the name of a safetensors file in the folder"),
         ({"x": "model.bin"}, "not the name of a safetensors file"),
         ({"x": "gone.safetensors"}, "gone.safetensors is missing"),
         ({}, "weight_map is missing or empty"),

@@ -55,7 +55,8 @@ def make_engine(
     if eos_token_ids is not None:
         model = replace(model, eos_token_ids=eos_token_ids)
     bound = [load_adapter(folder, version=version, model=model.module) for version, folder in (adapters or {}).items()]
-    tokenizer = TextTokenizer.load(Path(settings.path), vocab_size=model.vocab_size)
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
     engine = Engine(settings, model, tokenizer, bound, runner=runner)
     engine.tokenizer = tokenizer  # type: ignore[attr-defined]
     return engine

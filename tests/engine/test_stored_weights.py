@@ -18,6 +18,7 @@ from serve_app.engine.decoder.stored import StoredEmbedding, StoredLinear, Widen
 from serve_app.engine.judgement import judge
 from serve_app.engine.loading import load_model, read_module
 from serve_app.engine.probe import hear
+from serve_app.engine.quantized.checkpoint import open_slices
 from serve_app.engine.weights import held_bytes
 from tests.engine.harness import config
 from tests.engine.laid_out import packed_bytes
@@ -119,12 +120,12 @@ def test_small_linears_become_plain_ones_and_what_is_tied_stays_so(folder: Calla
 
 def test_files_in_several_types_or_in_float32_are_read_in_full(folder: Callable[..., Path]) -> None:
     path = folder()
-    assert stored_dtype(path) == torch.bfloat16
+    assert stored_dtype(open_slices(path)) == torch.bfloat16
     weights = load_file(path / "model.safetensors")
     name = "model.layers.0.mlp.up_proj.weight"
     weights[name] = torch.linspace(0, 1, weights[name].numel()).view_as(weights[name])  # more than 16 bits can say
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    assert stored_dtype(path) is None
+    assert stored_dtype(open_slices(path)) is None
     module = read(path)
     assert Widening.of(module) is None
     assert torch.equal(module.get_submodule(name.removesuffix(".weight")).weight, weights[name])
@@ -135,7 +136,7 @@ def test_a_family_that_the_loop_does_not_compute_is_read_in_full(tmp_path: Path)
         vocab_size=131, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
     )
     AutoModelForCausalLM.from_config(settings, dtype=torch.bfloat16).save_pretrained(tmp_path)
-    assert stored_dtype(tmp_path) == torch.bfloat16
+    assert stored_dtype(open_slices(tmp_path)) == torch.bfloat16
     assert Widening.of(read(tmp_path)) is None
 
 

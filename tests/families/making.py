@@ -78,7 +78,7 @@ def make_config(family: str, settings: Mapping[str, Any] | None = None) -> PreTr
     default = kind()
     if "text_config" in kind.sub_configs:
         return _make_composite(default, dict(settings or {}))
-    return kind(**{**_small(default), **(settings or {})})
+    return kind(**{**small(default), **(settings or {})})
 
 
 def _make_composite(default: PreTrainedConfig, settings: dict[str, Any]) -> PreTrainedConfig:
@@ -91,18 +91,18 @@ def _make_composite(default: PreTrainedConfig, settings: dict[str, Any]) -> PreT
         tower = getattr(default, name, None)
         changes = settings.pop(name, {})
         if name != "text_config" and tower is not None and changes is not None:
-            towers[name] = {**_small_tower(tower), "model_type": tower.model_type, **changes}
+            towers[name] = {**small_tower(tower), "model_type": tower.model_type, **changes}
     whole = settings.pop("whole", {})
     text = default.text_config
-    return type(default)(**towers, **whole, text_config={**_small(text), **settings, "model_type": text.model_type})
+    return type(default)(**towers, **whole, text_config={**small(text), **settings, "model_type": text.model_type})
 
 
-def _small_tower(default: PreTrainedConfig) -> dict[str, Any]:
+def small_tower(default: PreTrainedConfig) -> dict[str, Any]:
     own = default.to_dict()
     return {name: size for name, size in TOWER.items() if name in own and _takes(default, name)}
 
 
-def _small(default: PreTrainedConfig) -> dict[str, Any]:
+def small(default: PreTrainedConfig) -> dict[str, Any]:
     own = default.to_dict()
     small = {name: size for name, size in SIZES.items() if name in own and _takes(default, name)}
     if own.get("is_encoder_decoder"):

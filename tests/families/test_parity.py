@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from serve_app.engine.judgement import judge
-from serve_app.engine.weights import held_bytes, weight_bytes
+from serve_app.engine.loading import rehearse
+from serve_app.engine.weights import held_bytes
 from tests.engine.harness import complete, config, make_engine, request
 from tests.families.families import SERVED, Family
 from tests.families.making import NUM_BYTES, auto_class
@@ -33,7 +33,7 @@ def test_greedy_equals_generate_with_chunks_hits_and_forks(
     folder = model_folder(family)
     own = whole_model(folder)
     engine = make_engine(config(folder))
-    assert weight_bytes(judge(folder), torch.float32) == held_bytes(engine.model.module)
+    assert rehearse(config(folder)).num_bytes == held_bytes(engine.model.module)
     prompts = make_prompts(seed=7)
     expected = [generate(own, prompt) for prompt in prompts]
     assert len({tuple(tokens) for tokens in expected}) == len(prompts), "the model says the same whatever it is asked"

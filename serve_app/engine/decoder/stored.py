@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -103,13 +101,9 @@ class Widening:
             self._pages.give_back(weight.data_ptr(), weight.nbytes)
 
 
-def stored_dtype(folder: str | Path) -> torch.dtype | None:
-    """In which narrow type a folder's files have all of their matrices; None where they do not."""
-    found = set()
-    for file in Path(folder).glob("*.safetensors"):
-        with safe_open(file, framework="pt") as tensors:
-            slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118  (no mapping)
-            found |= {each.get_dtype() for each in slices if len(each.get_shape()) > 1}
+def stored_dtype(slices: Mapping[str, Any]) -> torch.dtype | None:
+    """In which narrow type a checkpoint has all of its matrices; None where it does not."""
+    found = {each.get_dtype() for each in slices.values() if len(each.get_shape()) > 1}
     return NARROW.get(found.pop()) if len(found) == 1 else None
 
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from serve_app.core.weight_files import weight_files
 from serve_app.engine.errors import ModelNotSupported
-from serve_app.engine.quantized.formats import IGNORED, Format
+from serve_app.engine.quantized.formats import BNB_STATES, IGNORED, Format
 from serve_app.engine.quantized.rounding import Bits, Int4Groups, Int8Rows, Rounded
 
 STORED_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "I8", "U8", "I16", "I32"})
@@ -34,7 +36,9 @@ class Weight:
             plain: Tensor = self.slices[""][index]
             return plain
         try:
-            return self.format.decode({ending: each[...] for ending, each in self.slices.items()})[index]
+            parts = {ending: each[...] for ending, each in self.slices.items()}
+            with parts[self.format.main].device:  # an outline's parts have no numbers, and no tables either
+                return self.format.decode(parts)[index]
         except (ValueError, KeyError, IndexError, RuntimeError) as error:
             raise ModelNotSupported(f"tensor {self.name} cannot be dequantised: {error}") from error
 
@@ -56,15 +60,46 @@ def kept_in(weights: Mapping[str, Weight], bits: Bits) -> Callable[[str], Rounde
     return kept
 
 
-def open_checkpoint(folder: Path, formats: Iterable[Format]) -> dict[str, Weight]:
-    """The weights of a folder's safetensors files by the names a plain checkpoint would have.
+def open_slices(folder: Path) -> dict[str, Any]:
+    """The tensors of a folder's weight files by their names, none of them read yet."""
+    slices: dict[str, Any] = {}
+    for file in weight_files(folder):
+        handle = safe_open(file, framework="pt")  # slices keep it open
+        slices |= {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118  (no mapping)
+    return slices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """A stored tensor's shape and type in the place of its numbers, which are not read."""
+
+    stored: Any
+
+    def get_dtype(self) -> str:
+        return str(self.stored.get_dtype())
+
+    def get_shape(self) -> list[int]:
+        return list(self.stored.get_shape())
+
+    def __getitem__(self, index: Any) -> Tensor:
+        shape = self.get_shape()
+        empty: Tensor = self.stored[:0] if shape else self.stored[...]
+        return torch.empty(shape, dtype=empty.dtype, device="meta")[index]
+
+
+def outlines(slices: Mapping[str, Any]) -> dict[str, Any]:
+    """The outlines of tensors, but for those few numbers that say how another is stored."""
+    return {
+        name: each if name.endswith((".weight_shape", *BNB_STATES)) else Outline(stored=each)
+        for name, each in slices.items()
+    }
+
+
+def as_plain(slices: Mapping[str, Any], formats: Iterable[Format]) -> dict[str, Weight]:
+    """The weights of a quantised checkpoint by the names a plain one would have.
 
     Raises ModelNotSupported where a tensor is stored in few bits, but not as the formats say.
     """
-    slices: dict[str, Any] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        handle = safe_open(file, framework="pt")  # slices keep it open
-        slices |= {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118  (no mapping)
     weights: dict[str, Weight] = {}
     taken: set[str] = set()
     for form in formats:

@@ -20,7 +20,8 @@ def decode_scaled(parts: Parts, *, block: tuple[int, int] | None = None) -> Tens
     """float8 or int8 times a scale: one for all, per output, per group of inputs, or per block.
 
     `.weight` [out, in]; `.weight_scale` or `.weight_scale_inv`; `.weight_zero_point` where 0 is not stored as 0.
-    block: rows and columns that share a scale, where the last ones need not be whole
+    block: rows and columns that share a scale, where the last ones need not be whole; of a scale of another shape, what
+        divides the weight by it
 
     Sources: compressed-tensors (int-, float- and naive-quantized), DeepSeek-V3's README_WEIGHTS.md.
     """
@@ -151,7 +152,9 @@ def _spread(scale: Tensor, shape: torch.Size, block: tuple[int, int] | None) -> 
         return scale.reshape(())
     if scale.dim() == 1:
         scale = scale[:, None]
-    if block is None:
+    if block is None or scale.shape[-2:] != tuple(
+        -(-size // each) for size, each in zip(shape[-2:], block, strict=True)
+    ):
         if shape[-2] % scale.shape[-2] or shape[-1] % scale.shape[-1]:
             raise ValueError(f"scales of shape {list(scale.shape)} do not divide a weight of {list(shape)}")
         block = (shape[-2] // scale.shape[-2], shape[-1] // scale.shape[-1])

@@ -39,7 +39,7 @@ class Format:
 
 
 IGNORED = (".input_scale", ".activation_scale", ".input_zero_point", ".k_scale", ".v_scale", ".weight_format",
-           ".output_scale", ".kv_scale")  # fmt: skip
+           ".output_scale", ".kv_scale", ".input_scale_ub")  # fmt: skip
 """Endings of what only quantised activations or caches would need."""
 
 BNB_STATES = (".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4")
@@ -50,11 +50,11 @@ def formats_of(settings: Mapping[str, Any], model_type: str) -> tuple[Format, ..
 
     Raises ModelNotSupported, which names the method and what would help.
     """
-    method = str(settings.get("quant_method") or "")
-    if not method and (settings.get("load_in_8bit") or settings.get("load_in_4bit")):
-        method = "bitsandbytes"
+    nested = settings.get("quantization_config")
+    settings = nested if isinstance(nested, dict) else settings
+    method = str(settings.get("quant_method") or _method_of(settings) or "")
     match method:
-        case "fp8":
+        case "fp8" | "fbgemm_fp8":
             return (_scaled(settings.get("weight_block_size")),)
         case "compressed-tensors":
             return _compressed_tensors(settings, model_type)
@@ -67,6 +67,23 @@ def formats_of(settings: Mapping[str, Any], model_type: str) -> tuple[Format, ..
         case "mxfp4":
             return (_MXFP4,)
     raise _refused(model_type, f"quant_method {method or None!r}")
+
+
+# Settings that one method alone has, for files whose tools do not name it.
+_OWN_SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "bitsandbytes": ("load_in_8bit", "load_in_4bit", "_load_in_8bit", "_load_in_4bit"),
+    "compressed-tensors": ("config_groups",),
+    "fp8": ("weight_block_size", "activation_scheme"),
+    "awq": ("w_bit", "zero_point"),
+    "gptq": ("desc_act", "damp_percent"),
+}
+
+
+def _method_of(settings: Mapping[str, Any]) -> str | None:
+    for method, own in _OWN_SETTINGS.items():
+        if any(name in settings for name in own):
+            return method
+    return None
 
 
 def _scaled(block: Any) -> Format:
@@ -98,22 +115,27 @@ _MXFP4 = Format(main="_blocks", signs=("_scales",), parts=("_scales",), decode=d
 
 
 def _compressed_tensors(settings: Mapping[str, Any], model_type: str) -> tuple[Format, ...]:
-    groups = dict(settings.get("config_groups") or {}).values()
-    found = {str(group.get("format") or settings.get("format")) for group in groups}
-    unknown = found - {"int-quantized", "float-quantized", "naive-quantized", "pack-quantized"}
-    if unknown or not groups:
-        raise _refused(model_type, f"compressed-tensors' format {', '.join(sorted(unknown)) or None}")
+    groups = [each for each in (settings.get("config_groups") or {}).values() if isinstance(each, dict)]
+    found = {str(group.get("format") or settings.get("format") or "dense") for group in groups}
+    unknown = found - {"dense", "int-quantized", "float-quantized", "naive-quantized", "pack-quantized"}
+    if unknown:
+        raise _refused(model_type, f"compressed-tensors' format {', '.join(sorted(unknown))}")
     if (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":
         raise _refused(model_type, "compressed-tensors' sparsity_config")
     if settings.get("transform_config"):
         raise _refused(model_type, "compressed-tensors' transform_config")
-    status = settings.get("quantization_status", "compressed")
+    status = settings.get("quantization_status") or "compressed"
     if status != "compressed":
         raise _refused(model_type, f"compressed-tensors' quantization_status {status}")
-    blocks = {tuple((group.get("weights") or {}).get("block_structure") or ()) for group in groups}
+    blocks = {_block((group.get("weights") or {}).get("block_structure")) for group in groups} - {()}
     if len(blocks) > 1:
         raise _refused(model_type, "compressed-tensors with blocks of several sizes")
-    return (_PACKED, _scaled(blocks.pop()))
+    return (_PACKED, _scaled(blocks.pop() if blocks else None))
+
+
+def _block(said: Any) -> tuple[int, ...]:
+    """Rows and columns of a block, of which older files say "128x128"."""
+    return tuple(int(each) for each in (said.split("x") if isinstance(said, str) else said or ()))
 
 
 def _gptq(settings: Mapping[str, Any], model_type: str) -> Format:
@@ -131,7 +153,8 @@ def _gptq(settings: Mapping[str, Any], model_type: str) -> Format:
 
 
 def _awq(settings: Mapping[str, Any], model_type: str) -> Format:
-    bits, version = settings.get("bits", 4), str(settings.get("version") or settings.get("format") or "gemm").lower()
+    bits = settings.get("bits") or settings.get("w_bit") or 4
+    version = str(settings.get("version") or settings.get("format") or "gemm").lower()
     if bits != 4 or version != "gemm":
         raise _refused(model_type, f"awq of {bits} bits in version {version}")
     parts = (".qzeros", ".scales")

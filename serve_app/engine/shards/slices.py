@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from torch import Tensor
 
 from serve_app.engine.shards.division import Cut, Division
@@ -29,17 +28,11 @@ class Part:
         return read[index]
 
 
-def open_parts(folder: Path, division: Division) -> dict[str, Part]:
-    """The tensors of a folder's safetensors files, by their names."""
+def parts_of(slices: Mapping[str, Any], division: Division) -> dict[str, Part]:
+    """The tensors of a checkpoint, by their names, each as the shard has it."""
     parts: dict[str, Part] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        handle = safe_open(file, framework="pt")  # slices keep it open
-        for name in handle.keys():  # noqa: SIM118  (no mapping)
-            module, _, kind = name.rpartition(".")
-            parts[name] = Part(
-                stored=handle.get_slice(name),
-                cut=division.cut(module),
-                is_bias=kind == "bias",
-                is_first=division.is_first,
-            )
+    for name, stored in slices.items():
+        module, _, kind = name.rpartition(".")
+        cut, is_bias = division.cut(module), kind == "bias"
+        parts[name] = Part(stored=stored, cut=cut, is_bias=is_bias, is_first=division.is_first)
     return parts
