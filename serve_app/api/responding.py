@@ -235,6 +235,7 @@ class ResponsesRequest(ChatRequest):
     repeated: Annotated[dict[str, Any], Field(default_factory=dict, exclude=True, repr=False)]
 
     id_prefix: ClassVar[str] = "resp"
+    effort_name: ClassVar[str] = "reasoning.effort"
     prompt_name: ClassVar[str] = "input"
 
 
@@ -249,7 +250,8 @@ RESPONSES = Body(
 
 def read_responses(members: Mapping[str, object], limits: WireLimits, dialect: Dialect) -> ResponsesRequest:
     """The request that these members of a JSON object make. Raises InvalidRequest."""
-    terms, ignored = Terms(limits=limits, dialect=dialect), []
+    terms = Terms(limits=limits, dialect=dialect)
+    ignored: list[str] = []
     rest = {name: value for name, value in members.items() if value is not None}
 
     def taken(name: str) -> Any:

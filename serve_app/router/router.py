@@ -175,11 +175,17 @@ class Router:
 
     def settled(self, request: CompletionRequest) -> CompletionRequest:
         """The request with what follows from its models alone, of several what all can do. Raises as `open`."""
-        if not request.suffix and request.gap is None:
+        has_suffix = bool(request.suffix) or request.gap is not None
+        if not has_suffix and not request.unread_by(""):
             return request
         resolve = self._resolver(request)
         wanted = [Wanted(model=name, param=model_param(request, at)) for at, name in enumerate(request.models)]
         cards = [self._card_of(resolve(each)) for each in wanted]
+        if unread := set.intersection(*(set(request.unread_by(card.chat_template)) for card in cards)):
+            told = (*request.ignored_parameters, *sorted(unread))
+            request = request.model_copy(update={"ignored_parameters": told})
+        if not has_suffix:
+            return request
         return with_suffix_mode(request, next((card for card in cards if not card.fills_gaps), cards[0]))
 
     @property
