@@ -320,7 +320,8 @@ async def test_what_is_not_carried_out_is_refused_by_name(stack: Stack, name: st
 
 async def test_neutral_values_pass_and_change_nothing(stack: Stack) -> None:
     neutral: dict[str, Any] = {
-        "use_beam_search": False, "prompt_embeds": None, "vllm_xargs": {}, "guided_json": None, "guided_regex": None, "guided_choice": None,
+        "use_beam_search": False, "prompt_embeds": None, "vllm_xargs": {}, "guided_json": None, "guided_regex": None,
+        "guided_choice": None,
         "guided_grammar": None, "structured_outputs": None, "prompt_logprobs": None, "add_special_tokens": True,
         "allowed_token_ids": None, "bad_words": [], "truncate_prompt_tokens": None, "truncation_side": None,
         "return_tokens_as_token_ids": None, "return_token_ids": None, "priority": 0, "cache_salt": None,
