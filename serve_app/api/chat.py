@@ -33,6 +33,7 @@ class ChatRequest(Conversed, CompletionRequest):
     prompts: Annotated[tuple[InstanceOf[Prompt], ...], Field(exclude=True, repr=False)] = (Prompt(parts=()),)
 
     id_prefix: ClassVar[str] = "chatcmpl"
+    effort_name: ClassVar[str] = "reasoning_effort"
     prompt_name: ClassVar[str] = "messages"
 
     @property
@@ -50,6 +51,15 @@ class ChatRequest(Conversed, CompletionRequest):
 
     def conversation(self, card: ModelCard) -> Conversation:
         return conversation_of(self, card, tools=self.tools_in_prompt)
+
+    def unread_by(self, template: str) -> tuple[str, ...]:
+        """What was sent for the template to read, and is not named in it."""
+        effort = (self.effort_name,) if self.reasoning_effort is not None else ()
+        return (
+            *(name for name in effort if "reasoning_effort" not in template and "enable_thinking" not in template),
+            *(("documents",) if self.documents and "documents" not in template else ()),
+            *(f"chat_template_kwargs.{name}" for name in self.chat_template_kwargs if name not in template),
+        )
 
     def images_of(self, part: int) -> tuple[Image, ...]:
         return images_of(self.messages)

@@ -131,6 +131,10 @@ class CompletionRequest(
         """What this model's chat template is to make the prompt of; None where there is a prompt."""
         return None
 
+    def unread_by(self, template: str) -> tuple[str, ...]:
+        """Names of what was sent for a chat template, and is not named in this one."""
+        return ()
+
     @property
     def splits_reasoning(self) -> bool:
         """Whether what the model thinks is told apart from what it says."""

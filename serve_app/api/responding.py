@@ -235,6 +235,7 @@ class ResponsesRequest(ChatRequest):
     repeated: Annotated[dict[str, Any], Field(default_factory=dict, exclude=True, repr=False)]
 
     id_prefix: ClassVar[str] = "resp"
+    effort_name: ClassVar[str] = "reasoning.effort"
     prompt_name: ClassVar[str] = "input"
 
 

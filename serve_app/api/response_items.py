@@ -93,7 +93,7 @@ class ResponseWriter:
             "output": [dict(item) for item in self._items],
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "reasoning": {"effort": request.reasoning_effort, "summary": None},
-            "text": {"format": {"type": "text"}, **sent.get("text", {})},
+            "text": {"format": {"type": "text"}, **_given(sent.get("text", {}))},
             "usage": None if usage is None else self._usage(usage),
         }
 
@@ -167,3 +167,8 @@ class ResponseWriter:
             "output_tokens_details": {"reasoning_tokens": min(self._num_thought, usage.completion_tokens)},
             "total_tokens": usage.total_tokens,
         }
+
+
+def _given(members: Item) -> Item:
+    """Without what was sent as null."""
+    return {name: each for name, each in members.items() if each is not None}

@@ -169,14 +169,20 @@ class Router:
 
     def settled(self, request: CompletionRequest) -> CompletionRequest:
         """The request with what follows from its models alone, of several what all can do. Raises as `open`."""
-        has_tools = bool(request.tools_in_prompt)
-        if not (has_tools or request.suffix or request.gap is not None):
+        has_tools, has_suffix = bool(request.tools_in_prompt), bool(request.suffix) or request.gap is not None
+        if not (has_tools or has_suffix or request.unread_by("")):
             return request
         resolve = self._resolver(request)
         wanted = [Wanted(model=name, param=model_param(request, at)) for at, name in enumerate(request.models)]
         cards = [self._card_of(resolve(each)) for each in wanted]
         if has_tools and any(card.tool_prompt == "prompt" for card in cards):
             request = request.model_copy(update={"has_default_tool_prompt": True})
+        templates = [card.template_for(has_tools=has_tools) for card in cards]
+        if unread := set.intersection(*(set(request.unread_by(template)) for template in templates)):
+            told = (*request.ignored_parameters, *sorted(unread))
+            request = request.model_copy(update={"ignored_parameters": told})
+        if not has_suffix:
+            return request
         return with_suffix_mode(request, next((card for card in cards if not card.fills_gaps), cards[0]))
 
     @property

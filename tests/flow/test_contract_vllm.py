@@ -308,8 +308,8 @@ async def test_vllm_says_so_in_chats_too(stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("use_beam_search", True), ("length_penalty", 1.2), ("early_stopping", True), ("prompt_embeds", "AAAA"),
-        ("kv_transfer_params", {"do_remote_decode": True}), ("vllm_xargs", {"a": 1}), ("logprob_token_ids", [1]),
+        ("use_beam_search", True), ("prompt_embeds", "AAAA"), ("vllm_xargs", {"a": 1}), ("logprob_token_ids", [1]),
+        ("guided_choice", []), ("allowed_token_ids", []),
     ],
 )  # fmt: skip
 async def test_what_is_not_carried_out_is_refused_by_name(stack: Stack, name: str, value: object, dialect: str) -> None:
@@ -320,13 +320,14 @@ async def test_what_is_not_carried_out_is_refused_by_name(stack: Stack, name: st
 
 async def test_neutral_values_pass_and_change_nothing(stack: Stack) -> None:
     neutral: dict[str, Any] = {
-        "use_beam_search": False, "length_penalty": 1.0, "early_stopping": False, "prompt_embeds": None,
-        "kv_transfer_params": None, "vllm_xargs": {}, "guided_json": None, "guided_regex": None, "guided_choice": [],
+        "use_beam_search": False, "prompt_embeds": None, "vllm_xargs": {}, "guided_json": None, "guided_regex": None,
+        "guided_choice": None,
         "guided_grammar": None, "structured_outputs": None, "prompt_logprobs": None, "add_special_tokens": True,
         "allowed_token_ids": None, "bad_words": [], "truncate_prompt_tokens": None, "truncation_side": None,
         "return_tokens_as_token_ids": None, "return_token_ids": None, "priority": 0, "cache_salt": None,
         "spaces_between_special_tokens": True, "include_stop_str_in_output": False, "thinking_token_budget": -1,
         "guided_decoding_backend": "auto", "stop_token_ids": [], "ignore_eos": False, "logits_processors": None,
+        "kv_transfer_params": {"do_remote_decode": True}, "length_penalty": 1.2, "early_stopping": True,  # no beams
     }  # fmt: skip
     assert (await body_of(stack, **neutral))["choices"] == (await body_of(stack))["choices"]
 

@@ -102,6 +102,28 @@ async def test_a_chat_without_a_model_is_the_only_ones_and_names_those_to_choose
     await fleet.close()
 
 
+async def test_what_a_chat_template_does_not_read_is_told(client):
+    fleet = Fleet("router-0")
+    for name, reads in (("plain", "{{ messages }}"), ("thinks", "{{ messages }}{{ enable_thinking }}{{ shape }}")):
+        backend = FakeBackend(replica_card(name, replace(model_card(name), chat_template=reads)))
+        fleet.put(backend.card, backend)
+    sent = {"reasoning_effort": "low", "chat_template_kwargs": {"shape": 1, "odd": 2}, "documents": [{"text": "a"}]}
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, **sent}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(build_app(Router(fleet))), base_url="http://t") as http:
+        for model, told in (
+            ("plain", "chat_template_kwargs.odd, chat_template_kwargs.shape, documents, reasoning_effort"),
+            ("thinks", "chat_template_kwargs.odd, documents"),
+            (["plain", "thinks"], "chat_template_kwargs.odd, documents"),
+        ):
+            response = await http.post("/v1/chat/completions", json=chat | {"model": model})
+            assert (response.status_code, response.headers["x-ignored-parameters"]) == (200, told)
+        response = await http.post(
+            "/v1/responses", json={"model": "plain", "input": "a", "reasoning": {"effort": "low"}}
+        )
+        assert response.headers["x-ignored-parameters"] == "reasoning.effort"
+    await fleet.close()
+
+
 async def test_the_fields_that_are_asked_for_are_alone_in_a_result_and_in_the_last_of_a_stream(client):
     fields = ["content", "timings/predicted_n", "generation_settings/top_k", "nothing", "content/x", ""]
     body = {"prompt": "a", "n_predict": 2, "response_fields": fields}
