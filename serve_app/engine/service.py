@@ -21,6 +21,7 @@ from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound
 from serve_app.core.flow_usage import UsageReport
+from serve_app.core.recording import EmbeddingForm
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.core.tools import ToolParserName
@@ -115,6 +116,7 @@ class ModelService:
         chat_template: str = "",
         tool_parser: ToolParserName | None = None,
         default_sampling: tuple[tuple[str, float], ...] = (),
+        embedding: EmbeddingForm | None = None,
         clock: Callable[[], float] = time.monotonic,
         lanes: TokenizerLanes | None = None,
     ) -> ModelService:
@@ -122,7 +124,7 @@ class ModelService:
 
         adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
         root:     what clients are told of where the weights came from; None is the folder
-        created, dialect, chat_template, tool_parser, default_sampling: written on the model's card, for the routers
+        created, dialect, chat_template, tool_parser, default_sampling, embedding: on the model's card, for the routers
         Raises ModelNotSupported.
         """
         settle_memory()
@@ -136,7 +138,8 @@ class ModelService:
         card = model_card(
             config, model, tokenizer, cards, root=root, created=created, dialect=dialect, chat_template=chat_template
         )
-        card = replace(card, tool_parser=tool_parser, default_sampling=default_sampling)
+        records = replace(card.records, embedding=embedding)
+        card = replace(card, tool_parser=tool_parser, default_sampling=default_sampling, records=records)
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
     def start(self) -> None:
