@@ -22,7 +22,7 @@ from serve_app.core.delta import (
 from serve_app.core.errors import ServeError
 from serve_app.core.images import Image
 from serve_app.core.ledger import News, Spent
-from serve_app.core.recording import Recording
+from serve_app.core.recording import EmbeddingForm, Recording
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 
@@ -52,7 +52,7 @@ def model_card(name: str = "tiny", *adapters: AdapterCard, vocab_size: int = VOC
         max_model_len=512,
         vocab_size=vocab_size,
         adapters=adapters,
-        records=RecordCard(pooling="mean", hidden_size=HIDDEN_SIZE),
+        records=RecordCard(embedding=EmbeddingForm(), hidden_size=HIDDEN_SIZE),
     )
 
 

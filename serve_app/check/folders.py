@@ -14,7 +14,7 @@ from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.check.findings import Finding, Path, Severity
 from serve_app.check.single import judged_adapters
 from serve_app.deployments.arguments import ModelArgs
-from serve_app.deployments.loading import default_sampling_of, engine_config
+from serve_app.deployments.loading import default_sampling_of, embedding_form_of, engine_config
 
 if TYPE_CHECKING:
     from serve_app.core.adapters import AdapterRecord
@@ -56,7 +56,7 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
         yield Finding(path=(*path, "path"), message=str(error))
     else:
         yield from (Finding(path=(*path, "path"), message=note, severity=Severity.NOTE) for note in found.notes)
-        yield from _sampling_notes(args, (*path, "path"))
+        yield from _notes(args, (*path, "path"))
     if args.chat_template is not None:
         try:
             chat_templates_of(FilePath(), args.chat_template)
@@ -66,10 +66,13 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
         yield from _check_adapters(args, (*path, "adapters"), is_sound=is_sound)
 
 
-def _sampling_notes(args: ModelArgs, path: Path) -> Iterator[Finding]:
-    """What requests that say nothing sample with."""
-    found = default_sampling_of(args, locate_model(args.path))
+def _notes(args: ModelArgs, path: Path) -> Iterator[Finding]:
+    """What requests that say nothing sample with, and why there are no embeddings where the folder wants others."""
+    folder = locate_model(args.path)
+    found, form = default_sampling_of(args, folder), embedding_form_of(args, folder)
     sentences = list(found.unheard)
+    if form is not None and form.reason is not None:
+        sentences.append(f"it has no embeddings: {form.reason}; `pooling: mean` or `last` gives it these")
     if found.values:
         values = ", ".join(f"{name} {value:g}" for name, value in found.values)
         sentences.append(f"its default sampling is {values}; with `default_sampling: none` it is the dialect's")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from serve_app.core.delta import Load
 from serve_app.core.flow_usage import UsageReport
@@ -11,6 +10,7 @@ from serve_app.core.images import ImageCard
 from serve_app.core.ledger import News
 from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef, Part
 from serve_app.core.prompt_length import PromptLength
+from serve_app.core.recording import EmbeddingForm
 from serve_app.core.tools import ReasoningParserName, ToolParserName
 
 ToolPrompt = Literal["template", "prompt", "refuse"]
@@ -58,14 +58,14 @@ class TokenizerCard:
 class RecordCard:
     """What of a model's computations is given away, as its operator configured it.
 
-    pooling:         what of a prompt's hidden states is its embedding; None gives none
+    embedding:       how it embeds texts; None does not
     hidden_size:     numbers of a hidden state, and so of an embedding
     embedding_sizes: to which the model was trained to have its embeddings cut; 0 among them stands for any
     """
 
     returns_hidden_states: bool = False
     returns_routed_experts: bool = False
-    pooling: Literal["mean", "last"] | None = None
+    embedding: EmbeddingForm | None = None
     hidden_size: int = 0
     embedding_sizes: tuple[int, ...] = ()
 

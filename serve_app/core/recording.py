@@ -5,9 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-HiddenStates = Literal["last", "drawn", "all", "mean"]
+Pooling = Literal["mean", "last", "first", "max", "mean_sqrt", "weighted_mean"]
+"""Which vector is made of a prompt's hidden states: their mean; one of them; of each number the highest; their sum
+divided by the root of how many they are; their mean, weighted by their places."""
+HiddenStates = Literal["drawn", "all"] | Pooling
 """Of the positions that are computed, which is all but the last generated token: the last one; those that a token was
-drawn from, or the prompt's last where none was; all of them; the mean over the prompt."""
+drawn from, or the prompt's last where none was; all of them; one vector of the prompt's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingForm:
+    """How a model embeds a text, which is closed with the tokens that its tokenizer puts behind a text.
+
+    normalizes:  the vector is divided by its length
+    max_tokens:  of an input; None is as many as the context has
+    lowers_case: of an input's letters
+    reason:      why there are none; None where there are
+    """
+
+    pooling: Pooling = "mean"
+    normalizes: bool = True
+    max_tokens: int | None = None
+    lowers_case: bool = False
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +39,7 @@ class RecordParams:
     experts:       the experts that every position was sent to, at every layer
     name:          of the parameter that asked for it, as the client knows it, for refusals
     dimensions:    the one vector that is wanted is cut to so many numbers; None leaves it whole
-    normalizes:    it is then divided by its length
+    embedding:     the prompt is an input that is embedded so; None is a prompt like any other
     """
 
     hidden_states: HiddenStates | None = None
@@ -27,7 +47,7 @@ class RecordParams:
     experts: bool = False
     name: str = ""
     dimensions: int | None = None
-    normalizes: bool = False
+    embedding: EmbeddingForm | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat
 
 from serve_app.api.dialects.tables import DIALECTS, UNION
 from serve_app.core.prices import Price, Prices
+from serve_app.core.recording import Pooling
 from serve_app.core.tools import ReasoningParserName, ToolParserName
 from serve_app.observe.settings import TraceSettings
 from serve_app.tenants.pepper import DEFAULT_PEPPER
@@ -52,6 +53,8 @@ class ModelArgs(BaseModel):
     default_sampling: `model`: parameters that are not sent are what the folder's generation_config.json says, in
               dialects that have it so; `none`: they are the dialect's
     reasoning_parser: the form in which the model thinks in chats; null is the one that its template shows, none is none
+    pooling:  what of a prompt's hidden states is its embedding, as their "mean" or the "last"; "auto" is what the
+              folder says for sentence-transformers, else the mean; null gives none
 
     The rest is described at serve_app.engine.config.EngineConfig.
     """
@@ -67,6 +70,7 @@ class ModelArgs(BaseModel):
     tool_parser: ToolParserName | None = None
     default_sampling: Literal["model", "none"] = "model"
     reasoning_parser: ReasoningParserName | None = None
+    pooling: Literal["auto"] | Pooling | None = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     weights: Literal["int8", "int4"] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -110,7 +114,6 @@ class ModelArgs(BaseModel):
     return_hidden_states: bool = False
     return_routed_experts: bool = False
     max_recorded_bytes: PositiveInt = 4 << 20
-    pooling: Literal["mean", "last"] | None = "mean"
 
 
 class RouterArgs(BaseModel):

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from serve_app.catalog.adapters import read_records
 from serve_app.catalog.chat_template import chat_templates_of
+from serve_app.catalog.embedding import read_embedding_form
 from serve_app.catalog.generation_config import DefaultSampling, read_default_sampling
 from serve_app.catalog.models import locate_model, read_model_folder
+from serve_app.core.recording import EmbeddingForm
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.logs import log_as_configured
 
@@ -63,12 +65,20 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
         tool_parser=args.tool_parser,
         default_sampling=default_sampling.values,
         reasoning_parser=args.reasoning_parser,
+        embedding=embedding_form_of(args, folder.path),
     )
 
 
 def default_sampling_of(args: ModelArgs, folder: Path) -> DefaultSampling:
     """What requests to the model sample with, where they do not say it. folder: where the model lies"""
     return read_default_sampling(folder) if args.default_sampling == "model" else DefaultSampling()
+
+
+def embedding_form_of(args: ModelArgs, folder: Path) -> EmbeddingForm | None:
+    """How the model embeds texts; None where it does not. folder: where it lies"""
+    if args.pooling is None:
+        return None
+    return read_embedding_form(folder) if args.pooling == "auto" else EmbeddingForm(pooling=args.pooling)
 
 
 def engine_config(args: ModelArgs, folder: Path) -> EngineConfig:

@@ -81,7 +81,6 @@ class EngineConfig:
     return_routed_experts: whether clients may ask which experts were chosen
     max_recorded_bytes: of hidden states and chosen experts that one prompt with its completions may ask for; a step in
                        which many such completions end may be that many times as much for `max_outbox_bytes`
-    pooling:           what of a prompt's hidden states is its embedding, their "mean" or the "last"; None gives none
     """
 
     name: str
@@ -129,7 +128,6 @@ class EngineConfig:
     return_hidden_states: bool = False
     return_routed_experts: bool = False
     max_recorded_bytes: int = 4 << 20
-    pooling: Literal["mean", "last"] | None = "mean"
 
     @property
     def num_spare_places(self) -> int:

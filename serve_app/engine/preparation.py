@@ -143,7 +143,14 @@ class Preparation:
         """The prompt in tokens, of what fits. Raises InvalidRequest."""
         if request.infill is not None:
             return self._read_gap(request, request.infill)
-        prompt_ids = self._tokenizer.encode(spelled(request.prompt, seen, self._eyes))
+        prompt, form = request.prompt, None if request.record is None else request.record.embedding
+        if form is not None and form.lowers_case:
+            prompt = replace(
+                prompt, parts=tuple(part.lower() if isinstance(part, str) else part for part in prompt.parts)
+            )
+        prompt_ids = self._tokenizer.encode(spelled(prompt, seen, self._eyes))
+        if form is not None and prompt.text is not None:
+            prompt_ids += self._tokenizer.suffix_ids
         illustration = illustrated(prompt_ids, seen, self._eyes)
         request = without_files(request)
         bounded = self._bounded(request, prompt_ids, has_images=bool(seen))
@@ -173,9 +180,15 @@ class Preparation:
             num_dropped=num_tokens - len(token_ids),
         )
 
+    def _context(self, request: GenerationRequest) -> int:
+        """Tokens of a prompt and its completion; of an input that is embedded, no more than the model was made for."""
+        form = None if request.record is None else request.record.embedding
+        longest = None if form is None else form.max_tokens
+        return self._max_model_len if longest is None else min(longest, self._max_model_len)
+
     def _num_kept(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
         wanted = request.stop.max_tokens
-        return request.context.num_kept(num_prompt_tokens, max_tokens=wanted, max_model_len=self._max_model_len)
+        return request.context.num_kept(num_prompt_tokens, max_tokens=wanted, max_model_len=self._context(request))
 
     def _num_wanted(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
         wanted = request.stop.max_tokens
@@ -193,11 +206,12 @@ class Preparation:
 
     def _max_tokens(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
         """How many tokens may be generated, the context's end considered."""
-        context, wanted = self._max_model_len, request.stop.max_tokens
+        context, wanted = self._context(request), request.stop.max_tokens
         facts = {"n_prompt_tokens": num_prompt_tokens, "n_ctx": context}
         if leaves_no_room(num_prompt_tokens, wanted, max_model_len=context):
             found = f"has {num_prompt_tokens} tokens"
-            raise self.length.overflow(request, found, {"n_prompt_tokens": num_prompt_tokens})
+            length = replace(self.length, max_model_len=context)
+            raise length.overflow(request, found, {"n_prompt_tokens": num_prompt_tokens})
         room = context - num_prompt_tokens
         if wanted is not None and wanted > room and not request.context.shortens_completion:
             beside = f"prompt {request.prompt_index}, which has {num_prompt_tokens} of the {context} tokens"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -26,7 +27,7 @@ class Record:
         self._first = first_state(params, prompt_length)
         self._states: list[Tensor] = []  # float32 [positions, hidden] each, from `_first` on
         self._experts: list[Tensor] = []  # int32 [positions, layers, experts per token] each, from 0 on
-        self._sum: Tensor | None = None  # float64 [hidden], of the prompt
+        self._sum: Tensor | None = None  # float64 [hidden], of the prompt; or the highest numbers
         self.next = 0 if params.experts else self._first
         self.is_finite = True
 
@@ -82,9 +83,20 @@ class Record:
 
     def _take_states(self, start: int, states: Tensor) -> None:
         match self._params.hidden_states:
-            case "mean":
+            case "mean" | "mean_sqrt":
                 taken = states[: self._prompt_length - start].sum(dim=0, dtype=torch.float64).cpu()
                 self._sum = taken if self._sum is None else self._sum + taken
+            case "weighted_mean":
+                own = states[: self._prompt_length - start].double()
+                places = torch.arange(start + 1, start + 1 + len(own), dtype=torch.float64, device=own.device)
+                taken = (own * places[:, None]).sum(dim=0).cpu()
+                self._sum = taken if self._sum is None else self._sum + taken
+            case "max":
+                taken = states[: self._prompt_length - start].amax(dim=0).double().cpu()
+                self._sum = taken if self._sum is None else torch.maximum(self._sum, taken)
+            case "first":
+                taken = _kept(states[:1])
+                self._states = self._states or [taken]
             case "last":
                 taken = _kept(states[-1:])
                 self._states = [taken]
@@ -104,16 +116,30 @@ class Record:
     def _wanted_states(self) -> Tensor | None:
         """[states, hidden] float32"""
         if self._sum is not None:
-            return self._shaped((self._sum / self._prompt_length)[None])
+            return self._shaped((self._sum / self._divisor)[None])
         if not self._states:
             return None
         states = torch.cat(self._states)
-        return self._shaped(states) if self._params.normalizes or self._params.dimensions else states
+        return states if self._params.embedding is None else self._shaped(states)
+
+    @property
+    def _divisor(self) -> float:
+        """Of the sum over a prompt's positions."""
+        length = self._prompt_length
+        match self._params.hidden_states:
+            case "mean_sqrt":
+                return math.sqrt(length)
+            case "weighted_mean":
+                return length * (length + 1) / 2
+            case "max":
+                return 1
+            case _:
+                return length
 
     def _shaped(self, vector: Tensor) -> Tensor:
         """[1, hidden], cut and divided by its length as it is wanted; a vector of zeros stays one"""
         vector = vector.double()[:, : self._params.dimensions]
-        if self._params.normalizes:
+        if self._params.embedding is not None and self._params.embedding.normalizes:
             vector = vector / vector.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
         return vector.float()
 
@@ -121,7 +147,7 @@ class Record:
 def first_state(params: RecordParams, prompt_length: int) -> int:
     """The first position whose hidden state is wanted."""
     match params.hidden_states:
-        case "mean":
+        case "mean" | "mean_sqrt" | "weighted_mean" | "max" | "first":
             return 0
         case "all":
             return max(0, prompt_length - params.echoed) if params.echoed else 0

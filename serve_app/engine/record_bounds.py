@@ -86,7 +86,6 @@ def record_card(config: EngineConfig, module: PreTrainedModel) -> RecordCard:
     return RecordCard(
         returns_hidden_states=config.return_hidden_states,
         returns_routed_experts=config.return_routed_experts,
-        pooling=config.pooling,
         hidden_size=hidden_size_of(module),
         embedding_sizes=embedding_sizes_of(module),
     )

@@ -20,6 +20,7 @@ from serve_app.core.cards import ModelCard, ReplicaCard, ToolPrompt
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound
 from serve_app.core.flow_usage import UsageReport
+from serve_app.core.recording import EmbeddingForm
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.core.tools import ReasoningParserName, ToolParserName
@@ -119,6 +120,7 @@ class ModelService:
         tool_parser: ToolParserName | None = None,
         default_sampling: tuple[tuple[str, float], ...] = (),
         reasoning_parser: ReasoningParserName | None = None,
+        embedding: EmbeddingForm | None = None,
         clock: Callable[[], float] = time.monotonic,
         lanes: TokenizerLanes | None = None,
     ) -> ModelService:
@@ -126,8 +128,8 @@ class ModelService:
 
         adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
         root:     what clients are told of where the weights came from; None is the folder
-        created, dialect, chat_template, tool_template, tool_parser, reasoning_parser, default_sampling: written on the
-                  model's card, for the routers
+        created, dialect, chat_template, tool_template, tool_parser, reasoning_parser, default_sampling, embedding: written
+                  on the model's card, for the routers
         tool_prompt: the same, unless the template shows tools itself
         Raises ModelNotSupported.
         """
@@ -150,6 +152,7 @@ class ModelService:
             tool_template=tool_template,
             tool_prompt=tool_prompt,
             default_sampling=default_sampling,
+            records=replace(card.records, embedding=embedding),
         )
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 

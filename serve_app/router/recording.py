@@ -34,12 +34,14 @@ def record_wanted(request: CompletionRequest, card: ModelCard) -> RecordParams |
 
 
 def _embedding(request: EmbeddingRequest, card: ModelCard) -> RecordParams:
-    if card.records.pooling is None:
+    form = card.records.embedding
+    if form is None or form.reason is not None:
         must, remedy = "name a model with embeddings", 'Its operator chooses what they are by "pooling" in its args.'
-        raise UnsupportedParameter.refusing("model", must=must, found=f"{card.name}, which has none", remedy=remedy)
+        found = f"{card.name}, which has none" + (f": {form.reason}" if form is not None else "")
+        raise UnsupportedParameter.refusing("model", must=must, found=found, remedy=remedy)
     _check_dimensions(request.dimensions, card)
     return RecordParams(
-        hidden_states=card.records.pooling, name=request.prompt_name, dimensions=request.dimensions, normalizes=True
+        hidden_states=form.pooling, name=request.prompt_name, dimensions=request.dimensions, embedding=form
     )
 
 

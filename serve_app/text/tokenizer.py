@@ -35,7 +35,7 @@ class TextTokenizer:
     card:        how it calls itself and its special tokens
     special_ids: tokens that have a meaning but no text
     chars_per_token: the most characters of a text that end up in one token; None where nothing bounds them
-    prefix_ids:  tokens that it puts before a text
+    prefix_ids, suffix_ids: tokens that it puts before a text, and behind one
     markers:     with which its model fills gaps; None where it has none
     notes:       what its files say that changes nothing here
     """
@@ -47,7 +47,7 @@ class TextTokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._pieces = Pieces(tokenizer)
-        self.prefix_ids = _prefix_ids(tokenizer)
+        self.prefix_ids, self.suffix_ids = _outer_ids(tokenizer)
         self._token_texts: dict[int, str] = {}
         self.vocab_size = vocab_size
         self.card, self.notes = card or TokenizerCard(), notes
@@ -275,18 +275,17 @@ def _card(loaded: PreTrainedTokenizerBase) -> TokenizerCard:
     return TokenizerCard(kind=type(loaded).__name__, special_tokens=texts)
 
 
-def _prefix_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Find the special tokens that the tokenizer puts before a text.
+def _outer_ids(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Find the special tokens that the tokenizer puts before a text, and behind it.
 
-    Those it puts behind (some append an end-of-text token) are left out: a completion goes
-    on from its prompt.
+    The latter close a text that is embedded; a completion goes on from its prompt without them.
     """
     words = models.WordLevel({"a": 0}, unk_token="a")  # nosec B106 # no secret
     probe = Tokenizer(words)
     probe.pre_tokenizer = pre_tokenizers.Whitespace()
     encoding: Encoding = tokenizer.post_process(probe.encode("a"), add_special_tokens=True)
     body = encoding.special_tokens_mask.index(0)
-    return tuple(encoding.ids[:body])
+    return tuple(encoding.ids[:body]), tuple(encoding.ids[body + 1 :])
 
 
 def _unknown_ids(tokenizer: Tokenizer) -> frozenset[int]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from serve_app.core.errors import EngineFailed, InvalidRequest
-from serve_app.core.recording import HiddenStates, Recording, RecordParams
+from serve_app.core.recording import EmbeddingForm, HiddenStates, Pooling, Recording, RecordParams
 from serve_app.engine.batch import Batch
 from serve_app.engine.record import Record
 from serve_app.engine.record_bounds import RecordBounds
@@ -176,7 +176,7 @@ def test_the_mean_is_the_same_in_any_chunks_and_whatever_is_cached(
 ) -> None:
     engine = make_engine(config(folder("llama"), max_batch_tokens=max_batch_tokens))
     direct, prompts = Direct(folder("llama")), make_prompts()
-    params = RecordParams(hidden_states="mean", normalizes=True)
+    params = RecordParams(hidden_states="mean", embedding=EmbeddingForm())
     for attempt in range(2):
         asked = [(request(f"{attempt}{i}", max_tokens=0, record=params), prompt) for i, prompt in enumerate(prompts)]
         outcomes = complete(engine, asked)
@@ -188,10 +188,43 @@ def test_the_mean_is_the_same_in_any_chunks_and_whatever_is_cached(
             assert report.num_cached_tokens == 0
 
 
+def weighted(states: Tensor) -> Tensor:
+    places = torch.arange(1, len(states) + 1)[:, None]
+    return (states * places).sum(dim=0) / places.sum()
+
+
+POOLED: dict[Pooling, Callable[[Tensor], Tensor]] = {
+    "mean": lambda states: states.mean(dim=0),
+    "last": lambda states: states[-1],
+    "first": lambda states: states[0],
+    "max": lambda states: states.amax(dim=0),
+    "mean_sqrt": lambda states: states.sum(dim=0) / len(states) ** 0.5,
+    "weighted_mean": weighted,
+}
+
+
+@pytest.mark.parametrize("normalizes", [False, True])
+def test_every_pooling_is_its_formula_over_the_states_of_a_whole_forward(
+    normalizes: bool, folder: Callable[[str], Path]
+) -> None:
+    engine, direct = make_engine(config(folder("llama"), max_batch_tokens=7)), Direct(folder("llama"))
+    prompt = make_prompts()[2]
+    asked = []
+    for pooling in POOLED:
+        form = EmbeddingForm(pooling=pooling, normalizes=normalizes)
+        record = RecordParams(hidden_states=pooling, embedding=form)
+        asked.append((request(pooling, max_tokens=0, record=record), prompt))
+    outcomes = complete(engine, asked)
+    for pooling, formula in POOLED.items():
+        expected = formula(direct.states(prompt))[None]
+        found = states_of(recording_of(outcomes[pooling, 0]))
+        assert_close(found, expected / expected.norm() if normalizes else expected)
+
+
 def test_the_last_state_is_had_beside_a_cached_prefix(folder: Callable[[str], Path]) -> None:
     engine, direct = make_engine(config(folder("llama"))), Direct(folder("llama"))
     prompt = make_prompts()[2]
-    params = RecordParams(hidden_states="last", normalizes=True, dimensions=8)
+    params = RecordParams(hidden_states="last", embedding=EmbeddingForm(), dimensions=8)
     for attempt, num_cached in (("cold", 0), ("cached", 80)):
         outcome = complete(engine, [(request(attempt, max_tokens=0, record=params), prompt)])[attempt, 0]
         last = direct.states(prompt)[-1:, :8]

@@ -17,6 +17,7 @@ from openai import AsyncOpenAI
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from serve_app.catalog.embedding import read_embedding_form
 from serve_app.catalog.models import BUILTIN_MODELS
 from tests.families.making import save_model
 from tests.flow.stack import Stack, running_stack
@@ -134,6 +135,90 @@ async def test_the_last_state_is_the_embedding_where_that_is_configured(own: Any
             answer = await embed(stack, input=TEXTS[1])
             last = states(own, tokenizer(TEXTS[1]).input_ids)[-1]
             assert_close(answer["data"][0]["embedding"], last / last.norm())
+
+
+@pytest.fixture
+def sentence_folder(tmp_path: Path) -> Path:
+    """The demo as a model of sentence-transformers, whose tokenizer closes each text."""
+    for file in DEMO.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    told = json.loads((tmp_path / "tokenizer.json").read_text())
+    closing = told["added_tokens"][0]
+    told["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": closing["content"], "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {
+            closing["content"]: {"id": closing["content"], "ids": [closing["id"]], "tokens": [closing["content"]]}
+        },
+    }
+    written = {
+        "tokenizer.json": told,
+        "modules.json": [
+            {"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"},
+            {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        ],
+        "1_Pooling/config.json": {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False},
+        "sentence_bert_config.json": {"max_seq_length": 40, "do_lower_case": True},
+    }
+    (tmp_path / "1_Pooling").mkdir()
+    for name, content in written.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    return tmp_path
+
+
+async def test_a_text_is_embedded_as_its_folder_says_and_closed_as_its_tokenizer_does(
+    sentence_folder: Path, own: Any
+) -> None:
+    closing = AutoTokenizer.from_pretrained(sentence_folder, local_files_only=True)
+    async with running_stack(num_replicas=1, path=str(sentence_folder), adapters=None) as stack:
+        for text in TEXTS[0], TEXTS[3]:
+            ids = closing(text.lower()).input_ids
+            assert ids[-1] in closing.all_special_ids
+            answer = await embed(stack, input=text)
+            assert answer["usage"]["prompt_tokens"] == len(ids)
+            assert_close(answer["data"][0]["embedding"], states(own, ids)[-1])
+        whole = await embed(stack, input=[5, 6, 7])
+        assert_close(whole["data"][0]["embedding"], states(own, [5, 6, 7])[-1])
+        error = await refusal(stack, input=TEXTS[1])
+        assert (error["error_code"], error["n_ctx"]) == ("context_length_exceeded", 40)
+        cut = await embed(stack, input=TEXTS[1], truncate_sequence=True)
+        ids = closing(TEXTS[1].lower()).input_ids[-40:]
+        assert_close(cut["data"][0]["embedding"], states(own, ids)[-1])
+        text = (await stack.complete(prompt=TEXTS[0], max_tokens=1))["usage"]
+        assert text["prompt_tokens"] == len(closing(TEXTS[0]).input_ids) - 1, "a completion goes on from its prompt"
+
+
+async def test_a_model_whose_modules_are_not_computed_says_which_and_the_way_out(sentence_folder: Path) -> None:
+    dense = [{"idx": 2, "path": "2_Dense", "type": "sentence_transformers.models.Dense"}]
+    (sentence_folder / "modules.json").write_text(json.dumps(dense))
+    async with running_stack(num_replicas=1, path=str(sentence_folder), adapters=None) as stack:
+        message = (await refusal(stack))["message"]
+        assert "module Dense" in message
+        assert '"pooling" in its args' in message
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "first"),
+        ({"pooling_mode_mean_tokens": True, "include_prompt": True}, "mean"),
+        ({"pooling_mode_max_tokens": True}, "max"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt"),
+        ({"pooling_mode_weightedmean_tokens": True}, "weighted_mean"),
+        ({"pooling_mode": "lasttoken", "embedding_dimension": 8}, "last"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "cls_token and max_tokens"),
+        ({"pooling_mode": "attention"}, "attention"),
+    ],
+)
+async def test_a_pooling_is_read_in_both_spellings_or_told(
+    tmp_path: Path, config: dict[str, object], pooling: str
+) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    form = read_embedding_form(tmp_path)
+    assert pooling in (form.reason or form.pooling)
+    assert (form.reason is None) is (pooling == form.pooling)
 
 
 async def test_a_model_without_pooling_says_which_key_gives_it_one() -> None:

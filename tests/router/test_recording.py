@@ -12,12 +12,14 @@ from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.parse import parse_completion
 from serve_app.core.cards import RecordCard
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.recording import RecordParams
+from serve_app.core.recording import EmbeddingForm, RecordParams
 from serve_app.core.request import Prompt
 from serve_app.router.recording import record_wanted
 from tests.fakes import model_card
 
-OPEN = RecordCard(returns_hidden_states=True, returns_routed_experts=True, pooling="last", hidden_size=8)
+OPEN = RecordCard(
+    returns_hidden_states=True, returns_routed_experts=True, embedding=EmbeddingForm(pooling="last"), hidden_size=8
+)
 STATES, EXPERTS = "return_hidden_states", "return_routed_experts"
 
 
@@ -80,7 +82,9 @@ def test_an_embedding_is_cut_to_what_its_model_was_trained_for(sizes, dimensions
     records = replace(OPEN, embedding_sizes=sizes)
     if is_taken:
         record = embedded(records, dimensions)
-        assert record == RecordParams(hidden_states="last", name="input", dimensions=dimensions, normalizes=True)
+        assert record == RecordParams(
+            hidden_states="last", name="input", dimensions=dimensions, embedding=EmbeddingForm(pooling="last")
+        )
         return
     with pytest.raises(InvalidRequest, match="was trained for no others") as caught:
         embedded(records, dimensions)
