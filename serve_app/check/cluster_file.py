@@ -127,10 +127,23 @@ def _check_deployments(application: dict[str, Any], blueprint: Blueprint, path: 
         elif name in seen:
             yield Finding(path=(*here, "name"), message=f"deployment {name!r} is given twice")
         seen.add(name)
+        if blueprint.schema is not None:  # of an application of ours
+            yield from _check_scaling(deployment, here)
         schema = known.get(name)
         if schema is not None and deployment.get("user_config") is not None:
             yield from unknown_keys(deployment["user_config"], schema, (*here, "user_config"))
             yield from refused_values(deployment["user_config"], schema, (*here, "user_config"))
+
+
+def _check_scaling(deployment: dict[str, Any], path: Path) -> Iterator[Finding]:
+    """Refuse to have Serve choose the number of replicas, by what it counts."""
+    for key in ("autoscaling_config", "num_replicas"):
+        if deployment.get(key) == "auto" or (key == "autoscaling_config" and deployment.get(key) is not None):
+            message = (
+                "Serve scales by the calls that it sees, and sees one of each router however many requests there are:"
+                " it would never scale a model down, nor up from zero. Write `num_replicas: N` instead"
+            )
+            yield Finding(path=(*path, key), message=message)
 
 
 def _check_model_application(application: dict[str, Any], args: ModelArgs, path: Path) -> Iterator[Finding]:
