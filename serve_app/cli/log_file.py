@@ -72,9 +72,10 @@ class LogFile(RotatingFileHandler):
 
     def handleError(self, record: LogRecord) -> None:
         """Let the next line find out whether there is room again."""
-        stream, self.stream = self.stream, None  # type: ignore[assignment] # logging opens it when it is None
+        stream, self.stream = self.stream, None  # logging opens it when it is None
         with suppress(OSError):
-            stream.close()
+            if stream is not None:
+                stream.close()
 
     def _open(self) -> TextIOWrapper:
         return open(self.baseFilename, "a", encoding="utf-8", opener=partial(os.open, mode=0o600))

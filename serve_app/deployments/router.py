@@ -67,8 +67,10 @@ class RouterReplica:
         self._replays = Replays()
         self._fleet = Fleet(router_id)
         self._admission = Admission(lambda: self._fleet.rooms)
-        ends = {"kept": self._replays.kept, "on_look": self._admission.end_keys}
-        self._accounts = None if accounts is None else AccountsLink(accounts, router_id, grace_s=grace_s, **ends)
+        kept, on_look = self._replays.kept, self._admission.end_keys
+        self._accounts = (
+            None if accounts is None else AccountsLink(accounts, router_id, grace_s=grace_s, kept=kept, on_look=on_look)
+        )
         self._metrics = Metrics(self._fleet, router_id=router_id, admission=self._admission)
         self._books = None if self._accounts is None else self._books_with(self._accounts, router_id)
         self._tracing = Switch(os.environ)

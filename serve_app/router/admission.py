@@ -89,7 +89,7 @@ class Ticket:
         self.is_known = False
         self.sizes: Mapping[str, int] = {}
         self._admission = admission
-        self._end = _nothing_to_end
+        self._end: Callable[[ServeError], None] = _nothing_to_end
         self._is_returned = False
 
     def grow(self, sizes: Mapping[str, int]) -> None:
