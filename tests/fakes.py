@@ -137,6 +137,8 @@ class FakeBackend:
         return replace(self.card, news=News(spent=tuple(self.spent.values()), until=1))
 
     async def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
+        if self._has_died:
+            raise ConnectionError("the process is gone")
         self.num_attached += 1
         outbox = self._outbox(router_id)
         try:
@@ -223,6 +225,11 @@ class FakeBackend:
             lost = [Delta(request_id=request_id, sample=s.sample, error=error) for s in sequences]
             self.send(self._routers[request_id], *lost)
         self._live.clear()
+
+    def end_stream(self, router_id: str) -> None:
+        """End a router's stream and what it has here, as where nothing was heard of it."""
+        self._live = {each: self._live[each] for each in self._live if self._routers[each] != router_id}
+        self._outbox(router_id).frames.put_nowait(None)
 
     def die(self, error: Exception | None = None) -> None:
         """Break every stream, by an exception or (None) by its end; refuse all calls from now on."""

@@ -121,7 +121,7 @@ def _check_application(application: dict[str, Any], path: Path) -> Generator[Fin
         yield from unknown_keys(arguments, blueprint.schema, (*path, "args"))
         yield from refused_values(arguments, blueprint.schema, (*path, "args"))
     if blueprint.deployments is not None:
-        yield from _check_deployments(application, blueprint.deployments, path)
+        yield from _check_deployments(application, blueprint.deployments, path, is_ours=blueprint.schema is not None)
     if isinstance(blueprint.arguments, ModelArgs):
         yield from _check_model_application(application, blueprint.arguments, path)
         yield from check_devices(application, blueprint.arguments, path)
@@ -129,7 +129,9 @@ def _check_application(application: dict[str, Any], path: Path) -> Generator[Fin
     return blueprint
 
 
-def _check_deployments(application: dict[str, Any], known: Mapping[str, Deployment], path: Path) -> Iterator[Finding]:
+def _check_deployments(
+    application: dict[str, Any], known: Mapping[str, Deployment], path: Path, *, is_ours: bool
+) -> Iterator[Finding]:
     deployments = application.get("deployments", [])
     if not isinstance(deployments, list):
         return
@@ -145,10 +147,23 @@ def _check_deployments(application: dict[str, Any], known: Mapping[str, Deployme
         elif name in seen:
             yield Finding(path=(*here, "name"), message=f"deployment {name!r} is given twice")
         seen.add(name)
+        if is_ours:
+            yield from _check_scaling(deployment, here)
         schema = getattr(known[name].func_or_class, "user_config_schema", None) if name in known else None
         if schema is not None and deployment.get("user_config") is not None:
             yield from unknown_keys(deployment["user_config"], schema, (*here, "user_config"))
             yield from refused_values(deployment["user_config"], schema, (*here, "user_config"))
+
+
+def _check_scaling(deployment: dict[str, Any], path: Path) -> Iterator[Finding]:
+    """Refuse to have Serve choose the number of replicas, by what it counts."""
+    for key in ("autoscaling_config", "num_replicas"):
+        if deployment.get(key) == "auto" or (key == "autoscaling_config" and deployment.get(key) is not None):
+            message = (
+                "Serve scales by the calls that it sees, and sees one of each router however many requests there are:"
+                " it would never scale a model down, nor up from zero. Write `num_replicas: N` instead"
+            )
+            yield Finding(path=(*path, key), message=message)
 
 
 def _check_model_application(application: dict[str, Any], args: ModelArgs, path: Path) -> Iterator[Finding]:

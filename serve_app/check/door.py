@@ -69,7 +69,7 @@ def _check_accounts(data: dict[str, Any]) -> Iterator[Finding]:
             message = "tenants and keys are kept, and `auth: none` asks nobody for one"
             yield Finding(path=(*path, "args", "store"), message=message, severity=Severity.WARNING)
         for at, deployment in deployments_of(application, ACCOUNTS_DEPLOYMENT):
-            if deployment.get("num_replicas", 1) != 1 or deployment.get("autoscaling_config"):
+            if deployment.get("num_replicas", 1) != 1:
                 message = "one replica writes for the whole service; it cannot be several"
                 yield Finding(path=(*path, "deployments", at), message=message)
 

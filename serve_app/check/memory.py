@@ -95,8 +95,7 @@ def _num_replicas(deployments: Any) -> int:
     found = [1]
     for each in deployments if isinstance(deployments, list) else []:
         if isinstance(each, dict):
-            scaling = each.get("autoscaling_config")
-            wanted = scaling.get("max_replicas") if isinstance(scaling, dict) else each.get("num_replicas")
+            wanted = each.get("num_replicas")
             found += [wanted] if isinstance(wanted, int) else []
     return max(found)
 

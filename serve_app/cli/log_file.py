@@ -6,6 +6,11 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+from io import TextIOWrapper
+from logging import LogRecord, makeLogRecord
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from serve_app.cli.address import Address
@@ -16,6 +21,7 @@ STATE_VARIABLE = "XDG_STATE_HOME"
 ONLY_OURS = 0o700
 MAX_READ = 262_144
 """Bytes from the end of a log that are looked at."""
+MAX_BYTES = 256 * 2**20
 MAX_TOLD = 8
 """Lines."""
 MAX_CHARS = 400
@@ -42,14 +48,43 @@ def log_path(address: Address, wanted: str | None = None) -> Path | None:
             path.replace(path.with_name(path.name + ".1"))
     except OSError as error:
         raise _unwritable(path, error) from error
-    os.close(opened(path))
+    opened(path).close()
     return path
 
 
-def opened(path: Path) -> int:
-    """A descriptor of the file, empty and its owner's alone. Raises CommandFailed."""
+class LogFile(RotatingFileHandler):
+    """A file of its owner alone that grows to `MAX_BYTES`; what was before it is kept once, with `.1` behind its name.
+
+    What a full disk does not take is left out, and the file is opened anew for what comes next.
+    """
+
+    terminator = ""
+
+    def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES) -> None:
+        super().__init__(path, maxBytes=max_bytes, backupCount=1, encoding="utf-8")
+
+    def take(self, descriptor: int) -> None:
+        """Write down everything that comes through a pipe until its other end is closed, and close the file."""
+        with os.fdopen(descriptor, "rb") as lines:
+            for line in lines:
+                self.emit(makeLogRecord({"msg": line.decode("utf-8", "replace")}))
+        self.close()
+
+    def handleError(self, record: LogRecord) -> None:
+        """Let the next line find out whether there is room again."""
+        stream, self.stream = self.stream, None  # logging opens it when it is None
+        with suppress(OSError):
+            if stream is not None:
+                stream.close()
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding="utf-8", opener=partial(os.open, mode=0o600))
+
+
+def opened(path: Path) -> LogFile:
+    """The file, which takes lines from now on. Raises CommandFailed."""
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        return LogFile(path)
     except OSError as error:
         raise _unwritable(path, error) from error
 

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -33,6 +34,7 @@ STOP_TIMEOUT_S = 60.0
 LOST_AFTER_S = 30.0  # a proxy that dies is back in a few seconds
 STARTING_POLL_S = 0.25
 WATCH_S = 1.0
+LAST_LINES_S = 1.0
 
 TELLING_LOGS = re.compile(r"^(?:gcs_server|raylet|serve/|worker|python-core-driver)")
 """Of what a service needs; Ray's monitor and dashboards fail without harm to it."""
@@ -47,6 +49,7 @@ class Cluster:
     """A started one: the process that serves the file, the run that all its processes belong to, how far it came.
 
     log: where what they say goes; None is our own output
+    writing: what brings it there
     """
 
     process: subprocess.Popen[bytes]
@@ -54,6 +57,7 @@ class Cluster:
     address: Address
     events: Events
     log: Path | None
+    writing: threading.Thread | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +148,11 @@ def _start(file: str, run: str, address: Address, log: Path | None, *, is_fast: 
     ours, theirs = os.pipe()
     words = (str(int(has_dashboard)), file, str(address.port), str(theirs), str(os.getpid()))
     told = environment(os.environ, is_fast=is_fast) | {RUN_VARIABLE: run}
-    output = None if log is None else opened(log)
+    output = writing = None
+    if log is not None:
+        lines, output = os.pipe()
+        writing = threading.Thread(target=opened(log).take, args=(lines,), name="log", daemon=True)
+        writing.start()
     try:
         process = subprocess.Popen(
             command("serve_app.cli.cluster", *words),
@@ -157,7 +165,7 @@ def _start(file: str, run: str, address: Address, log: Path | None, *, is_fast: 
     finally:
         for descriptor in (theirs, *([] if output is None else [output])):
             os.close(descriptor)
-    return Cluster(process=process, run=run, address=address, events=Events(ours), log=log)
+    return Cluster(process=process, run=run, address=address, events=Events(ours), log=log, writing=writing)
 
 
 def _serve(cluster: Cluster, file: Path, told: Telling) -> int:
@@ -206,6 +214,8 @@ def _undeployed(failed: Sequence[Application]) -> Loss:
 
 def _because(cluster: Cluster, loss: Loss) -> str:
     """The lines that tell why, and where the others are."""
+    if cluster.writing is not None:
+        cluster.writing.join(LAST_LINES_S)  # what was still on its way; others may hold the other end
     lines, session = told_by(cluster.log, loss.messages), session_of(cluster.process.pid)
     if session is not None and not telling_lines("\n".join(lines)):
         lines = lines_of_session(session) or lines

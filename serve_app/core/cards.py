@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from serve_app.core.delta import Load
 from serve_app.core.flow_usage import UsageReport

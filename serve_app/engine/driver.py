@@ -145,15 +145,19 @@ class Driver:
         self._post(lambda: None, frozenset())
 
     def check(self) -> None:
-        """Raise EngineFailed where the thread is dead, too long in one step, or only fails; or as the engine itself."""
+        """Raise EngineFailed as `check_engine`, or where the engine is too long in one step."""
+        self.check_engine()
+        busy_since = self._busy_since
+        if busy_since is not None and self._clock() - busy_since > STALL_S:
+            raise EngineFailed(f"the engine has been in one step for more than {STALL_S:.0f} s")
+
+    def check_engine(self) -> None:
+        """Raise EngineFailed where the engine will not go on: its thread is dead, it only fails, or it says so."""
         self._engine.check()
         if not self._thread.is_alive():
             raise EngineFailed("the engine's thread is not running")
         if self._num_failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
             raise EngineFailed(f"the engine has failed {self._num_failures_in_a_row} times in a row")
-        busy_since = self._busy_since
-        if busy_since is not None and self._clock() - busy_since > STALL_S:
-            raise EngineFailed(f"the engine has been in one step for more than {STALL_S:.0f} s")
 
     def close(self) -> None:
         """Stop after the current step and wait for the thread."""

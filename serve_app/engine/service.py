@@ -18,7 +18,7 @@ from serve_app.core.adapters import AdapterRecord
 from serve_app.core.backend import NOTHING
 from serve_app.core.cards import ModelCard, ReplicaCard, ToolPrompt
 from serve_app.core.delta import Delta, Frame, Load
-from serve_app.core.errors import AdapterNotFound
+from serve_app.core.errors import AdapterNotFound, EngineFailed, ReplicaLost
 from serve_app.core.flow_usage import UsageReport
 from serve_app.core.recording import EmbeddingForm
 from serve_app.core.request import GenerationRequest
@@ -128,8 +128,8 @@ class ModelService:
 
         adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
         root:     what clients are told of where the weights came from; None is the folder
-        created, dialect, chat_template, tool_template, tool_parser, reasoning_parser, default_sampling, embedding: written
-                  on the model's card, for the routers
+        created, dialect, chat_template, tool_template, tool_parser, reasoning_parser, default_sampling, embedding:
+                  written on the model's card, for the routers
         tool_prompt: the same, unless the template shows tools itself
         Raises ModelNotSupported.
         """
@@ -214,16 +214,19 @@ class ModelService:
 
     async def hello(self, router_id: str, heard: Mapping[str, int] = NOTHING) -> ReplicaCard:
         self._leases.hear(router_id)
+        self._check_engine()
         return replace(self.card, news=self.engine.news(heard.get(self._replica_id, 0)))
 
     async def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
         """Stream frames; when the stream is closed, whatever the router still has here is aborted."""
+        self._check_engine()
         self._leases.hear(router_id)
         async with aclosing(self._delivery.frames(router_id)) as frames:
             async for frame in frames:
                 yield frame
 
     async def submit(self, router_id: str, requests: Items[GenerationRequest]) -> None:
+        self._check_engine()
         self._open.check_room(requests)
         for request in requests:
             self._check_adapter(request)
@@ -297,6 +300,14 @@ class ModelService:
         self._running_driver().submit(list(wanted.values()))
         if paused := self._open.paused_of(wanted):
             self._running_driver().pause(paused)
+
+    def _check_engine(self) -> None:
+        """End every stream and raise ReplicaLost once the engine is given up: Serve notices some seconds later."""
+        try:
+            self._running_driver().check_engine()
+        except EngineFailed as error:
+            self._delivery.close()
+            raise ReplicaLost("The replica cannot compute any more, and is being replaced.") from error
 
     def _check_adapter(self, request: GenerationRequest) -> None:
         if not self._card.has(request.model):

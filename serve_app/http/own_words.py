@@ -107,9 +107,10 @@ class InOurWords:
                 return False
             asking = self._ask(scope, f"{routes[0].rstrip('/')}{Path.HEALTH}")
             beginning.question = asyncio.get_running_loop().create_task(asking)
-        await asyncio.wait([beginning.question], timeout=BEGINNING_S)
-        if beginning.question.done():
-            beginning.is_over, beginning.question = beginning.question.exception() is None, None
+        question = beginning.question
+        await asyncio.wait([question], timeout=BEGINNING_S)
+        if question.done():  # the first of those who waited for it says so for all
+            beginning.is_over, beginning.question = question.exception() is None, None
         return beginning.is_over
 
     async def _routes(self, scope: Scope) -> tuple[str, ...] | None:

@@ -53,6 +53,7 @@ class Fleet:
         self._retired: dict[str, ReplicaLink] = {}
         self._expected: frozenset[str] = frozenset()
         self._failed: frozenset[str] = frozenset()
+        self._reconnected: set[str] = set()
         self._told: dict[str, list[ModelCard]] = {}
         self._cards: dict[str, ModelCard] = {}
         Catalog((), self._aliases)  # raises where the aliases contradict themselves
@@ -108,16 +109,33 @@ class Fleet:
     def put(self, card: ReplicaCard, backend: Backend) -> ReplicaLink:
         """Take a replica in, refresh its card, or reconnect where the old link was lost."""
         self.hear(card)
+        self._reconnected.discard(card.replica_id)
         link = self._links.get(card.replica_id) or self._retired.pop(card.replica_id, None)
         if link is not None and link.readmit():
             link.refresh(card)
         else:
-            on_spent = partial(self.counts.note, card.replica_id, card.model.name)
-            link = ReplicaLink(backend, card, self._router_id, on_lost=self._refresh, on_spent=on_spent)
-            link.start()
+            link = self._connect(card, backend)
         self._links[card.replica_id] = link
         self._refresh()
         return link
+
+    def _connect(self, card: ReplicaCard, backend: Backend) -> ReplicaLink:
+        on_spent = partial(self.counts.note, card.replica_id, card.model.name)
+        on_lost = partial(self._note_loss, card.replica_id, backend)
+        link = ReplicaLink(backend, card, self._router_id, on_lost=on_lost, on_spent=on_spent)
+        link.start()
+        return link
+
+    def _note_loss(self, replica_id: str, backend: Backend) -> None:
+        """Reconnect at once to a replica that has ended the stream itself, once until it is seen again.
+
+        A router that stood still finds all of its leases expired when it goes on, and every replica healthy.
+        """
+        link = self._links.get(replica_id)
+        if link is not None and link.has_ended and replica_id not in self._reconnected:
+            self._reconnected.add(replica_id)
+            self._links[replica_id] = self._connect(link.card, backend)
+        self._refresh()
 
     def hear(self, card: ReplicaCard) -> None:
         """What a replica says that it spent, also one that is left already."""
@@ -126,6 +144,7 @@ class Fleet:
     def remove(self, replica_id: str) -> None:
         """Send nothing more to a replica. What it computes goes on, as a replica drains before it ends."""
         link = self._links.pop(replica_id, None)
+        self._reconnected.discard(replica_id)
         if link is not None:
             self._retired = {i: old for i, old in self._retired.items() if old.num_outstanding}
             self._retired[replica_id] = link

@@ -27,6 +27,7 @@ class ReplicaLink:
     """Owns the one stream of frames from a replica, the calls to it, and what it is known to hold.
 
     on_lost: called when the replica is gone or is left, but not where a retired link closes by itself
+    has_ended: whether the replica itself has ended the stream, as it does where it did not hear of the router
     on_spent: called with what each frame says that was spent, before anybody has the frame's deltas
     """
 
@@ -50,6 +51,7 @@ class ReplicaLink:
         self._load = card.load
         self._num_foreign = 0
         self._is_retired = False
+        self.has_ended = False
 
     def start(self) -> None:
         """Open the stream. Needs a running event loop."""
@@ -150,7 +152,7 @@ class ReplicaLink:
             async with aclosing(self._backend.attach(self._router_id)) as frames:
                 async for frame in frames:
                     self._receive(frame)
-            reason = "ended its stream"
+            reason, self.has_ended = "ended its stream", True
         except Exception as error:
             reason = "went away"
             extra = about(self._registry.names_of())
@@ -179,7 +181,9 @@ class ReplicaLink:
         if self._calls.is_lost:
             return
         self._calls.is_lost = True
-        self._registry.lose(lambda: replica_lost(reason))
+        lost = self._registry.lose(lambda: replica_lost(reason))
+        if lost and self.has_ended:
+            self._calls.abort(lost)  # it may have taken them behind the end of its stream
         self._on_lost()
 
     def _close_if_idle(self) -> None:

@@ -66,10 +66,14 @@ class Registry:
             if registration is not None:
                 self._num_outstanding -= registration.num_unfinished
 
-    def lose(self, error_of: Callable[[], ServeError], request_ids: Sequence[str] | None = None) -> None:
-        """Forget requests, all of them where none is named, and send each a delta with an error of its own."""
+    def lose(self, error_of: Callable[[], ServeError], request_ids: Sequence[str] | None = None) -> list[str]:
+        """Forget requests, all of them where none is named, and send each a delta with an error of its own.
+
+        Returns those that were there.
+        """
         lost = list(self._live) if request_ids is None else [each for each in request_ids if each in self._live]
         receivers = {request_id: self._live[request_id].receive for request_id in lost}
         self.forget(lost)
         for request_id, receive in receivers.items():
             receive(Delta(request_id=request_id, sample=0, error=error_of()))
+        return lost

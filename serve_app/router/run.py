@@ -67,7 +67,8 @@ class Run:
         self._holds_back = holds_back
         self._attempts: dict[str, Attempt] = {}  # those that run, by the id of their request
         self._homeless: list[Homeless] = []
-        self._avoided: set[ReplicaLink] = set()
+        self._lost: set[ReplicaLink] = set()
+        self._failed: set[ReplicaLink] = set()
         self._num_unended = sum(request.n for request in requests)
         max_pending = max(self._settings.max_pending_events, 4 * self._num_unended)
         self._inbox = Inbox(None if holds_back else max_pending, on_full=self._pause, on_slack=self._resume)
@@ -225,7 +226,7 @@ class Run:
         if not attempt.may_be_repeated(error):
             self.fail(error)
             return
-        self._avoided.add(attempt.link)
+        (self._lost if isinstance(error, ReplicaLost) else self._failed).add(attempt.link)
         self._inbox.drop(attempt.part)
         self.tally.drop(attempt.part)
         if not self._homeless:
@@ -252,11 +253,10 @@ class Run:
     def _links_for(self, group: Sequence[Homeless]) -> list[ReplicaLink]:
         """Replicas that have not failed this run. An engine that failed is asked again where it is the only one."""
         model = group[0].request.model
-        links = self._fleet.links_for(model)
-        fresh = [link for link in links if link not in self._avoided]
-        if not fresh and not all(each.num_failures for each in group):
+        links = [link for link in self._fleet.links_for(model) if link not in self._lost]
+        if not links:
             raise self._fleet.not_ready(model.name, ALL_LOST)
-        return fresh or links
+        return [link for link in links if link not in self._failed] or links
 
     def _pause(self) -> None:
         """The reader is slower than its text comes."""

@@ -34,8 +34,7 @@ applications:
     path: builtin:demo
   deployments:
   - name: Model
-    autoscaling_config:
-      max_replicas: 2
+    num_replicas: 2
     ray_actor_options:
       num_cpus: 1
 """
@@ -73,13 +72,16 @@ def test_the_file_that_the_mistakes_below_are_made_in_is_sound(report_of) -> Non
         ("  host:", "  hots:", "cluster.yaml:2: error: http_options.hots: unknown key 'hots'; did you mean 'host'?"),
         ("- name: router\n", "- name: router\n  route: /\n", "cluster.yaml:5: error: applications[0].route: unknown"),
         ("num_replicas", "num_replica", "did you mean 'num_replicas'?"),
-        ("max_replicas", "max_replica", "autoscaling_config.max_replica: unknown key 'max_replica'; did you mean"),
+        ("num_replicas: 2", "autoscaling_config: {max_replicas: 2}", "autoscaling_config: Serve scales by the calls"),
+        ("num_replicas: 2", "num_replicas: auto", "deployments[0].num_replicas: Serve scales by the calls"),
+        ("num_replicas: 1", "autoscaling_config: {min_replicas: 1}", "Write `num_replicas: N` instead"),
+        ("num_replicas: 2", "autoscaling_config: {max_replica: 2}", "unknown key 'max_replica'; did you mean"),
         ("num_cpus", "num_cpu", "ray_actor_options.num_cpu: unknown key 'num_cpu'; did you mean 'num_cpus'?"),
         ("    path: builtin", "    paht: builtin", "args.paht: unknown key 'paht'; did you mean 'path'?"),
         ("aliases", "alias", "user_config.alias: unknown key 'alias'; did you mean 'aliases'?"),
         ("    path: builtin:demo\n", "", "applications[1].args: 'path' is required"),
         ("num_replicas: 1", "num_replicas: -1", "deployments[0].num_replicas: "),
-        ("max_replicas: 2", "max_replicas: many", "autoscaling_config.max_replicas: "),
+        ("num_replicas: 2", "autoscaling_config: {max_replicas: many}", "autoscaling_config.max_replicas: "),
         ("num_cpus: 1", "num_cpus: -1", "ray_actor_options.num_cpus: "),
         ("{latest: demo}", "[demo]", "user_config.aliases: "),
         (

@@ -60,7 +60,6 @@ def test_nothing_is_said_where_the_machine_does_not_say_what_it_has(tmp_path: Pa
     [
         ({}, 1),
         ({"num_replicas": 3}, 3),
-        ({"num_replicas": "auto", "autoscaling_config": {"max_replicas": 4}}, 4),
         ({"num_replicas": "auto"}, 1),
     ],
 )

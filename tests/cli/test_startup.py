@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from serve_app.cli.address import Address
-from serve_app.cli.log_file import log_path, telling, told_by
+from serve_app.cli.log_file import LogFile, log_path, telling, told_by
 from serve_app.cli.startup import Events, News, Startup, State, replicas_wanted
 from serve_app.cli.telling import BarTelling, JsonTelling, LineTelling
 from serve_app.cli.up import lines_of_session, welcome
@@ -116,6 +118,29 @@ def test_the_lines_that_tell_why_are_found_once_and_without_ornaments() -> None:
     assert telling("x\nException: The current node timed out") == ["Exception: The current node timed out"]
     assert telling("OSError: [Errno 98] Address already in use") != []
     assert telling("ready: everything\nINFO: all is well") == []
+
+
+def test_a_log_survives_a_full_disk_and_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "up.log"
+    log = LogFile(path, max_bytes=64)
+    reading, writing = os.pipe()
+    taking = threading.Thread(target=log.take, args=(reading,))
+    with Path("/dev/full").open("w") as full:
+        log.stream.close()
+        log.stream = full  # type: ignore[assignment]
+        taking.start()
+        os.write(writing, b"lost\n")
+        while not full.closed:
+            time.sleep(0.001)
+    for number in range(20):
+        os.write(writing, b"line %02d\n" % number)
+    os.close(writing)
+    taking.join()
+    kept = (tmp_path / "up.log.1").read_text() + path.read_text()
+    assert kept.endswith("line 18\nline 19\n")
+    assert "lost" not in kept
+    assert [each.stat().st_mode & 0o777 for each in sorted(tmp_path.iterdir())] == [0o600, 0o600]
+    assert max(each.stat().st_size for each in tmp_path.iterdir()) <= 64
 
 
 def test_a_log_that_names_no_error_is_told_by_its_end(tmp_path: Path) -> None:

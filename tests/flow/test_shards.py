@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.core.errors import EngineFailed
+from serve_app.core.errors import EngineFailed, ReplicaLost
 from serve_app.engine.shards.crew import Crew
 from tests.flow.stack import Stack, running_stack
 
@@ -54,11 +54,14 @@ async def test_a_replica_that_lost_a_shard_fails_its_health_check_and_its_reques
         )
         await until(lambda: stack.services[0].engine.num_steps > 3)
         os.kill(process_id, signal.SIGKILL)
-        assert (await running).status_code == 500
+        assert (await running).status_code == 503
         with pytest.raises(EngineFailed):
             stack.services[0].check()
-        assert (await stack.post({"model": "demo", "prompt": "The sea", "max_tokens": 4})).status_code == 500
-    assert not is_there(process_id)
+        for _ in range(3):
+            refused = await stack.post({"model": "demo", "prompt": "The sea", "max_tokens": 4})
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        with pytest.raises(ReplicaLost):
+            await stack.services[0].hello("router-0")
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -9,6 +9,7 @@ from itertools import permutations
 
 import pytest
 
+from serve_app.api.parse import parse_completion
 from serve_app.catalog.errors import CatalogError
 from serve_app.core.cards import AdapterCard
 from serve_app.core.errors import AdapterNotFound, ModelLoading, ModelNotFound
@@ -16,6 +17,7 @@ from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest, Prompt
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
+from serve_app.router.run import Run
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 
 
@@ -102,6 +104,40 @@ async def test_a_model_whose_last_replica_was_lost_is_loading_until_it_is_back(f
     put(fleet, "r0")
     assert fleet.resolve("tiny") == ModelRef(base="tiny")
     assert fleet.is_ready
+
+
+@pytest.mark.parametrize("is_running", [True, False], ids=["a request runs", "idle"])
+async def test_a_replica_that_ended_the_stream_of_a_silent_router_is_there_at_once(fleet, is_running):
+    backend = put(fleet, "r0")
+    backend.is_stepped = True
+    await settle()
+    run = Router(fleet).open(parse_completion(b'{"model": "tiny", "prompt": "a", "max_tokens": 1}'))
+    reading = asyncio.create_task(whole(run)) if is_running else None
+    await settle()
+    backend.end_stream("router-0")  # its lease has expired while the router stood still
+    await settle()
+    reading = reading or asyncio.create_task(whole(run))
+    await settle()
+    assert fleet.is_ready
+    backend.step()
+    assert await asyncio.wait_for(reading, 5) == " p0s0w0"
+    assert len(backend.aborted) == is_running, "what it may have computed for nobody"
+
+
+async def test_a_replica_that_ends_every_stream_is_left_until_it_is_seen_again(fleet):
+    backend = put(fleet, "r0")
+    for _ in range(2):
+        await settle()
+        backend.end_stream("router-0")
+    await settle()
+    assert not fleet.is_ready
+    fleet.put(backend.card, backend)
+    assert fleet.is_ready
+
+
+async def whole(run: Run) -> str:
+    async with run:
+        return "".join([event.delta.text async for event in run])
 
 
 async def test_a_removed_replica_gets_no_requests(fleet):
