@@ -224,8 +224,8 @@ async def reciting(
         return words[sum(message["role"] == "tool" for message in messages)]
 
     fleet = Fleet("router-0")
-    card = replace(model_card("tiny"), chat_template=template)
-    card = replica_card("r0", replace(card, tool_parser=tool_parser, reasoning_parser=reasoning_parser))
+    model = replace(model_card("tiny"), chat_template=template)
+    card = replica_card("r0", replace(model, tool_parser=tool_parser, reasoning_parser=reasoning_parser))
     fleet.put(card, FakeBackend(card, script=script, tail=tail))
     transport = httpx.ASGITransport(build_app(Router(fleet)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
