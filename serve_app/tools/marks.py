@@ -13,6 +13,8 @@ class MarkFinder:
         longest_first = sorted({mark for mark in marks if mark}, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._beginnings = frozenset(mark[:size] for mark in longest_first for size in range(1, len(mark)))
+        firsts = "".join({mark[0] for mark in longest_first})
+        self._first = re.compile(f"[{re.escape(firsts)}]" if firsts else r"(?!)")
         self._longest = max(map(len, longest_first), default=0)
 
     def find(self, text: str, *, is_last: bool = False) -> tuple[int, str]:
@@ -32,5 +34,9 @@ class MarkFinder:
 
     def _num_held(self, text: str) -> int:
         """How many last characters may be the beginning of a mark."""
-        sizes = range(min(self._longest - 1, len(text)), 0, -1)
-        return next((size for size in sizes if text[-size:] in self._beginnings), 0)
+        at = max(0, len(text) - self._longest + 1)
+        while (found := self._first.search(text, at)) is not None:
+            if text[found.start() :] in self._beginnings:
+                return len(text) - found.start()
+            at = found.end()
+        return 0

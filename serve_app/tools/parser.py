@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 
 from serve_app.core.tools import Tool, ToolCall, ToolCallDelta
-from serve_app.tools.forms import PARENTHESIS, Form
+from serve_app.tools.forms import PARENTHESIS, Form, mark_of
 from serve_app.tools.heads import (
     Head,
     Incomplete,
@@ -52,9 +54,8 @@ class CallParser:
         self._values = {tool.name: values_of(tool) for tool in tools}
         self._is_strict = any(tool.is_strict for tool in tools)
         self._forms = (form,) if self._is_strict else (form, *form.others)
-        self._starts = _starts(self._forms, is_strict=self._is_strict)
         self._dropped = frozenset() if shows_marks else form.special_marks
-        self._finder = MarkFinder((*self._starts, *self._dropped))
+        self._starts, self._finder = _marks(self._forms, self._dropped, is_strict=self._is_strict)
         self._new_id = new_id
         self._buffer = ""
         self._is_last = self._is_cut = False
@@ -114,7 +115,8 @@ class CallParser:
         gains.content.append(self._take(at))
         self._is_in_list = False
         if mark in self._starts:
-            self._try(self._starts[mark], mark=mark, num_back=len(mark))
+            candidates = sorted(self._starts[mark], key=lambda each: each[0] is not self._form)
+            self._try(candidates, mark=mark, num_back=len(mark))
         else:
             self._take(len(mark))
         return bool(mark)
@@ -408,17 +410,20 @@ def parse_whole(
     return "".join(part.content for part in parts), tuple(calls)
 
 
-def _starts(forms: Sequence[Form], *, is_strict: bool) -> dict[str, list[tuple[Form, int]]]:
-    """What may begin a call in these forms, with the places behind it where the call is read from.
+@lru_cache(maxsize=256)
+def _marks(
+    forms: tuple[Form, ...], dropped: frozenset[str], *, is_strict: bool
+) -> tuple[Mapping[str, Sequence[tuple[Form, int]]], MarkFinder]:
+    """What may begin a call in these forms, with the places behind it where the call is read from; and what finds it.
 
-    is_strict: nothing but what a demanded call begins with
+    dropped:   further marks to find
+    is_strict: nothing begins a call but what a demanded call begins with
     """
     starts: dict[str, list[tuple[Form, int]]] = {}
     for form in forms:
         is_marked = bool(form.openers[0])
-        openers = form.openers[:1] if is_strict and is_marked else form.openers
-        for opener in filter(None, (each.strip() for each in openers)):
+        for opener in filter(None, map(mark_of, form.openers[:1] if is_strict and is_marked else form.openers)):
             starts.setdefault(opener, []).append((form, len(opener)))
         for mark in () if is_strict and is_marked else form.head_marks:
             starts.setdefault(mark, []).append((form, 0))
-    return starts
+    return MappingProxyType(starts), MarkFinder((*starts, *dropped))

@@ -273,7 +273,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 
 async def test_hostile_constraints_cost_their_sender_an_error_and_nobody_else_anything(stack: Stack) -> None:
-    """Each is refused; equal ones are looked at once; what others asked for meanwhile is as ever."""
+    """Each is refused; equal ones are looked at once; what others asked for meanwhile is as ever. One that the clock
+    ended, on a machine that is busy, is told to come again."""
     plain = await choice_of(stack, regex="[0-9]{5}", max_tokens=9)
     compiler = stack.services[0]._compiler
     num_before = compiler.num_compiled
@@ -281,7 +282,8 @@ async def test_hostile_constraints_cost_their_sender_an_error_and_nobody_else_an
     refusals = asyncio.gather(*(stack.post(body) for body in bodies * 2))
     company = await asyncio.gather(*(choice_of(stack, regex="[0-9]{5}", max_tokens=9) for _ in range(4)))
     answers = await refusals
-    assert [answer.status_code for answer in answers] == [400] * len(bodies) * 2
+    assert {answer.status_code for answer in answers} <= {400, 503}
+    assert all(answer.status_code == 400 or "retry-after" in answer.headers for answer in answers)
     assert company == [plain] * 4
     assert compiler.num_compiled - num_before <= len(bodies) + 2  # those ended by the clock may be tried again
     await stack.settled()

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.api.dialects.tables import DIALECTS
+from serve_app.api.dialects.tables import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
-from serve_app.api.parse import parse_completion
+from serve_app.api.parse import CHAT, parse_completion, parse_request
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.names import ModelRef
 from serve_app.core.request import LogprobParams, StopParams
@@ -35,6 +35,27 @@ def test_each_prompt_becomes_a_request_named_after_its_place():
     assert {r.n for r in requests} == {3}
     sampling = requests[0].sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 7, 0.9, 0.1)
+
+
+TOOL = {"type": "function", "function": {"name": "look"}}
+
+
+@pytest.mark.parametrize(
+    ("members", "shown"),
+    [
+        ({"tools": [TOOL]}, ("[THINK]", "[TOOL_CALLS]", "[ARGS]")),
+        ({"tools": [TOOL], "separate_reasoning": False}, ("[TOOL_CALLS]", "[ARGS]")),
+        ({}, ("[THINK]",)),
+        ({"tools": [TOOL], "skip_special_tokens": False}, ()),
+    ],
+)
+def test_of_special_tokens_a_chat_is_shown_the_marks_that_it_is_read_by(members, shown):
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], **members}
+    request = parse_request(CHAT, json.dumps(body).encode(), DEFAULT_LIMITS, lambda _: UNION)
+    card = replace(model_card("tiny"), chat_template="[THINK]{{ thought }}[/THINK][TOOL_CALLS]{{ name }}[ARGS]")
+    (lower_request,) = lower(request, "chatcmpl-1", resolve=resolve, card_of=lambda _: card)
+    assert {"[THINK]", "[TOOL_CALLS]", "[ARGS]"} & set(lower_request.shown_marks) == set(shown)
+    assert lower_request.skips_special_tokens is (members.get("skip_special_tokens") is not False)
 
 
 def test_what_completions_come_to_is_bounded_by_the_context_first():

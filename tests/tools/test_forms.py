@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -55,6 +56,24 @@ CHATML = "{% for message in messages %}<|im_start|>{{ message.role }}{% endfor %
 )
 def test_a_template_shows_the_form_of_its_family(template: str, form: Form) -> None:
     assert form_for(template) is form
+
+
+REAL = Path(__file__).parents[3] / "shared/real-folders"
+FOLDERS = {
+    "command-a": "cohere", "deepseek-r1": "deepseek_v3", "deepseek-v3.2": "deepseek_v32", "falcon-h1": "hermes",
+    "devstral-small-2": "mistral_named", "gemma-4": "gemma4", "glm-4-9b-chat-hf": "glm4", "glm-4.5": "glm45",
+    "glm-4.7-flash": "glm47", "gpt-oss-20b": "harmony", "granite-3.2-2b": "granite", "kimi-k2": "kimi_k2",
+    "llama-3.1-8b-instruct": "llama3", "llama-4-scout": "llama4", "mistral-nemo": "mistral", "phi-4-mini": "phi4_mini",
+    "lfm2": "lfm2", "qwen3": "hermes", "qwen3.5": "qwen3_coder", "seed-oss": "seed_oss", "tinyllama-chat": "json",
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="the folders are not here")
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_templates_of_real_models_show_their_forms(folder: str) -> None:
+    files = (REAL / folder / name for name in ("chat_template.jinja", "tokenizer_config.json"))
+    templates = [file.read_text(encoding="utf-8") for file in files if file.exists()]
+    assert form_for(templates[0]).name == FOLDERS[folder]
 
 
 @pytest.mark.parametrize(

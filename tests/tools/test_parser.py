@@ -272,6 +272,12 @@ def test_a_call_of_nobody_is_content_to_the_letter(name: ToolParserName, text: s
     assert whole(FORMS[name], other) == streamed(FORMS[name], list(other)) == (other, [])
 
 
+def test_a_section_of_calls_is_of_one_form_where_families_share_marks() -> None:
+    call = "<function=f>\n<parameter=city>\nRome\n</parameter>\n</function>\n"
+    text = f"<seed:tool_call>\n{call}{call}</seed:tool_call>"
+    assert whole(UNKNOWN, text) == streamed(UNKNOWN, list(text)) == ("", [("f", R)] * 2)
+
+
 def test_marks_that_are_special_tokens_are_no_content_where_these_are_not_shown() -> None:
     for form, text in (
         (MISTRAL, "Hi [TOOL_CALLS]x"),
