@@ -172,21 +172,20 @@ class RouterReplica:
             router,
             http_settings,
             metrics=self._metrics,
-            door=self._door_for(settings),
+            door=door_for(settings, self._accounts, self._host),
             replays=self._replays,
             book=self._accounts if asks_for_keys else None,
         )
 
-    def _door_for(self, settings: RouterSettings) -> Door:
-        """Raises ValueError where keys are asked for and nobody knows any; Serve then keeps what was before.
 
-        Where no keys are asked for, only this machine may come: whoever started Serve may have checked nothing.
-        """
-        if not settings.asks_for_keys(has_accounts=self._accounts is not None):
-            return door_without_keys(self._host)
-        if self._accounts is None:
-            raise ValueError("`auth: keys` needs a store: set args.store of the router's application")
-        link = self._accounts
-        return Door(
-            identify=link.identify, look_again=link.look_again, origins=link.origins, administer=link.administer
-        )
+def door_for(settings: RouterSettings, link: AccountsLink | None, host: str | None) -> Door:
+    """Return who is let in. Raises ValueError where keys are asked for and nobody knows any; Serve then keeps what was
+    before. Where no keys are asked for, only this machine may come: whoever started Serve may have checked nothing.
+
+    host: that Serve listens on; None where there is no HTTP
+    """
+    if not settings.asks_for_keys(has_accounts=link is not None):
+        return door_without_keys(host)
+    if link is None:
+        raise ValueError("`auth: keys` needs a store: set args.store of the router's application")
+    return Door(identify=link.identify, look_again=link.look_again, origins=link.origins, administer=link.administer)

@@ -11,6 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 
 from serve_app.core.cards import ReplicaCard
+from serve_app.deployments.serve_cluster import http_host
 from tests.cluster.faults import TIMEOUT_S, cards, signal_a_replica, until
 
 pytestmark = pytest.mark.cluster
@@ -29,6 +30,10 @@ def work() -> list[int]:
 def steps() -> dict[str, int]:
     """Engine steps so far, per replica."""
     return {card.replica_id: card.load.num_steps for card in cards()}
+
+
+def test_a_router_learns_where_serve_listens(base_url: str) -> None:
+    assert http_host() == httpx.URL(base_url).host == "127.0.0.1"
 
 
 def test_a_prompt_is_completed(client: openai.OpenAI) -> None:

@@ -11,6 +11,8 @@ import pytest
 from serve_app.api.paths import OPEN, AdminPath, Path
 from serve_app.core.shares import Share
 from serve_app.core.tenants import Identity, Rights, Scope, Tenant
+from serve_app.deployments.arguments import RouterSettings
+from serve_app.deployments.router import door_for
 from serve_app.http.app import build_app
 from serve_app.http.guard import OPEN_DOOR, Door, anybody, door_without_keys
 from serve_app.router.fleet import Fleet
@@ -322,6 +324,14 @@ async def test_a_door_without_keys_that_others_reach_is_closed_and_says_the_way_
                     assert f"listens on {host}," in answer.json()["error"]["message"]
                     assert "127.0.0.1" in answer.text
                     assert "store: sqlite:///" in answer.text
+
+
+def test_a_router_without_a_store_or_with_auth_none_has_such_a_door() -> None:
+    for settings in (RouterSettings(), RouterSettings(auth="none")):
+        assert door_for(settings, None, "127.0.0.1") is OPEN_DOOR
+        assert door_for(settings, None, "0.0.0.0").closed is not None
+    with pytest.raises(ValueError, match="needs a store"):
+        door_for(RouterSettings(auth="keys"), None, "0.0.0.0")
 
 
 @pytest.mark.parametrize("host", [None, "127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "localhost"])
