@@ -11,7 +11,7 @@ from serve_app.api.limits import WireLimits
 from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings
 from serve_app.engine.config import EngineConfig
 
-OF_THE_CARD = ("adapters", "dialect", "chat_template", "tool_parser")
+OF_THE_CARD = ("adapters", "dialect", "chat_template", "tool_parser", "tools_without_template")
 """Settings that the engine does not need."""
 
 
