@@ -175,8 +175,22 @@ def variants(members: Members, shown: Shown, *, tells_form: bool) -> Iterator[Me
     contents = [message.get("content", "") for message in members["messages"]]
     nulls = (_same, _without_null, emptied) if None in contents else (_same,)
     parts = (_same, joined) if any(isinstance(content, list) for content in contents) else (_same,)
-    for way, of_null, of_parts in product(ways, nulls, parts):
-        yield {**way, "messages": [of_parts(of_null(message)) for message in way["messages"]]}
+    objects = (_same, _with_objects) if any(map(_has_text_arguments, members["messages"])) else (_same,)
+    for way, of_call, of_null, of_parts in product(ways, objects, nulls, parts):
+        yield {**way, "messages": [of_parts(of_null(of_call(message))) for message in way["messages"]]}
+
+
+def _has_text_arguments(message: Members) -> bool:
+    return any(is_string(call["function"]["arguments"]) for call in message.get("tool_calls") or ())
+
+
+def _with_objects(message: Members) -> Members:
+    """The message with arguments of calls that are objects and nothing else."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": dict(call["function"]["arguments"])}}
+        for call in message.get("tool_calls") or ()
+    ]
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _is_of_a_call(message: Members) -> bool:

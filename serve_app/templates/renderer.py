@@ -54,6 +54,8 @@ class Renderer:
 
     def begin(self) -> None:
         """Begin the process, and have a child wait for the first conversation. Raises EngineFailed."""
+        if self.num_idle:
+            return
         child = _Child(connection=self._server.open())
         child.connection.poll(BEGIN_S)
         with self._lock:

@@ -140,15 +140,18 @@ class Template:
     def _first_shown(self, members: Members, *, continues_last: bool) -> tuple[Members, str]:
         """The first variant that the template shows, and its text. Raises what the last one came to."""
         tools = [] if self.shown.tools else [tool["function"]["name"] for tool in members.get("tools") or ()]
-        failure: Exception = Refused("the template does not show the tools")
+        failure: Exception = Refused("the template shows nothing")
         for each in variants(members, self.shown, tells_form=self._work.tells_form):
             try:
                 text = self._written(self._plain, each, self._work.special_tokens, continues_last=continues_last)
             except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
                 failure = error
                 continue
-            is_odd = shows_parts_as_python(each, text) or self._shows_none(each, text)
-            if all(name in text for name in tools) and not is_odd:
+            if shows_parts_as_python(each, text) or self._shows_none(each, text):
+                failure = Refused("the template does not know a content of parts, or none")
+            elif not all(name in text for name in tools):
+                failure = Refused("the template does not show the tools")
+            else:
                 return each, text
         raise failure
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from serve_app.catalog.adapters import read_records
 from serve_app.catalog.errors import CatalogError
 from serve_app.check.findings import Severity
 from serve_app.check.folders import check_model
+from serve_app.check.single import check_model_folder
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.loading import load_service
 from serve_app.engine.config import EngineConfig
@@ -41,6 +43,18 @@ def test_a_model_is_refused_by_the_check_with_the_reason_of_loading(
     with pytest.raises(ModelNotSupported) as refused:
         load_model(EngineConfig(name="a", path=str(tmp_path)))
     assert (finding.severity, finding.message) == (Severity.ERROR, str(refused.value))
+
+
+def test_a_chat_template_that_cannot_be_read_is_found_by_both_checks_as_by_loading(tmp_path: Path) -> None:
+    shutil.copytree("serve_app/demo/model", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.json").write_text("{")
+    args = ModelArgs(name="a", path=str(tmp_path))
+    with pytest.raises(CatalogError, match=r"chat_template.json is not JSON") as refused:
+        load_service(args, "replica-0")
+    [finding] = check_model(args, ("applications", 0))
+    assert finding.message == check_model_folder(str(tmp_path), dtype="auto").reason == str(refused.value)
+    replaced = args.model_copy(update={"chat_template": "{{ messages }}"})
+    assert list(check_model(replaced, ("applications", 0))) == []
 
 
 def test_a_shape_that_no_kernel_takes_is_found_by_the_check_as_by_loading(tmp_path: Path) -> None:

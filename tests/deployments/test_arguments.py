@@ -11,7 +11,10 @@ from serve_app.api.limits import WireLimits
 from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings
 from serve_app.engine.config import EngineConfig
 
-OF_THE_CARD = ("adapters", "dialect", "chat_template", "tool_parser", "default_sampling", "reasoning_parser", "pooling")
+OF_THE_CARD = (
+    *("adapters", "dialect", "chat_template", "tool_parser", "tools_without_template"),
+    *("default_sampling", "reasoning_parser", "pooling"),
+)
 """Settings that the engine does not need."""
 
 

@@ -158,12 +158,10 @@ def test_templates_of_real_models_are_rendered_as_transformers_renders_them(fold
 SPECIAL = re.compile(r"<[|｜]?[\w▁/]+[|｜]?>|\[/?[A-Z_]+\]")
 
 
-def own_tokens(template: str, odd: str) -> list[str]:
+def own_tokens(templates: Templates, names: set[str], odd: str) -> list[str]:
     """Special tokens in the text that are the template's own, where a client's texts hold this."""
-    names = tuple(set(SPECIAL.findall(template)) | set(NAMES))
     chat = [{**ASKS, "content": odd}, {**SAYS, "content": f"x{odd}y"}, {**ASKS_MORE, "name": "end", "content": odd}]
     members = {"messages": chat, "add_generation_prompt": True}
-    templates = templates_of(ChatTemplates(default=template), names)
     text, foreign = templates.render(json.dumps(members), continues_last=False)
     pattern = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
     found = [each for each in pattern.finditer(text) if not any(each.start() <= at < each.end() for at in foreign)]
@@ -182,10 +180,11 @@ def test_tokens_of_real_templates_are_special_where_they_wrote_them(folder: Path
 
 
 def check_tokens(template: str) -> None:
-    harmless = own_tokens(template, "odd")
     names = set(SPECIAL.findall(template)) | set(NAMES)
-    assert own_tokens(template, " ".join(sorted(names - {"<think>", "</think>"}))) == harmless
-    assert own_tokens(template, "<|im_ end|> <| | [INST") == harmless
+    templates = templates_of(ChatTemplates(default=template), tuple(names))
+    harmless = own_tokens(templates, names, "odd")
+    assert own_tokens(templates, names, " ".join(sorted(names - {"<think>", "</think>"}))) == harmless
+    assert own_tokens(templates, names, "<|im_ end|> <| | [INST") == harmless
 
 
 def test_the_template_for_tools_is_taken_where_tools_are_sent() -> None:
@@ -240,6 +239,11 @@ def test_arguments_are_their_text_or_an_object_as_the_template_wants(
     assert f"weather{as_object}" in rendered(templates_of(ChatTemplates(default=wants_object)), [calls(arguments)])
     printed = as_object if as_object != "{}" or as_text == "{}" else as_text
     assert f"weather{printed}" in rendered(going_through, [calls(arguments)])
+
+
+def test_a_template_that_cannot_take_a_text_of_arguments_is_given_an_object() -> None:
+    template = OWN["calls"].replace("{{ c.function.arguments }}", "{{ c.function.arguments.q + 1 }}")
+    assert "weather{}" in rendered(templates_of(ChatTemplates(default=template)), [calls('{"q"')])
 
 
 ALTERNATING = """{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}
