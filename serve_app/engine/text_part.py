@@ -37,9 +37,10 @@ def text_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 def class_named(architecture: str) -> type[PreTrainedModel] | None:
     """Return the library's class of that name which completes text; None where there is none."""
-    kind = getattr(transformers, architecture, None)
+    kind: Any = getattr(transformers, architecture, None)
     if isinstance(kind, type) and issubclass(kind, PreTrainedModel) and kind.config_class and kind.can_generate():
-        return kind
+        found: type[PreTrainedModel] = kind
+        return found
     return None
 
 
