@@ -41,7 +41,9 @@ def check_model_folder(path: str, *, dtype: str) -> FolderReport:
     try:
         folder = read_model_folder(locate_model(path))
         templates = chat_templates_of(folder.path, None)
-        found = rehearse(engine_config(ModelArgs(name="model", path=path, dtype=dtype), folder.path))
+        found = rehearse(
+            engine_config(ModelArgs.model_validate({"name": "model", "path": path, "dtype": dtype}), folder.path)
+        )
     except (CatalogError, ModelNotSupported, OSError) as error:
         return FolderReport(name=path, facts={}, reason=str(error))
     judged = found.judged

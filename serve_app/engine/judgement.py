@@ -186,7 +186,7 @@ def _unread(found: Mapping[str, Any], config: PreTrainedConfig, kind: type[PreTr
     """Name the keys that neither the architecture's configuration nor its modules read."""
     sources = [inspect.getsource(sys.modules[each.__module__]) for each in (type(config), kind)]
     words = set(re.findall(r"\w+", " ".join(sources)))
-    parts = [(config, found)]
+    parts: list[tuple[Any, Any]] = [(config, found)]
     parts += [(getattr(config, name, None), found.get(name)) for name in config.sub_configs]
     unread = set[str]()
     for part, said in parts:

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,6 @@ class LoadedModel:
 
     kv_cache_bytes: what its keys and values may take; of a shard, its own
     eos_token_ids:  tokens that end a text
-    tokenizer:      the folder's; None for a shard that follows another
     narrowing:      lays its weights out in 16 bits, once it serves
     scorings:       with which the loop computes it; None where transformers' modules do
     eyes:           of a model that sees; nothing of them is in `module`
@@ -72,7 +71,6 @@ class LoadedModel:
     vocab_size: int
     eos_token_ids: frozenset[int]
     narrowing: Narrowing
-    tokenizer: TextTokenizer | None = None
     scorings: Scorings | None = None
     eyes: Eyes | None = None
     blindness: str | None = None
@@ -91,6 +89,16 @@ class LoadedModel:
     @property
     def sums(self) -> Sums | None:
         return None if self.shard is None else self.shard.sums
+
+
+def load_with_tokenizer(config: EngineConfig) -> tuple[LoadedModel, TextTokenizer]:
+    """Read a folder's tokenizer, then its model, whose texts end at the tokenizer's own end too.
+
+    Raises ModelNotSupported.
+    """
+    tokenizer = read_tokenizer(config, judge(config.path, with_images=config.images))
+    model = load_model(config)
+    return replace(model, eos_token_ids=model.eos_token_ids | tokenizer.eos_token_ids), tokenizer
 
 
 def load_model(config: EngineConfig, *, mates: Mates | None = None) -> LoadedModel:
@@ -124,7 +132,6 @@ def load_with(crew: Crew, config: EngineConfig) -> LoadedModel:
 
 def _load(config: EngineConfig, mates: Mates | None) -> LoadedModel:
     judged = judge(config.path, with_images=config.images)
-    tokenizer = read_tokenizer(config, judged) if mates is None or mates.number == 0 else None
     device = choose_device(config.device) if mates is None else mates.sums.device
     dtype = choose_dtype(config.dtype, judged.dtype, device)
     if judged.dtype is not None and config.dtype == "auto" and dtype != judged.dtype:
@@ -157,8 +164,7 @@ def _load(config: EngineConfig, mates: Mates | None) -> LoadedModel:
         max_model_len=max_model_len,
         kv_cache_bytes=budget,
         vocab_size=vocab_size,
-        eos_token_ids=frozenset() if tokenizer is None else read_eos_token_ids(judged, Path(config.path), tokenizer),
-        tokenizer=tokenizer,
+        eos_token_ids=read_eos_token_ids(judged, Path(config.path)),
         narrowing=Narrowing(module),
         scorings=scorings,
         eyes=eyes if isinstance(eyes, Eyes) else None,
@@ -258,8 +264,8 @@ def rehearse(config: EngineConfig) -> Rehearsal:
     What memory is free is not asked. Raises ModelNotSupported, in the words of loading.
     """
     judged, count = judge(config.path, with_images=config.images), config.tensor_parallel
-    division = divide(judged, count, weights=config.weights) if count > 1 else None
     tokenizer = read_tokenizer(config, judged)
+    division = divide(judged, count, weights=config.weights) if count > 1 else None
     part = judged if division is None else division.narrowed(judged)
     num_bytes = count * weight_bytes_on_cpu(part, config.dtype, config.weights)
     dtype = choose_dtype(config.dtype, judged.dtype, torch.device("cpu"))
@@ -326,10 +332,10 @@ def choose_device(name: str, *, count: int = 1) -> torch.device:
     return torch.device(name)
 
 
-def read_eos_token_ids(judged: Judged, folder: Path, tokenizer: TextTokenizer) -> frozenset[int]:
-    """The ids that end a text: all that the tokenizer, config.json and generation_config.json name.
+def read_eos_token_ids(judged: Judged, folder: Path) -> frozenset[int]:
+    """The ids that end a text: all that config.json and generation_config.json name.
 
-    Where neither file names any, what the configuration's class has; ids beyond the vocabulary mean nothing.
+    Where neither names any, what the configuration's class has; ids beyond the vocabulary mean nothing.
     """
     try:
         said = json.loads((folder / GENERATION_CONFIG).read_bytes()).get("eos_token_id")
@@ -337,4 +343,4 @@ def read_eos_token_ids(judged: Judged, folder: Path, tokenizer: TextTokenizer) -
         said = None
     found = token_ids(said) | judged.eos_token_ids
     found = found or token_ids(*(getattr(each, "eos_token_id", None) for each in (judged.config, judged.text)))
-    return frozenset(each for each in found | tokenizer.eos_token_ids if 0 <= each < int(judged.text.vocab_size))
+    return frozenset(each for each in found if 0 <= each < int(judged.text.vocab_size))

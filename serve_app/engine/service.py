@@ -31,7 +31,7 @@ from serve_app.engine.delivery import Delivery
 from serve_app.engine.driver import Driver
 from serve_app.engine.engine import Engine
 from serve_app.engine.leases import Leases
-from serve_app.engine.loading import load_model
+from serve_app.engine.loading import load_with_tokenizer
 from serve_app.engine.lora.registration import bind_adapters
 from serve_app.engine.masks import vocabulary_of
 from serve_app.engine.open_requests import OpenRequests
@@ -136,9 +136,7 @@ class ModelService:
         settle_memory()
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        model = load_model(config)
-        tokenizer = model.tokenizer
-        assert tokenizer is not None, "only a shard that follows another has none"
+        model, tokenizer = load_with_tokenizer(config)
         bound, cards = bind_adapters(adapters, model.module, shard=model.shard, sees=model.eyes is not None)
         loader = ThreadPoolExecutor(1, thread_name_prefix="adapters", initializer=compute_alone)
         engine = Engine(config, model, tokenizer, bound, loader=loader)

@@ -37,10 +37,12 @@ def text_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 def class_named(architecture: str) -> type[PreTrainedModel] | None:
     """Return the library's class of that name which completes text; None where there is none."""
-    kind = getattr(transformers, architecture, None)
-    if isinstance(kind, type) and issubclass(kind, PreTrainedModel) and kind.config_class and kind.can_generate():
-        return kind
-    return None
+    named: Any = getattr(transformers, architecture, None)
+    if not isinstance(named, type) or not issubclass(named, PreTrainedModel):
+        return None
+    kind: Any = named
+    found: type[PreTrainedModel] | None = kind if kind.config_class and kind.can_generate() else None
+    return found
 
 
 def whole_class(config: PreTrainedConfig) -> type[PreTrainedModel]:

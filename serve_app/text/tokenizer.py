@@ -141,7 +141,7 @@ class TextTokenizer:
     def eos_token_ids(self) -> frozenset[int]:
         """The tokenizer's own end of text, where it has one."""
         found = self._tokenizer.token_to_id(dict(self.card.special_tokens).get("eos_token", ""))
-        return frozenset() if found is None else frozenset([found])
+        return frozenset() if found is None or found >= self.vocab_size else frozenset([found])
 
     @property
     def pieces(self) -> tuple[bytes | None, ...]:

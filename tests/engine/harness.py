@@ -17,7 +17,7 @@ from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, Sam
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.engine import Engine
 from serve_app.engine.kv.store import KeyValueStore
-from serve_app.engine.loading import load_model
+from serve_app.engine.loading import load_with_tokenizer
 from serve_app.engine.record_bounds import RecordBounds
 from serve_app.engine.runner import Runner
 from serve_app.engine.sequence import Sequence
@@ -51,12 +51,10 @@ def make_engine(
     """adapters: folder by version; the version doubles as the adapter's name
     eos_token_ids: in place of the model's own
     """
-    model = load_model(settings)
+    model, tokenizer = load_with_tokenizer(settings)
     if eos_token_ids is not None:
         model = replace(model, eos_token_ids=eos_token_ids)
     bound = [load_adapter(folder, version=version, model=model.module) for version, folder in (adapters or {}).items()]
-    tokenizer = model.tokenizer
-    assert tokenizer is not None
     engine = Engine(settings, model, tokenizer, bound, runner=runner)
     engine.tokenizer = tokenizer  # type: ignore[attr-defined]
     return engine

@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.families.families import NOT_ALONE, REFUSED, REMEDIES, SERVED, Family
 from tests.families.sighted import SIGHTED
 
+REAL = Path(__file__).with_name("real.md")
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """# Models
 
@@ -53,7 +54,8 @@ are stored, of all others rounded once more.
 
 | `quant_method` | what is read |
 |---|---|
-| `fp8` | one scale, one per output, or blocks (`weight_block_size`); DeepSeek's and Qwen's, experts included |
+| `fp8`, `fbgemm_fp8` | one scale, one per output, or blocks (`weight_block_size`); DeepSeek's and Qwen's, experts \
+included |
 | `compressed-tensors` | `float-`, `int-` and `naive-quantized` (8 bits; int8 without zero points is kept by \
 `int8`); `pack-quantized` (2, 4, 8 bits; 4 in groups of 32, 64, 128 or 256 is kept by `int4`) |
 | `gptq` | 2, 4 and 8 bits, formats `gptq` and `gptq_v2`, act-order included; 4 bits in such groups without \
@@ -62,8 +64,36 @@ act-order is kept by `int4` |
 | `bitsandbytes` | int8, kept by `int8`; nf4 and fp4, nested or not |
 | `mxfp4` | gpt-oss's experts |
 
+A file that names no method is read by settings that one method alone has (`load_in_4bit`, `config_groups`, `w_bit` …).
 Any other method, or another form of these, is refused by its name: serve the checkpoint it was made from, or save it
 dequantised with the library that made it. A checkpoint that lacks a weight is refused, too.
+"""
+FOLDERS = """
+## Folders
+
+A folder is `config.json`, weights in safetensors and a tokenizer, as repositories of models have them. It is served
+where transformers loads it with a class of its own and `trust_remote_code=False`, and refused for its architecture
+alone:
+
+- `config.json`: `auto_map` and other keys that would run code, fetch it or set the library are left out; keys that
+  the architecture's class does not read change nothing. `serve_app models check` names both. A `model_type` that
+  transformers does not know is read by `architectures`, unless `auto_map` names another class or sizes are in words
+  of another.
+- Weights: `model.safetensors`, else what `model.safetensors.index.json` names; other files are left alone.
+- Tokenizer: what transformers chooses by `tokenizer_config.json`. Where that is code of the folder, its
+  `tokenizer.json` is read. Without one, transformers converts `vocab.json` and `merges.txt`, `vocab.txt`,
+  `tekken.json`, or `tokenizer.model` (`pip install sentencepiece`); else the error has the command that makes
+  `tokenizer.json`.
+- A text ends at all tokens that the tokenizer, `config.json` and `generation_config.json` name.
+
+`serve_app models check` and `serve_app check` do what loading does, in its order, without the numbers of weights:
+they give the refusals of loading, but for memory, and logits that are off.
+
+These are folders of public models, as far as their small files are known: configuration, tokenizer's settings,
+templates. Weights are random, layers few and small; what a folder lacks is of a small llama or of a tokenizer of
+bytes. `equal` is to transformers: tokens to `generate` in float32, ends to all that the files name. `python -m
+tests.families.real FOLDERS` makes the table.
+
 """
 REFUSED_HEAD = """
 ## Refused
@@ -84,6 +114,8 @@ def render() -> str:
             SERVED_HEAD,
             *(f"- {line}\n" for line in gather(SERVED)),
             NOTES.replace("{sighted}\n", "".join(f"- {line}\n" for line in gather(SIGHTED))),
+            FOLDERS,
+            REAL.read_text(encoding="utf-8"),
             REFUSED_HEAD,
             *table(reasons),
             *(f"\n`{name}` is no model by itself: it {why}.\n" for name, why in NOT_ALONE.items()),

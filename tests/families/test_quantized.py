@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AwqConfig, BitsAndBytesConfig, FineGrainedFP8Config, GPTQConfig, Mxfp4Config
 
 from serve_app.engine.errors import ModelNotSupported
 from serve_app.engine.judgement import judge
 from serve_app.engine.loading import load_model, rehearse
+from serve_app.engine.quantized.decoding import decode_scaled
+from serve_app.engine.quantized.formats import formats_of
 from serve_app.engine.weights import weight_bytes
 from tests.engine.harness import complete, config, make_engine, request
 from tests.families import storing
@@ -67,6 +71,13 @@ def test_a_quantised_checkpoint_gives_the_tokens_of_the_numbers_that_it_stores(
     prompts = make_prompts(seed=3)[1:3]
     outcomes = complete(engine, [(request(str(i), max_tokens=MAX_TOKENS), ids) for i, ids in enumerate(prompts)])
     assert [outcomes[str(i), 0].token_ids for i in range(2)] == [generate(own, ids) for ids in prompts]
+
+
+def test_a_scale_of_another_shape_than_its_blocks_is_what_divides_the_weight() -> None:
+    weight = torch.arange(32.0).view(4, 8).to(torch.float8_e4m3fn)
+    scale = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
+    parts = {".weight": weight, ".weight_scale": scale}
+    assert torch.equal(decode_scaled(parts, block=(2, 2)), weight.float() * scale)
 
 
 def store(folder: Path, out: Path, settings: dict[str, Any], pack: Callable[..., storing.Stored], ending: str) -> Path:
@@ -126,6 +137,39 @@ def test_a_checkpoint_that_lacks_a_weight_is_refused_and_not_filled_with_noise(
     del tensors[lacks]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     assert f"1 weights are not in the checkpoint: {lacks}" in refusal_of(folder)
+
+
+BNB_4BIT = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4").to_dict()
+GROUP = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "block_structure": "24x24"}, "format": None}}
+
+
+@pytest.mark.parametrize(
+    ("written", "mains"),
+    [
+        (BNB_4BIT, {".weight"}),
+        (BitsAndBytesConfig(load_in_8bit=True).to_dict(), {".weight"}),
+        ({name: each for name, each in BNB_4BIT.items() if name != "quant_method"}, {".weight"}),
+        (GPTQConfig(bits=4).to_dict(), {".qweight"}),
+        ({"bits": 4, "group_size": 128, "desc_act": False, "damp_percent": 0.1}, {".qweight"}),
+        (AwqConfig(bits=4).to_dict(), {".qweight"}),
+        ({"w_bit": 4, "q_group_size": 128, "zero_point": True, "version": "GEMM"}, {".qweight"}),
+        (FineGrainedFP8Config().to_dict() | {"modules_to_not_convert": ["lm_head"]}, {".weight"}),
+        ({"activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}, {".weight"}),
+        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": []}, {".weight"}),
+        ({"config_groups": GROUP, "format": "float-quantized", "ignore": ["lm_head"]}, {".weight_packed", ".weight"}),
+        ({"quantization_config": compressed("int-quantized"), "sparsity_config": {}}, {".weight_packed", ".weight"}),
+        (compressed("pack-quantized") | {"config_groups": {"W4A16": ["Linear"]}}, {".weight_packed", ".weight"}),
+        (
+            compressed("dense")
+            | {"config_groups": {}, "kv_cache_scheme": {"num_bits": 8}, "quantization_status": None},
+            {".weight_packed", ".weight"},
+        ),
+        (Mxfp4Config().to_dict(), {"_blocks"}),
+    ],
+)
+def test_what_libraries_write_of_a_format_announces_it(written: dict[str, Any], mains: set[str]) -> None:
+    written = json.loads(json.dumps(written, default=lambda each: getattr(each, "value", str(each))))
+    assert {each.main for each in formats_of(written, "llama")} == mains
 
 
 def refusal_of(folder: Path) -> str:
