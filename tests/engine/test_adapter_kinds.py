@@ -19,7 +19,9 @@ from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
 from serve_app.catalog.adapters import read_records
 from serve_app.check.single import check_adapters
+from serve_app.engine.experts import expert_layers
 from serve_app.engine.loading import load_model
+from serve_app.engine.lora.experts import BankedModule
 from serve_app.engine.lora.registration import bind_adapters
 from tests.engine.harness import complete, config, make_engine, reference_greedy, request
 from tests.families import families
@@ -204,6 +206,8 @@ def test_what_is_computed_is_what_peft_computes_in_any_company(family: str, base
     outcomes = complete(engine, [(request(f"{name}", adapter=name), PROMPT) for name in [None, *folders]])
     plain = reference_greedy(load(base), PROMPT, 12)
     assert outcomes["None", 0].token_ids == plain
+    for each in expert_layers(engine.model.module).values():  # whose choices are recorded for clients, of all rows
+        assert isinstance(each, BankedModule)
     for name, folder in folders.items():
         fields(lora_dropout=0.0, megatron_config=None)(folder)  # which change nothing, and PEFT itself asks more for
         adapted = PeftModel.from_pretrained(load(base), folder).eval()

@@ -53,7 +53,7 @@ def test_it_is_said_of_no_module_that_changes_a_key_or_value(architecture: str, 
         assert {name for name, is_kept in found.items() if is_kept} == {
             name for name in found if keeps_prefix([name], base)
         }
-        assert sum(found.values()) == 5, "queries, output, and the three behind attention, of the last layer"
+        assert sum(found.values()) == 6, "the head; queries, output, and the three behind attention, of the last layer"
 
 
 def test_an_adapter_of_the_last_layers_end_finds_the_prefixes_of_the_base(random_models: Path, tmp_path: Path) -> None:

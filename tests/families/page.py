@@ -43,7 +43,7 @@ without one of them, or with `images: false`, their text is served alone:
 
 Tokens are those of `generate` with transformers' own processors, in float32: several images in a prompt, cut into
 chunks, continued from cached prefixes, forked, beside texts. Image processors are those that need Pillow alone.
-Towers are not adapted: an adapter that changes one is refused.
+Towers are not adapted: an adapter that changes one is refused while images are served ([adapters](adapters.md)).
 
 ## Quantised checkpoints
 

@@ -180,7 +180,11 @@ class Matcher:
                 peft = LoraConfig(**given, r=rank, lora_alpha=alpha, init_lora_weights=False)
                 LoraModel(shapes, peft, _NAME, low_cpu_mem_usage=True)
             except Exception as error:  # whatever PEFT finds wrong with it
-                raise AdapterRefused(f"adapter_config.json: PEFT refuses it: {str(error)[:500]}") from error
+                said = str(error)[:500].rstrip(".")
+                raise AdapterRefused(
+                    f"adapter_config.json: PEFT refuses it: {said}. Serve it with the base that it was trained on, or"
+                    f" {MERGE}"
+                ) from error
         ranks |= peft.rank_pattern or {}  # what was fused has the ranks of its parts
         alphas |= peft.alpha_pattern or {}
 
@@ -218,7 +222,7 @@ class Matcher:
             ) from None
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            raise AdapterRefused(f"adapter_config.json: it has an expression that is none: {said}")
+            raise AdapterRefused(f"adapter_config.json: it has an expression that is none, mend it: {said}")
 
 
 def text_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -253,7 +257,7 @@ def converted(model: nn.Module, tensors: Mapping[str, Tensor], *, is_older: bool
     try:
         found = convert_peft_adapter_state_dict_for_transformers(model, LoraConfig(), dict(tensors), _NAME)
     except Exception as error:  # whatever PEFT cannot convert
-        raise AdapterRefused(f"PEFT cannot convert its tensors for this model: {str(error)[:500]}") from error
+        raise AdapterRefused(f"PEFT cannot convert its tensors for this model: {str(error)[:500]}; {MERGE}") from error
     return {str(name): each for name, each in found.items()}
 
 
