@@ -10,20 +10,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import Context
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from serve_app.constraints.compiler import Compiled, Compiler
 from serve_app.core.adapters import AdapterRecord
 from serve_app.core.backend import NOTHING
-from serve_app.core.cards import ModelCard, ReplicaCard, ToolPrompt
+from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound, EngineFailed, ReplicaLost
 from serve_app.core.flow_usage import UsageReport
 from serve_app.core.recording import EmbeddingForm
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tokenization import Tokenization, TokenizeRequest
-from serve_app.core.tools import ReasoningParserName, ToolParserName
 from serve_app.engine.allocator import give_back_freed_memory, settle_memory
 from serve_app.engine.card import model_card, template_of
 from serve_app.engine.config import EngineConfig
@@ -115,22 +115,17 @@ class ModelService:
         created: int = 0,
         dialect: str | None = None,
         chat_template: str = "",
-        tool_template: str = "",
-        tool_prompt: ToolPrompt = "prompt",
-        tool_parser: ToolParserName | None = None,
-        default_sampling: tuple[tuple[str, float], ...] = (),
-        reasoning_parser: ReasoningParserName | None = None,
         embedding: EmbeddingForm | None = None,
         clock: Callable[[], float] = time.monotonic,
         lanes: TokenizerLanes | None = None,
+        **told: Any,
     ) -> ModelService:
         """Load the model and its adapters; blocking, call it off the event loop, then `start` on it.
 
         adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
         root:     what clients are told of where the weights came from; None is the folder
-        created, dialect, chat_template, tool_template, tool_parser, reasoning_parser, default_sampling, embedding:
-                  written on the model's card, for the routers
-        tool_prompt: the same, unless the template shows tools itself
+        created, dialect, chat_template, embedding: written on the model's card, for the routers
+        told:     further members of the card, as `tool_parser`; `tool_prompt` counts where the template shows no tools
         Raises ModelNotSupported.
         """
         settle_memory()
@@ -143,15 +138,7 @@ class ModelService:
         card = model_card(
             config, model, tokenizer, cards, root=root, created=created, dialect=dialect, chat_template=chat_template
         )
-        card = replace(
-            card,
-            tool_parser=tool_parser,
-            reasoning_parser=reasoning_parser,
-            tool_template=tool_template,
-            tool_prompt=tool_prompt,
-            default_sampling=default_sampling,
-            records=replace(card.records, embedding=embedding),
-        )
+        card = replace(card, records=replace(card.records, embedding=embedding), **{"tool_prompt": "prompt", **told})
         return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
     def start(self) -> None:

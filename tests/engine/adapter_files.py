@@ -65,9 +65,9 @@ def save_adapter(
     return folder
 
 
-def load_adapter(folder: Path, *, version: str, model: nn.Module) -> Adapter:
+def load_adapter(folder: Path, *, version: str, model: nn.Module, sees: bool = False) -> Adapter:
     """Read an adapter's folder as the catalog does, and bind it under a version of one's own. Raises AdapterRefused."""
     record = replace(read_adapter(folder, root=folder.parent), version=version)
     is_whole = isinstance(model, PreTrainedModel)
-    matcher = Matcher.of(model) if is_whole else Matcher(deepcopy(model).to("meta"), folder)
+    matcher = Matcher.of(model, sees=sees) if is_whole else Matcher(deepcopy(model).to("meta"), folder)
     return bind_adapter(record, matcher)

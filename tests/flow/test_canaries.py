@@ -127,9 +127,10 @@ HEADERS = {
 }
 TOOL = {"type": "function", "function": {"name": f"{CANARY}_tool", "parameters": {"type": "object"}}}
 MESSAGES = [{"role": "user", "content": f"{CANARY}-chat"}]
+USER = f"{CANARY}-user"
 COMPLETION = {"model": "tiny", "prompt": f"{CANARY}-prompt and more", "max_tokens": 3, "stop": [f"{CANARY}-stop"]}
 SENT: list[tuple[str, str, Any]] = [
-    ("POST", "/v1/completions", COMPLETION | {"user": f"{CANARY}-user", "suffix": None}),
+    ("POST", "/v1/completions", COMPLETION | {"user": USER, "suffix": None}),
     ("POST", "/v1/completions", COMPLETION | {"stream": True, "cache_salt": f"{CANARY}-salt"}),
     ("POST", "/v1/completions", COMPLETION | {"model": f"{CANARY}-model"}),
     ("POST", "/v1/completions", COMPLETION | {"model": f"tiny:{CANARY}-adapter"}),
@@ -179,7 +180,7 @@ async def sinks(house: House, client: httpx.AsyncClient, log: io.StringIO) -> di
         "/admin/usage?by=tenant,model,adapter,key_id",
     )
     found = {path: (await client.get(path, headers=house.bearing("admin"))).text for path in paths}
-    found["the log"] = log.getvalue()
+    found["the log"] = log.getvalue().replace(f'"user":"{USER}"', "")  # which names the end user there
     for file in house.folder.iterdir():
         found[file.name] = file.read_bytes().decode("latin-1")
     return found

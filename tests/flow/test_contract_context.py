@@ -174,4 +174,4 @@ async def test_what_is_too_long_by_its_length_alone_is_carried_to_no_replica(
     assert body["error"]["max_prompt_chars"] == most
     assert f"of which at most {most} can fit the context of demo" in body["error"]["message"]
     status, body = await post(stack, prompt="word", max_tokens=1)
-    assert status == 500, "what may fit is"
+    assert status == 503, "what may fit is carried there, and no replica takes it"
