@@ -10,7 +10,7 @@ from typing import assert_never
 
 from serve_app.text.regex_syntax import Anchor, BadRegex, Character, Choice, Empty, Join, Node, Repeat, parse_regexes
 
-MAX_POSITIONS = 256
+MAX_POSITIONS = 128
 """Characters that all expressions of one request may have together; it bounds the work for one character."""
 MAX_CLASSES = 64
 """Different sets of characters among them; it bounds the work for a character that was not seen before."""

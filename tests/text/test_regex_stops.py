@@ -147,7 +147,7 @@ def test_what_cannot_be_a_match_any_more_is_shown_at_once():
         ("(?<!a)b", "looking ahead or behind"),
         ("a{2,1}", "highest count is below"),
         ("a{5000}", "more than 1000"),
-        ("(?:a{100}){100}", "at most 256 characters"),
+        ("(?:a{100}){100}", "at most 128 characters"),
         ("|".join(f"[{chr(1000 + i)}-{chr(1001 + i)}]" for i in range(65)), "at most 64 different sets"),
         ("a*", "empty text"),
         ("$", "empty text"),
@@ -182,7 +182,7 @@ def test_odd_characters_mean_what_they_mean_to_python(source):
         assert (matcher.matched is not None) is (expected.search(text) is not None), text
 
 
-@pytest.mark.parametrize("source", [r"(a+)+b", r"(a|a)*b", r"(?:a?){200}b", r"(.*)(.*)(.*)x", r"(\w+\s?)+!"])
+@pytest.mark.parametrize("source", [r"(a+)+b", r"(a|a)*b", r"(?:a?){120}b", r"(.*)(.*)(.*)x", r"(\w+\s?)+!"])
 def test_the_work_per_character_is_bounded_where_a_backtracking_engine_hangs(source):
     matcher = RegexStopMatcher((source,))
     shown = "".join(matcher.feed("a") for _ in range(300))
