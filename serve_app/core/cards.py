@@ -14,7 +14,7 @@ from serve_app.core.prompt_length import PromptLength
 from serve_app.core.recording import EmbeddingForm
 from serve_app.core.tools import ReasoningParserName, ToolParserName
 
-ToolPrompt = Literal["template", "prompt", "refuse"]
+ToolPrompt = Literal["template", "prompt", "ignore", "refuse"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class ModelCard:
     reasoning_parser: the form that its thoughts have; None as before
     chat_template: of the model's folder, as it is written there; "" is none
     tool_template: for chats with tools, where that is another one
-    tool_prompt: what shows tools in a chat's prompt: its template, or a default text of ours; or they are refused
+    tool_prompt: what shows tools in a chat: its template, a default text of ours, or nothing; or they are refused
     default_sampling: parameters that its folder recommends, for requests that do not send them
     records: what of its computations it gives away
     tokenizer: its class and the special tokens that it has a name for

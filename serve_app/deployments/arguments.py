@@ -47,8 +47,9 @@ class ModelArgs(BaseModel):
     adapters: folder with one sub-folder per adapter; relative to where the cluster was started; null is none
     dialect:  of requests to this model that name none; null is that of the router
     chat_template: a file with a chat template in Jinja, or the template itself; null is the folder's own, "" is none
-    tools_without_template: "prompt" shows the model tools of chats by a default text where its template does not show
-              them, "refuse" answers 400 then
+    tools_without_template: what becomes of tools that the chat template does not show: "prompt" shows them by a default
+              text, "ignore" leaves them out and says so, "refuse" answers 400; "auto" is "prompt", or "ignore" where
+              `tool_parser` says that the model has a form of its own
     tool_parser: the form in which the model writes calls of tools in chats; null is the one that its template shows
     default_sampling: `model`: parameters that are not sent are what the folder's generation_config.json says, in
               dialects that have it so; `none`: they are the dialect's
@@ -66,7 +67,7 @@ class ModelArgs(BaseModel):
     adapters: str | None = None
     dialect: DialectName | None = None
     chat_template: str | None = None
-    tools_without_template: Literal["prompt", "refuse"] = "prompt"
+    tools_without_template: Literal["auto", "prompt", "ignore", "refuse"] = "auto"
     tool_parser: ToolParserName | None = None
     default_sampling: Literal["model", "none"] = "model"
     reasoning_parser: ReasoningParserName | None = None

@@ -13,6 +13,7 @@ from serve_app.catalog.chat_template import chat_templates_of
 from serve_app.catalog.embedding import read_embedding_form
 from serve_app.catalog.generation_config import DefaultSampling, read_default_sampling
 from serve_app.catalog.models import locate_model, read_model_folder
+from serve_app.core.cards import ToolPrompt
 from serve_app.core.recording import EmbeddingForm
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.logs import log_as_configured
@@ -61,7 +62,7 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
         dialect=args.dialect,
         chat_template=templates.default,
         tool_template=templates.tool_use,
-        tool_prompt=args.tools_without_template,
+        tool_prompt=tool_prompt_of(args),
         tool_parser=args.tool_parser,
         default_sampling=default_sampling.values,
         reasoning_parser=args.reasoning_parser,
@@ -72,6 +73,14 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
 def default_sampling_of(args: ModelArgs, folder: Path) -> DefaultSampling:
     """What requests to the model sample with, where they do not say it. folder: where the model lies"""
     return read_default_sampling(folder) if args.default_sampling == "model" else DefaultSampling()
+
+
+def tool_prompt_of(args: ModelArgs) -> ToolPrompt:
+    """What becomes of tools that no template shows. A default text would change the prompt of a model whose form is
+    known, and which was trained without that text."""
+    if args.tools_without_template == "auto":
+        return "prompt" if args.tool_parser is None else "ignore"
+    return args.tools_without_template
 
 
 def embedding_form_of(args: ModelArgs, folder: Path) -> EmbeddingForm | None:

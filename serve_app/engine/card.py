@@ -49,7 +49,7 @@ def template_of(card: ModelCard, tokenizer: TextTokenizer) -> ChatTemplate:
     return ChatTemplate(
         card.chat_template,
         tool_template=card.tool_template,
-        tells_form=card.tool_parser in (None, "hermes", "qwen"),
+        tells_form=None if card.tool_prompt == "ignore" else card.tool_parser in (None, "hermes", "qwen"),
         model_name=card.name,
         special_names=tuple(name for name, _ in tokenizer.special_names),
         special_tokens=dict(card.tokenizer.special_tokens),

@@ -177,6 +177,8 @@ class Router:
         cards = [self._card_of(resolve(each)) for each in wanted]
         if has_tools and any(card.tool_prompt == "prompt" for card in cards):
             request = request.model_copy(update={"has_default_tool_prompt": True})
+        if has_tools and any(card.tool_prompt == "ignore" for card in cards):
+            request = request.model_copy(update={"ignored_parameters": (*request.ignored_parameters, "tools")})
         templates = [card.template_for(has_tools=has_tools) for card in cards]
         if unread := set.intersection(*(set(request.unread_by(template)) for template in templates)):
             told = (*request.ignored_parameters, *sorted(unread))

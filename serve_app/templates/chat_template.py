@@ -26,7 +26,7 @@ class ChatTemplate:
         template: str,
         *,
         tool_template: str = "",
-        tells_form: bool = True,
+        tells_form: bool | None = True,
         model_name: str,
         special_names: tuple[str, ...] = (),
         special_tokens: Mapping[str, str] | None = None,

@@ -160,15 +160,15 @@ def _part(text: str) -> Members:
     return {"type": "text", "text": text}
 
 
-def variants(members: Members, shown: Shown, *, tells_form: bool) -> Iterator[Members]:
+def variants(members: Members, shown: Shown, *, tells_form: bool | None) -> Iterator[Members]:
     """The ways to put these members to a template that shows so much, the best one first; each is to be tried.
 
-    tells_form: of calls, where a text of ours shows the tools
+    tells_form: of calls, where a text of ours shows the tools; None is no such text
     """
     if not shown.text:
         members = {**members, "messages": [in_parts(each) for each in members["messages"]]}
     ways = [members]
-    if members.get("tools") and not shown.tools:
+    if members.get("tools") and not shown.tools and tells_form is not None:
         ways = [with_tools(members, in_system=each, tells_form=tells_form) for each in (True, False)]
     elif not (shown.tools or shown.history) and any(map(_is_of_a_call, members["messages"])):
         ways = [{**members, "messages": history_as_text(members["messages"])}]

@@ -46,14 +46,14 @@ class Work:
     """What every rendering of a model begins with.
 
     tool_template:  for conversations with tools; "" where that is the same one
-    tells_form:     where a text of ours shows the tools, it says how to write a call
+    tells_form:     where a text of ours shows the tools, it says how to write a call; None is no such text
     special_names:  of every special token
     special_tokens: those that a template may ask for, by `bos_token` and the like
     """
 
     template: str
     tool_template: str = ""
-    tells_form: bool = True
+    tells_form: bool | None = True
     special_names: tuple[str, ...] = ()
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     limits: TemplateLimits = field(default_factory=TemplateLimits)
@@ -139,7 +139,8 @@ class Template:
 
     def _first_shown(self, members: Members, *, continues_last: bool) -> tuple[Members, str]:
         """The first variant that the template shows, and its text. Raises what the last one came to."""
-        tools = [] if self.shown.tools else [tool["function"]["name"] for tool in members.get("tools") or ()]
+        is_ours = not self.shown.tools and self._work.tells_form is not None
+        tools = [tool["function"]["name"] for tool in members.get("tools") or ()] if is_ours else []
         failure: Exception = Refused("the template shows nothing")
         for each in variants(members, self.shown, tells_form=self._work.tells_form):
             try:

@@ -27,8 +27,8 @@ class RegexStopMatcher:
     end of what was generated after each token. `\\b` waits for the next character, or for the end.
 
     Held back is what follows the earliest place where a match may have begun that can still become complete. To find
-    that place takes as many steps as characters are held. For each character that comes one such step is taken at
-    most, so what is held for long may be shown twice as late. An expression whose matches have no greatest length
+    that place takes as many steps as characters are held. For each character that comes two such steps are taken at
+    most, so what is held for long may be shown as much later again. An expression whose matches have no greatest length
     (`<a>.*</a>`) may hold back from there to the end of the text: that is the price of never showing a part of a match.
 
     The work for a character is bounded by the size of the program, whatever the text and the expressions: which
@@ -73,7 +73,7 @@ class RegexStopMatcher:
             if complete:
                 return self._end(self._program, text, complete)
         self._held += text
-        self._num_steps += len(text)
+        self._num_steps += 2 * len(text)
         if not self._reached:
             return self._show(len(self._held))
         if len(self._held) > self._num_steps:

@@ -203,6 +203,19 @@ async def test_tools_are_in_the_prompt_of_a_model_whose_template_does_not_show_t
     assert chat.headers["x-tool-prompt"] == "default"
 
 
+@pytest.mark.parametrize(("setting", "is_shown"), [("auto", False), ("prompt", True)])
+async def test_the_prompt_of_a_model_with_a_form_of_its_own_stays_as_it_is(setting: str, *, is_shown: bool) -> None:
+    """A default text would teach it another form; that the tools are not in the prompt is told."""
+    given = {"messages": [QUESTION], "tools": [{"type": "function", "function": {"name": "look_up"}}]}
+    args = {"tool_parser": "qwen3_coder", "tools_without_template": setting}
+    async with running_stack(num_replicas=1, threads=1, adapters=None, **args) as stack:
+        prompt = (await stack.post(given, "/apply-template")).json()["prompt"]
+        chat = await stack.post({"model": "demo", "max_tokens": 1, **given}, PATH)
+        await stack.settled()
+    assert ("look_up" in prompt, chat.headers.get("x-ignored-parameters")) == (is_shown, None if is_shown else "tools")
+    assert chat.headers.get("x-tool-prompt") == ("default" if is_shown else None)
+
+
 async def test_a_template_that_never_ends_costs_a_refusal_and_keeps_no_place() -> None:
     endless = "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4
     async with running_stack(num_replicas=1, threads=1, chat_template=endless) as stack:

@@ -96,9 +96,9 @@ OWN = {
 }
 
 
-def templates_of(found: ChatTemplates, names: tuple[str, ...] = NAMES) -> Templates:
+def templates_of(found: ChatTemplates, names: tuple[str, ...] = NAMES, **more: Any) -> Templates:
     templates = Templates(
-        Work(template=found.default, tool_template=found.tool_use, special_names=names, special_tokens=TOKENS)
+        Work(template=found.default, tool_template=found.tool_use, special_names=names, special_tokens=TOKENS, **more)
     )
     templates.shown = templates.look()
     return templates
@@ -265,6 +265,12 @@ def test_tools_that_a_template_does_not_show_are_in_the_prompt_with_calls_and_re
         assert '"name": "weather", "arguments": {"city": "Rome", "n": [1]}' in rendered(templates, messages)
 
 
+@pytest.mark.parametrize("template", [ALTERNATING, OWN["texts"], OWN["parts"], "hello"])
+def test_tools_that_are_to_be_left_out_change_no_prompt(template: str) -> None:
+    templates = templates_of(ChatTemplates(default=template), tells_form=None)
+    assert rendered(templates, [ASKS_MORE], tools=[TOOL]) == rendered(templates, [ASKS_MORE])
+
+
 def test_the_default_text_stands_behind_the_systems_own() -> None:
     text = rendered(templates_of(ChatTemplates(default=OWN["texts"])), [SYSTEM, ASKS_MORE], tools=[TOOL])
     assert text.startswith("<|im_start|>system\nBe <b>brief</b>.\n\n# Tools")
@@ -278,7 +284,8 @@ def test_the_default_text_shows_calls_as_they_are_read() -> None:
     tool = Tool(name="the function's name", at=0, sent={})
     tools = Tools(sent=(tool,), choice=ToolChoice(mode="auto"))
     found = CallParser(HERMES, tools.usable).feed(example)
-    assert next(call.name for call in found.calls) == "the function's name"
+    assert [call.name for call in found.calls if call.name] == ["the function's name"]
+    assert json.loads("".join(call.arguments for call in found.calls)) == {"an argument's name": "its value"}
 
 
 def test_a_template_that_shows_nothing_refuses_tools() -> None:

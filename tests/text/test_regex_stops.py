@@ -190,15 +190,15 @@ def test_the_work_per_character_is_bounded_where_a_backtracking_engine_hangs(sou
 
 
 def test_what_is_held_is_looked_through_twice_at_most_for_each_character():
-    """Of each character the last 200 may still become a match; all are shown that cannot, and not one too early."""
-    matcher, shown = RegexStopMatcher((r"[ab].{200}q",)), ""
+    """Of each character the last 100 may still become a match; all are shown that cannot, and not one too early."""
+    matcher, shown = RegexStopMatcher((r"[ab].{100}q",)), ""
     text = "".join(random.Random(5).choices("abcdef", k=3000))
     steps = 0
     for at, character in enumerate(text):
         before = matcher._num_steps
         shown += matcher.feed(character)
         steps += before + 2 - matcher._num_steps
-        possible = next((place for place in range(max(0, at - 200), at + 1) if text[place] in "ab"), at + 1)
-        assert possible - 420 <= len(shown) <= possible
+        possible = next((place for place in range(max(0, at - 100), at + 1) if text[place] in "ab"), at + 1)
+        assert possible - 220 <= len(shown) <= possible
         assert steps <= 2 * (at + 1) + FREE_STEPS
     assert shown + matcher.flush() == text
