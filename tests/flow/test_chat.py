@@ -207,7 +207,7 @@ async def test_tools_are_in_the_prompt_of_a_model_whose_template_does_not_show_t
 async def test_the_prompt_of_a_model_with_a_form_of_its_own_stays_as_it_is(setting: str, *, is_shown: bool) -> None:
     """A default text would teach it another form; that the tools are not in the prompt is told."""
     given = {"messages": [QUESTION], "tools": [{"type": "function", "function": {"name": "look_up"}}]}
-    args = {"tool_parser": "qwen3_coder", "tools_without_template": setting}
+    args: dict[str, Any] = {"tool_parser": "qwen3_coder", "tools_without_template": setting}
     async with running_stack(num_replicas=1, threads=1, adapters=None, **args) as stack:
         prompt = (await stack.post(given, "/apply-template")).json()["prompt"]
         chat = await stack.post({"model": "demo", "max_tokens": 1, **given}, PATH)
