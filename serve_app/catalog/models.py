@@ -92,10 +92,10 @@ def _weight_files(path: Path) -> tuple[Path, ...]:
         raise CatalogError(f"{CONFIG}: transformers_weights: {name!r} is not the name of a safetensors file or index")
     if not (path / name).is_file():
         pickled = sorted(file.name for file in path.iterdir() if file.suffix in PICKLED_SUFFIXES)
-        hint = (
-            f"; {pickled[0]} is a pickle, which could run code: {TO_SAFETENSORS.format(path=path)}" if pickled else ""
-        )
-        raise CatalogError(f"no weights: neither {WEIGHTS} nor {WEIGHTS_INDEX} is there{hint}")
+        hint = "copy the model's safetensors files into the folder"
+        if pickled:
+            hint = f"{pickled[0]} is a pickle, which could run code: {TO_SAFETENSORS.format(path=path)}"
+        raise CatalogError(f"no weights: neither {WEIGHTS} nor {WEIGHTS_INDEX} is there; {hint}")
     if name.endswith(INDEX_SUFFIX):
         _check_index(path, name)
     files = weight_files(path)

@@ -42,7 +42,7 @@ def _told(reports: Sequence[FolderReport], then: str, *, as_json: bool) -> int:
         say_json([asdict(each) for each in reports])
         return Exit.DONE if is_sound else Exit.FAILED
     for each in reports:
-        told = ", ".join(_fact(name, value) for name, value in each.facts.items())
+        told = ", ".join(_fact(name, value) for name, value in each.facts.items() if value != {})
         say(f"{each.name}: OK, {told}" if each.reason is None else f"{each.name}: cannot be served: {each.reason}")
         for note in each.notes:
             say(f"{each.name}: note: {note}")
