@@ -13,8 +13,7 @@ MODULES = "modules.json"
 POOLING = "1_Pooling"
 SENTENCES = "sentence_bert_config.json"
 MODES: Mapping[str, Pooling] = {
-    "cls": "first",
-    "cls_token": "first",
+    **dict.fromkeys(("cls", "cls_token"), "first"),
     "mean": "mean",
     "mean_tokens": "mean",
     "lasttoken": "last",
