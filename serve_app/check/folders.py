@@ -27,13 +27,11 @@ class Needs:
 
     own_bytes:     of its processes: libraries, steps, logits
     adapter_bytes: of those that may be resident at once
-    max_model_len: the model's own context, in tokens; None is not known
     """
 
     weight_bytes: int
     own_bytes: int
     adapter_bytes: int
-    max_model_len: int | None = None
 
 
 def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
@@ -109,12 +107,7 @@ def needs_of(args: ModelArgs) -> Needs:
     if count > 1:
         judged = divide(judged, count, weights=args.weights).narrowed(judged)
     weight_bytes = weight_bytes_on_cpu(judged, args.dtype, args.weights)
-    return Needs(
-        weight_bytes=count * weight_bytes,
-        own_bytes=count * own,
-        adapter_bytes=_resident_bytes(args),
-        max_model_len=judged.max_model_len,
-    )
+    return Needs(weight_bytes=count * weight_bytes, own_bytes=count * own, adapter_bytes=_resident_bytes(args))
 
 
 def _resident_bytes(args: ModelArgs) -> int:

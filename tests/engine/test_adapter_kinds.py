@@ -311,3 +311,13 @@ def test_what_changes_the_vision_encoder_is_refused_where_images_are_served(tmp_
         assert told in str(card.reason)
     [report] = check_adapters(str(folder), str(base))
     assert "set `images: false`" in str(report.reason)
+
+
+def test_weights_beside_lora_are_compared_with_the_files_that_belong_to_the_model(bases: Path, tmp_path: Path) -> None:
+    base, folder = tmp_path / "llama", tmp_path / "adapters"
+    shutil.copytree(bases / "llama", base)
+    write(base, folder / "a", {"save_embedding_layers": True})
+    others = {name: tensor + 1 for name, tensor in load_file(base / "model.safetensors").items()}
+    save_file(others, base / "consolidated.safetensors")  # its name sorts before the model's own
+    [report] = check_adapters(str(folder), str(base))
+    assert report.reason is None

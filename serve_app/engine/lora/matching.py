@@ -23,6 +23,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
+from serve_app.core.weight_files import weight_files
 from serve_app.engine.judgement import judge
 from serve_app.engine.lora.errors import AdapterRefused
 from serve_app.engine.weights import shapes_of
@@ -148,7 +149,7 @@ class Matcher:
         """
         wanted = self._weights[name]
         names = {each for each, number in self._weights.items() if number == wanted}
-        for file in sorted(self._folder.glob("*.safetensors")):
+        for file in weight_files(self._folder):
             handle = safe_open(file, framework="pt")  # slices keep it open
             for each in names & set(handle.keys()):
                 return handle.get_slice(each)
