@@ -11,7 +11,7 @@ from serve_app.catalog.errors import CatalogError
 from serve_app.check.findings import Finding, Path, Severity
 from serve_app.check.folders import Needs, needs_of
 from serve_app.deployments.arguments import ModelArgs
-from serve_app.engine.free_memory import ROOT, free_host_bytes
+from serve_app.engine.kv.free_memory import ROOT, free_host_bytes
 
 GIB = 1 << 30
 GPU_DEVICES = "dev/nvidia[0-9]*"
@@ -102,7 +102,7 @@ def _num_replicas(deployments: Any) -> int:
 
 def _needs(args: ModelArgs) -> Needs:
     """Nothing where the model is refused, as `check_model` says so."""
-    from serve_app.engine.errors import ModelNotSupported  # imported here: it brings torch, which takes time
+    from serve_app.engine.decoder.errors import ModelNotSupported  # imported here: it brings torch, which takes time
 
     try:
         return needs_of(args)

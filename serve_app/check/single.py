@@ -35,8 +35,8 @@ class FolderReport:
 
 def check_model_folder(path: str, *, dtype: str) -> FolderReport:
     """A base model, in the numbers that it would be loaded in."""
-    from serve_app.engine.errors import ModelNotSupported  # imported here: it brings torch, which takes time
-    from serve_app.engine.loading import rehearse
+    from serve_app.engine.decoder.errors import ModelNotSupported  # imported here: it brings torch, which takes time
+    from serve_app.engine.decoder.loading import rehearse
 
     try:
         folder = read_model_folder(locate_model(path))
@@ -81,7 +81,7 @@ def judged_adapters(
 
     Raises CatalogError where the model is none.
     """
-    from serve_app.engine.errors import ModelNotSupported
+    from serve_app.engine.decoder.errors import ModelNotSupported
     from serve_app.engine.lora.registration import judge_adapters
 
     path = read_model_folder(locate_model(model)).path

@@ -20,7 +20,7 @@ from serve_app.deployments.logs import log_as_configured
 
 if TYPE_CHECKING:
     from serve_app.engine.config import EngineConfig
-    from serve_app.engine.service import ModelService
+    from serve_app.replica.service import ModelService
 
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ ENVIRONMENT = {
 """Read once, when torch and transformers are imported. In the cluster file it would cost a process of its own: Ray has
 idle ones at hand, but starts one anew where a `runtime_env` asks for it."""
 AWAKE = {"GOMP_SPINCOUNT": "10000"}
-"""But for about half a millisecond between two parts of a step: `engine/openmp.py` says when."""
+"""But for about half a millisecond between two parts of a step: `engine/decoder/openmp.py` says when."""
 MOST_CPUS = 64
 """With more, threads only sleep: to have them sleep at times takes a thread for each CPU."""
 
@@ -44,7 +44,7 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
     """
     for name, value in (ENVIRONMENT | (AWAKE if (os.cpu_count() or 1) <= MOST_CPUS else {})).items():
         os.environ.setdefault(name, value)
-    from serve_app.engine.service import ModelService  # imported here, so that a router needs no torch
+    from serve_app.replica.service import ModelService  # imported here, so that a router needs no torch
 
     log_as_configured()
     folder = read_model_folder(locate_model(args.path))

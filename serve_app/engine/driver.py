@@ -15,12 +15,12 @@ from typing import Protocol
 from serve_app.core.concern import about
 from serve_app.core.delta import Delta, Load
 from serve_app.core.errors import EngineFailed
-from serve_app.engine.allocator import Leftovers
-from serve_app.engine.gathering import SILENCE_S, Period
-from serve_app.engine.niceness import give_way
-from serve_app.engine.open_sequences import OpenSequences, requests_of
-from serve_app.engine.seldom import Seldom
-from serve_app.engine.sequence import Sequence
+from serve_app.core.niceness import give_way
+from serve_app.core.rate_limited_log import Seldom
+from serve_app.engine.decoder.allocator import Leftovers
+from serve_app.engine.output.gathering import SILENCE_S, Period
+from serve_app.engine.scheduler.open_sequences import OpenSequences, requests_of
+from serve_app.engine.scheduler.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 

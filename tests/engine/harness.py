@@ -15,12 +15,12 @@ from serve_app.core.names import ModelRef, Part, mixed
 from serve_app.core.recording import RecordParams
 from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.loading import load_with_tokenizer
+from serve_app.engine.decoder.record_bounds import RecordBounds
+from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.engine import Engine
 from serve_app.engine.kv.store import KeyValueStore
-from serve_app.engine.loading import load_with_tokenizer
-from serve_app.engine.record_bounds import RecordBounds
-from serve_app.engine.runner import Runner
-from serve_app.engine.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.engine.speculation.costs import StepCosts
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.adapter_files import load_adapter

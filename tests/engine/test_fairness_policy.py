@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from serve_app.core.flow_usage import REST, FlowUsage, UsageReport
 from serve_app.core.ledger import Spent
 from serve_app.core.shares import Share
-from serve_app.engine.batch import Batch, Span
-from serve_app.engine.charging import charge
-from serve_app.engine.fairness import accounts as accounts_module
-from serve_app.engine.fairness import counters as counters_module
-from serve_app.engine.fairness.accounts import Account, Accounts
-from serve_app.engine.fairness.counters import Counters
-from serve_app.engine.fairness.filling import LEAST_LUMP, MOST_LUMPS, Claim, filled
-from serve_app.engine.fairness.turns import A_MOMENT_S, Rules, Standing, next_rise, turn_key
+from serve_app.engine.scheduler.accounts import Account, Accounts
+from serve_app.engine.scheduler.batch import Batch, Span
+from serve_app.engine.scheduler.charging import charge
+from serve_app.engine.scheduler.counters import Counters
+from serve_app.engine.scheduler.filling import LEAST_LUMP, MOST_LUMPS, Claim, filled
+from serve_app.engine.scheduler.scheduler import accounts as accounts_module
+from serve_app.engine.scheduler.scheduler import counters as counters_module
+from serve_app.engine.scheduler.turns import A_MOMENT_S, Rules, Standing, next_rise, turn_key
 from tests.engine.simulated import Simulation
 
 PRIORITIES = st.sampled_from(["interactive", "standard", "batch"])
@@ -211,7 +211,7 @@ def test_a_listener_hears_of_every_change_once_a_few_at_a_time(changes: list[tup
 
 def test_the_policy_needs_no_torch() -> None:
     names = ("turns", "counters", "filling", "accounts")
-    lines = [f"import serve_app.engine.fairness.{name}" for name in names]
+    lines = [f"import serve_app.engine.scheduler.{name}" for name in names]
     found = subprocess.run(
         [sys.executable, "-c", "; ".join([*lines, "import sys; print('torch' in sys.modules)"])],
         capture_output=True, text=True, check=True,

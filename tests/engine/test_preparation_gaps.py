@@ -11,8 +11,8 @@ from serve_app.core.context import ContextParams
 from serve_app.core.errors import ContextOverflow
 from serve_app.core.infill import ExtraFile, Infill
 from serve_app.core.request import GenerationRequest, Prompt, StopParams
-from serve_app.engine.preparation import Preparation
-from serve_app.engine.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.replica.preparation import Preparation
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.conftest import DEMO
 from tests.engine.harness import request

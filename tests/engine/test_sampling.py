@@ -22,7 +22,7 @@ from serve_app.engine.sampling.draw import Stream, gumbel, key, keys_tensor, pic
 from serve_app.engine.sampling.drawing import draw_tokens
 from serve_app.engine.sampling.logprobs import score
 from serve_app.engine.sampling.sampler import Sampler
-from serve_app.engine.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Sequence
 from tests.engine.conftest import DEMO
 from tests.engine.harness import complete, config, make_engine, request
 from tests.engine.sampling_reference import distribution, row

@@ -14,10 +14,10 @@ from starlette.types import ASGIApp, Message
 
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.loading import load_service
-from serve_app.engine.service import ModelService
 from serve_app.http.app import build_app
 from serve_app.http.guard import OPEN_DOOR, Door
 from serve_app.http.settings import HttpSettings
+from serve_app.replica.service import ModelService
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from benchmarks.bench_prefix_timing import BLOCK, prompt_of
 from serve_app.core.tenants import Identity, Tenant
 from serve_app.http.guard import Door
-from tests.bench.bench_prefix_timing import BLOCK, prompt_of
 from tests.flow.stack import Stack, running_stack
 
 pytestmark = pytest.mark.slow

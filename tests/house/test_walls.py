@@ -39,10 +39,11 @@ WALLS = {
     "engine": wall(
         "core text constraints templates", "torch transformers peft safetensors PIL triton flashinfer llvmlite"
     ),
+    "replica": wall("core text constraints templates engine", "torch"),
     "router": wall("core api catalog tenants tools"),
     "observe": wall("core api router", "opentelemetry"),
     "http": wall("core api router", "starlette uvicorn httptools prometheus_client pyarrow"),
-    "deployments": wall("core api catalog tenants engine router observe http", "ray starlette pydantic"),
+    "deployments": wall("core api catalog tenants engine replica router observe http", "ray starlette pydantic"),
     "check": wall("core catalog engine deployments", "ray pydantic yaml"),
     "cli": wall("api catalog check core tenants", "prometheus_client ray rich typer yaml"),
     "lab": wall(theirs="openai pandas matplotlib IPython prometheus_client yaml"),

@@ -26,7 +26,7 @@ from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sampling.selection import MAX_SORTED
 from serve_app.engine.sampling.stages import Stage
 from serve_app.engine.sampling.whole import draw, light_weights_without, row_sums, weights_without
-from serve_app.engine.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Sequence
 
 NUM_CANDIDATES = 256
 MORE_CANDIDATES = 1024  # a third of the time of the whole vocabulary, and enough for most that 256 do not settle

@@ -7,9 +7,9 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
-from serve_app.engine.batch import Batch, Span
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.sequence import Sequence
+from serve_app.engine.scheduler.batch import Batch, Span
+from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.engine.speculation.costs import StepCosts
 from serve_app.engine.speculation.guesser import Guesser
 from serve_app.engine.speculation.trust import Trust

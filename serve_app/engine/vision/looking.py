@@ -10,10 +10,10 @@ from functools import partial
 
 from serve_app.core.errors import ContextOverflow, Overloaded
 from serve_app.core.images import Image, ImageCard
+from serve_app.core.niceness import LONG_WORK, give_way
 from serve_app.core.request import GenerationRequest
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.loading import LoadedModel
-from serve_app.engine.niceness import LONG_WORK, give_way
+from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.vision.eyes import Eyes
 from serve_app.engine.vision.memory import SeenImages
 from serve_app.engine.vision.seen import Read, Seen
