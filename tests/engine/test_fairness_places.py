@@ -9,9 +9,9 @@ import pytest
 
 from serve_app.core.shares import Priority, Share
 from serve_app.engine.config import SPARE_PART
+from serve_app.engine.scheduler import places as places_module
 from serve_app.engine.scheduler.counters import Counters
 from serve_app.engine.scheduler.places import AT_ONCE, PAID, Places
-from serve_app.engine.scheduler.scheduler import places as places_module
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.engine.scheduler.turns import Rules
 from tests.engine.simulated import Simulation
