@@ -15,12 +15,12 @@ from serve_app.core.flow_usage import REST, FlowUsage, UsageReport
 from serve_app.core.ledger import Spent
 from serve_app.core.shares import Share
 from serve_app.engine.scheduler import accounts as accounts_module
+from serve_app.engine.scheduler import counters as counters_module
 from serve_app.engine.scheduler.accounts import Account, Accounts
 from serve_app.engine.scheduler.batch import Batch, Span
 from serve_app.engine.scheduler.charging import charge
 from serve_app.engine.scheduler.counters import Counters
 from serve_app.engine.scheduler.filling import LEAST_LUMP, MOST_LUMPS, Claim, filled
-from serve_app.engine.scheduler.scheduler import counters as counters_module
 from serve_app.engine.scheduler.turns import A_MOMENT_S, Rules, Standing, next_rise, turn_key
 from tests.engine.simulated import Simulation
 
