@@ -57,6 +57,16 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hole:
+    """A vulnerability that an installed package is known to have. fixed: the first version without it, if any"""
+
+    identifier: str
+    package: str
+    version: str
+    fixed: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Everything at one moment. What could not be seen is empty or None, and no check takes that for sound or ill.
 
@@ -75,7 +85,7 @@ class Facts:
     dumps:       of each process
     open_logs:   files among the logs of Ray's session that others may read
     pickles:     files in the folders of models and adapters that hold pickled objects
-    versions:    of packages, by name
+    holes:       that installed packages are known to have; None where nobody could be asked
     """
 
     file: str = "cluster.yaml"
@@ -96,7 +106,7 @@ class Facts:
     dumps: tuple[Limit, ...] = ()
     open_logs: tuple[str, ...] = ()
     pickles: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
+    holes: tuple[Hole, ...] | None = None
 
     @property
     def was_seen(self) -> bool:
