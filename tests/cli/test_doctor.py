@@ -17,11 +17,21 @@ import yaml
 
 from serve_app.check.findings import Severity
 from serve_app.cli import main
-from serve_app.cli.doctor.checks import CHECKS, examine
-from serve_app.cli.doctor.facts import Answer, Facts, Limit, Listener, SecretFile, gather, holes_of
+from serve_app.cli.doctor.facts import (
+    ILL,
+    NOT_SEEN,
+    SOUND,
+    SUSPECT,
+    Answer,
+    Facts,
+    Limit,
+    Listener,
+    SecretFile,
+    exit_code_of,
+)
+from serve_app.cli.doctor.gathering import gather, holes_of
 from serve_app.cli.doctor.probes import routes
-from serve_app.cli.doctor.report import lines_of, object_of
-from serve_app.cli.doctor.verdicts import ILL, NOT_SEEN, SOUND, SUSPECT, exit_code_of
+from serve_app.cli.doctor.report import CHECKS, examine, lines_of, object_of
 from serve_app.cli.processes import Process
 from serve_app.core.tenants import Limits, Scope, Tenant
 from serve_app.tenants.inspection import Inspection, PepperState, inspect_store

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from serve_app.check.findings import Severity
-from serve_app.cli.doctor.facts import Facts
-from serve_app.cli.doctor.verdicts import RESTART, Verdict
+from serve_app.cli.doctor.facts import RESTART, Facts, Verdict
 from serve_app.core.tenants import Scope
 from serve_app.tenants.pepper import DEFAULT_PEPPER
 
