@@ -106,7 +106,7 @@ class Facts:
     dumps: tuple[Limit, ...] = ()
     open_logs: tuple[str, ...] = ()
     pickles: tuple[str, ...] = ()
-    holes: tuple[Hole, ...] | None = None
+    holes: tuple[Hole, ...] | None = ()
 
     @property
     def was_seen(self) -> bool:
