@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from serve_app.cli.environment import RUN_VARIABLE
+from serve_app.core.own_process import command, variables
 
 MAX_COMMAND_CHARS = 120
 POLL_S = 0.1
@@ -162,6 +165,27 @@ def _run_of(pid: int) -> str | None:
 
 def _environment_of(pid: int) -> dict[str, str]:
     try:
-        return psutil.Process(pid).environ()
+        return dict(psutil.Process(pid).environ())
     except (psutil.Error, OSError):
         return {}
+
+
+GRACE_S = 15.0
+
+
+def start_guard(run: str, *, grace_s: float = GRACE_S) -> subprocess.Popen[bytes]:
+    """Start a guard of the run; closing its stdin, or dying, has it look after the rest."""
+    words = command("serve_app.cli.processes", run, str(grace_s))
+    return subprocess.Popen(words, env=variables(), stdin=subprocess.PIPE, start_new_session=True)
+
+
+def main(run: str, grace_s: float) -> None:
+    """Wait for the end of stdin, then `grace_s` seconds for the run's processes to end by themselves, then end them."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    end_runs(run, grace_s=grace_s)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))

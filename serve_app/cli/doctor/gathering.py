@@ -17,7 +17,6 @@ from serve_app.cli.address import address_of, read_cluster_file
 from serve_app.cli.client import check_url
 from serve_app.cli.doctor.facts import Facts, Hole, Limit, Listener, SecretFile
 from serve_app.cli.doctor.probes import RAY_PATHS, anonymous_statuses, answers_of, ask, doubt_of, tried
-from serve_app.cli.names import KEY_VARIABLES
 from serve_app.cli.processes import (
     Process,
     ancestors_of,
@@ -29,6 +28,7 @@ from serve_app.cli.processes import (
     processes_of_runs,
     with_words,
 )
+from serve_app.cli.screen import KEY_VARIABLES
 from serve_app.tenants.inspection import Inspection, inspect_store
 from serve_app.tenants.pepper import DEFAULT_PEPPER, VARIABLE
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from serve_app.cli.chat import talk
+from serve_app.cli.chat import Chat, commanded, talk
 from serve_app.cli.client import Service
-from serve_app.cli.conversing import Chat, commanded
-from serve_app.cli.exits import Exit
+from serve_app.cli.screen import Exit
 from tests.cli.served import Served
 
 CHAT = Chat.begun("demo", system="Be kind.", parameters={"max_tokens": 2})
