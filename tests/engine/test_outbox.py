@@ -11,7 +11,7 @@ from serve_app.core.delta import Delta, Finish, FinishReason, Frame, Load, Promp
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import Spent
 from serve_app.core.recording import Recording
-from serve_app.engine.outbox import Outbox, joined
+from serve_app.replica.delivery import Outbox, joined
 
 DONE = Finish(reason=FinishReason.STOP, matched_stop=None, num_tokens=3)
 REPORT = PromptReport(num_tokens=2, num_cached_tokens=0)

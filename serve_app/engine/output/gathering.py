@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from serve_app.core.delta import Delta
-from serve_app.engine.outbox import joined
 from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.replica.delivery import joined
 
 PERIOD_S = 0.2
 """Less than a person waits for a number on a console, and a score of steps of a small model."""
