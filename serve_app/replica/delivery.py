@@ -8,10 +8,9 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from collections.abc import Sequence as Items
 from dataclasses import replace
-from itertools import chain
 
 from serve_app.core.concern import about
-from serve_app.core.delta import Delta, Frame, Load, PromptReport, TokenLogprob
+from serve_app.core.delta import Delta, Frame, Load, PromptReport, TokenLogprob, joined
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import Spent
 from serve_app.replica.requests import OpenRequests
@@ -128,20 +127,6 @@ class Outbox:
         self._deltas = [joined(deltas) for deltas in by_sequence.values()]
         self.num_bytes = sum(map(_size, self._deltas))
         self._joins_at = max(self._max_deltas, 2 * len(self._deltas))
-
-
-def joined(deltas: Sequence[Delta]) -> Delta:
-    """Give the one delta that says what these deltas of one sequence say, in their order."""
-    if len(deltas) == 1:
-        return deltas[0]
-    last = deltas[-1]
-    return replace(
-        last,
-        text="".join(delta.text for delta in deltas),
-        token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
-        logprobs=tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
-        prompt=next((delta.prompt for delta in deltas if delta.prompt is not None), None),
-    )
 
 
 def _size(delta: Delta) -> int:

@@ -18,9 +18,8 @@ from serve_app.core.request import GenerationRequest, Prompt, SamplingParams
 from serve_app.engine.decoder.record import Record
 from serve_app.engine.decoder.record_bounds import RecordBounds
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.vision.eyes import Eyes
-from serve_app.engine.vision.illustration import Illustration, illustrate
-from serve_app.engine.vision.seen import Seen
+from serve_app.engine.vision.images import Illustration, Seen, illustrate
+from serve_app.engine.vision.tower import Eyes
 from serve_app.text.infill import arrange
 from serve_app.text.regex_stops import check_regexes
 from serve_app.text.tokenizer import TextTokenizer

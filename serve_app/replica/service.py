@@ -35,12 +35,11 @@ from serve_app.engine.engine import Engine
 from serve_app.engine.lora.registration import bind_adapters
 from serve_app.engine.sampling.masks import vocabulary_of
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.vision.looking import Looks, image_card, make_looking
+from serve_app.engine.vision.encoder import Looks, image_card, make_looking
 from serve_app.replica.delivery import Delivery, Leases, Outbox
 from serve_app.replica.preparation import Preparation, placed
 from serve_app.replica.requests import OpenRequests
-from serve_app.replica.tokenization import Tokenizations
-from serve_app.replica.tokenizer_lanes import TokenizerLanes
+from serve_app.replica.tokenizer_lanes import Tokenizations, TokenizerLanes
 from serve_app.templates.chat_template import ChatTemplate
 from serve_app.text.tokenizer import TextTokenizer
 

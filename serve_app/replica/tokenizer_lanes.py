@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from collections.abc import Sequence as Items
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from threading import Lock
 from typing import Any, TypeVar
 
 from serve_app.core.backend import LONG_TEXT, text_size
-from serve_app.core.errors import Overloaded
+from serve_app.core.conversation import Conversation, Rendering
+from serve_app.core.errors import InvalidRequest, Overloaded
 from serve_app.core.niceness import take_leftovers
 from serve_app.core.request import GenerationRequest
 from serve_app.core.shares import Share
+from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.text.tokenizer import TextTokenizer
 
 OLDEST_EVERY = 4
 """So often it is a flow's oldest work and not its shortest, so that nothing waits for ever."""
@@ -228,3 +231,63 @@ class TokenizerLanes:
 
 def _share(requests: Items[GenerationRequest]) -> Share:
     return requests[0].share if requests else Share()
+
+
+MAX_WAITING = 32
+Answer = TypeVar("Result")
+
+
+class Tokenizations:
+    """Has a thread of its own, so that the prompt of a completion never waits for one of these.
+
+    max_chars: of one text
+    render:    what the model's chat template makes of a conversation
+    """
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        *,
+        max_chars: int,
+        render: Callable[[Conversation], Awaitable[Rendering]],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._render = render
+        self._max_chars = max_chars
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+        self._num_waiting = 0
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokenization:
+        """Raises InvalidRequest where the text is too long, Overloaded where too many wait."""
+        foreign: tuple[int, ...] = ()
+        if request.conversation is not None:
+            if images := request.conversation.images:
+                alone = "be absent, as how many tokens an image has is known when it is seen"
+                raise InvalidRequest.refusing(images[0].name, must=alone, found="an image")
+            rendering = await self._render(request.conversation)
+            request, foreign = replace(request, text=rendering.text), rendering.foreign
+        if len(request.text) > self._max_chars:
+            raise InvalidRequest.refusing(
+                request.param,
+                must=f"be at most {self._max_chars} characters to be cut into tokens (the model's max_tokenized_chars)",
+                found=str(len(request.text)),
+                facts={"n_prompt_chars": len(request.text), "max_tokenized_chars": self._max_chars},
+            )
+        found = await self._run(lambda: self._tokenizer.tokenize(request, foreign))
+        return found if request.conversation is None else replace(found, text=request.text)
+
+    async def detokenize(self, token_ids: Items[int]) -> str:
+        """Raises Overloaded where too many wait."""
+        return await self._run(lambda: self._tokenizer.untokenize(token_ids))
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    async def _run(self, work: Callable[[], Answer]) -> Answer:
+        if self._num_waiting >= MAX_WAITING:
+            raise Overloaded(f"More than {MAX_WAITING} texts wait to be tokenized.", None, {"retry_after_s": 1})
+        self._num_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        finally:
+            self._num_waiting -= 1

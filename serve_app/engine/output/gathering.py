@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from serve_app.core.delta import Delta
+from serve_app.core.delta import Delta, joined
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.replica.delivery import joined
 
 PERIOD_S = 0.2
 """Less than a person waits for a number on a console, and a score of steps of a small model."""
