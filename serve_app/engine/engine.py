@@ -36,7 +36,7 @@ from serve_app.engine.scheduler.siblings import start_siblings
 from serve_app.engine.scheduler.spending import note_given_up, note_tokens
 from serve_app.engine.speculation.speculator import Speculator
 from serve_app.engine.speculation.verification import Verifier
-from serve_app.engine.tensor_parallel.making import make_bank
+from serve_app.engine.tensor_parallel.adapters import make_bank
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from serve_app.engine.decoder.weights import held_bytes, weight_bytes
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.errors import AdapterRefused
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.vision.seen import Seen
+from serve_app.engine.vision.images import Seen
 from serve_app.replica.preparation import Preparation
 from tests.engine.adapter_files import load_adapter, save_adapter
 from tests.engine.harness import GREEDY, Outcome, config, drain, make_engine

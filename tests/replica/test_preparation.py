@@ -19,8 +19,7 @@ from serve_app.core.request import (
     UnencodedParams,
 )
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.replica.preparation import Preparation
-from serve_app.replica.prompt_bounds import HEAD_CHARS_PER_TOKEN, HEAD_MARGIN
+from serve_app.replica.preparation import HEAD_CHARS_PER_TOKEN, HEAD_MARGIN, Preparation
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.conftest import DEMO
 from tests.engine.harness import request

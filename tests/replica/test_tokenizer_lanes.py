@@ -15,8 +15,7 @@ from serve_app.core.errors import Overloaded
 from serve_app.core.request import GenerationRequest, Prompt
 from serve_app.core.shares import Share
 from serve_app.replica.service import ModelService
-from serve_app.replica.text_turns import OLDEST_EVERY, TextTurns, Work
-from serve_app.replica.tokenizer_lanes import LANES, TokenizerLanes
+from serve_app.replica.tokenizer_lanes import LANES, OLDEST_EVERY, TextTurns, TokenizerLanes, Work
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, request
 

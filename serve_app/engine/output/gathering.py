@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from serve_app.core.delta import Delta
-from serve_app.engine.outbox import joined
+from serve_app.core.delta import Delta, joined
 from serve_app.engine.scheduler.sequence import Sequence
 
 PERIOD_S = 0.2

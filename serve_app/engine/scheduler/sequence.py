@@ -12,7 +12,7 @@ from serve_app.engine.decoder.record import Record
 from serve_app.engine.kv.storage import Holding
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.sampling.state import SamplingState
-from serve_app.engine.vision.illustration import Illustration
+from serve_app.engine.vision.images import Illustration
 from serve_app.text.detokenizer import Detokenizer
 from serve_app.text.ending import Ending
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from serve_app.core.delta import Delta
-from serve_app.engine.outbox import joined
+from serve_app.core.delta import Delta, joined
 from serve_app.engine.output.output import Output
 from serve_app.engine.sampling.masks import MaskComputer, StepMasks
 from serve_app.engine.sampling.sampler import Begun, Sampler

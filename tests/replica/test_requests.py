@@ -10,7 +10,7 @@ import pytest
 from serve_app.core.delta import Delta, Finish, FinishReason
 from serve_app.core.errors import EngineFailed, Overloaded
 from serve_app.core.request import GenerationRequest
-from serve_app.replica.open_requests import OpenRequests
+from serve_app.replica.requests import OpenRequests
 from tests.engine.harness import request
 
 DONE = Finish(reason=FinishReason.STOP, matched_stop=None, num_tokens=1)

@@ -24,9 +24,8 @@ from serve_app.engine.kv.storage import Storage
 from serve_app.engine.lora.adapter import Adapter
 from serve_app.engine.lora.registration import bind_adapters
 from serve_app.engine.tensor_parallel.adapters import FollowingBank
-from serve_app.engine.tensor_parallel.mirror import carry_out
-from serve_app.engine.tensor_parallel.orders import Answer, Bind, Bring, Compute, Join, Load, Serve
-from serve_app.engine.tensor_parallel.sums import Sums
+from serve_app.engine.tensor_parallel.collectives import Sums
+from serve_app.engine.tensor_parallel.workers import Answer, Bind, Bring, Compute, Join, Load, Serve, carry_out
 
 logger = logging.getLogger(__name__)
 

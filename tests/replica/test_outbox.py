@@ -7,11 +7,21 @@ import random
 
 import pytest
 
-from serve_app.core.delta import Delta, Finish, FinishReason, Frame, Load, PromptReport, TokenLogprob, TopLogprob
+from serve_app.core.delta import (
+    Delta,
+    Finish,
+    FinishReason,
+    Frame,
+    Load,
+    PromptReport,
+    TokenLogprob,
+    TopLogprob,
+    joined,
+)
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import Spent
 from serve_app.core.recording import Recording
-from serve_app.engine.outbox import Outbox, joined
+from serve_app.replica.delivery import Outbox
 
 DONE = Finish(reason=FinishReason.STOP, matched_stop=None, num_tokens=3)
 REPORT = PromptReport(num_tokens=2, num_cached_tokens=0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serve_app.replica.collector import exempt_what_is_loaded, resting
+from serve_app.deployments.loading import exempt_what_is_loaded, resting
 
 
 @pytest.fixture(autouse=True)

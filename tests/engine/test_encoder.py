@@ -15,9 +15,8 @@ from serve_app.core.request import GenerationRequest, Prompt
 from serve_app.core.shares import Share
 from serve_app.engine.decoder.judgement import judge
 from serve_app.engine.decoder.loading import load_model
-from serve_app.engine.vision.judgement import Sight
-from serve_app.engine.vision.looking import Looking
-from serve_app.engine.vision.memory import SeenImages
+from serve_app.engine.vision.encoder import Looking, SeenImages
+from serve_app.engine.vision.support import Sight
 from tests.engine.gated_eyes import GatedEyes
 from tests.engine.harness import config, request
 from tests.families.sighted import LLAVA, save_sighted
