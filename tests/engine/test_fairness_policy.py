@@ -20,7 +20,7 @@ from serve_app.engine.scheduler.batch import Batch, Span
 from serve_app.engine.scheduler.charging import charge
 from serve_app.engine.scheduler.counters import Counters
 from serve_app.engine.scheduler.filling import LEAST_LUMP, MOST_LUMPS, Claim, filled
-from serve_app.engine.scheduler.scheduler import counters as counters_module
+from serve_app.engine.scheduler import counters as counters_module
 from serve_app.engine.scheduler.turns import A_MOMENT_S, Rules, Standing, next_rise, turn_key
 from tests.engine.simulated import Simulation
 
