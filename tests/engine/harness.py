@@ -21,7 +21,7 @@ from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.engine import Engine
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.speculation.costs import StepCosts
+from serve_app.engine.speculation.speculator import StepCosts
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.adapter_files import load_adapter
 

@@ -23,8 +23,7 @@ from serve_app.engine.sampling.masks import StepMasks
 from serve_app.engine.sampling.mirostat import next_mu
 from serve_app.engine.sampling.racing import kernels_of
 from serve_app.engine.sampling.scratch import Scratch
-from serve_app.engine.scheduler.batch import Batch, Span
-from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,100 @@
-"""Who the engine's time and tokens went to: every nanosecond is a flow's or nobody's, every token is somebody's."""
+"""Accounting: every nanosecond of the engine belongs to a flow or to nobody, every token to a flow."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 from threading import Lock
+from typing import TYPE_CHECKING
 
+from serve_app.core.delta import Delta
 from serve_app.core.flow_usage import REST, FlowUsage, UsageReport
 from serve_app.core.ledger import News, Spent
+
+if TYPE_CHECKING:
+    from serve_app.engine.scheduler.counters import Counters
+    from serve_app.engine.scheduler.sequence import Batch, Sequence
+
+
+def charge(batch: Batch, counters: Counters, *, since_ns: int) -> int:
+    """Divide a step that ends now by the rows of each span, guesses included; returns its nanoseconds.
+
+    since_ns: when it began, on the clock of the accounts
+
+    What rounding takes from one span the next one has. What was found cached is in no batch, and so is not charged.
+    """
+    rules, accounts = counters.rules, counters.accounts
+    until_ns = accounts.now_ns()
+    step_ns = until_ns - since_ns
+    num_rows, rows_before, ns_before = sum(span.num_computed for span in batch.spans), 0, 0
+    parts: dict[str, Account] = {}
+    for span in batch.spans:
+        sequence, own_rows = span.sequence, span.num_computed
+        share = sequence.request.share
+        part = parts.get(share.flow)
+        if part is None:
+            part = parts[share.flow] = Account()
+        rows_before += own_rows
+        ns_now = step_ns * rows_before // num_rows
+        sequence.engine_ns += ns_now - ns_before
+        part.engine_ns += ns_now - ns_before
+        part.num_rows += own_rows
+        ns_before = ns_now
+        service = rules.prefill_weight * (own_rows - span.decodes) + (rules.decode_weight if span.samples else 0.0)
+        part.service += service
+        counters.raise_by(share.flow, service / share.weight)
+        count_tokens(sequence, part)
+    accounts.note_step(parts, until_ns=until_ns)
+    return step_ns
+
+
+def with_times(deltas: Iterable[Delta], batch: Batch) -> list[Delta]:
+    """The same, the finishes with the engine's time that their sequences took."""
+    sequences = [span.sequence for span in batch.spans if span.sequence.is_finished]
+    ended = {(each.request.request_id, each.sample): each.engine_ns for each in sequences}
+    if not ended:
+        return list(deltas)
+    return [_with_time(delta, ended.get((delta.request_id, delta.sample), 0)) for delta in deltas]
+
+
+def _with_time(delta: Delta, engine_ns: int) -> Delta:
+    if delta.finish is None or not engine_ns:
+        return delta
+    return replace(delta, finish=replace(delta.finish, engine_ns=engine_ns))
+
+
+def count_tokens(sequence: Sequence, account: Account) -> None:
+    """Add what it got since the last time: generated tokens, and its prompt once it was told of that."""
+    completion = sequence.num_taken - sequence.num_charged
+    sequence.num_charged += completion
+    account.completion_tokens += completion
+    if sequence.was_reported and not sequence.is_prompt_charged:
+        sequence.is_prompt_charged = True
+        account.prompt_tokens += sequence.prompt_length
+        account.cached_tokens += sequence.num_cached_tokens
+
+
+def note_tokens(sequences: Iterable[Sequence], accounts: Accounts) -> None:
+    """Of sequences that are in no step."""
+    for sequence in sequences:
+        account = Account()
+        count_tokens(sequence, account)
+        accounts.note(sequence.request.share.flow, account)
+
+
+def note_given_up(sequences: Iterable[Sequence], accounts: Accounts) -> None:
+    """Also what was computed of prompts of which nobody was told yet."""
+    for sequence in sequences:
+        account = Account()
+        count_tokens(sequence, account)
+        if sequence.sample == 0 and not sequence.is_prompt_charged and sequence.num_computed:
+            sequence.is_prompt_charged = True
+            account.prompt_tokens += min(sequence.num_computed, sequence.prompt_length)
+            account.cached_tokens += min(sequence.num_cached_tokens, account.prompt_tokens)
+        accounts.note(sequence.request.share.flow, account)
+
 
 MAX_FLOWS = 1024
 """Reported by name, the first that came; all others together."""

@@ -19,9 +19,8 @@ from serve_app.engine.kv.storage import Holding
 from serve_app.engine.sampling.launching import Launched
 from serve_app.engine.sampling.masks import MaskComputer
 from serve_app.engine.sampling.sampler import Begun
-from serve_app.engine.scheduler.batch import Batch, Span
 from serve_app.engine.scheduler.scheduler import Scheduler
-from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 from serve_app.engine.speculation.verification import Verifier
 
 UNKNOWN = 0
