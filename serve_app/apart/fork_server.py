@@ -10,7 +10,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from serve_app.core.errors import EngineFailed
-from serve_app.core.own_process import command, variables
+from serve_app.core.machine import command, variables
 
 COURTEOUS_PRIORITY = 10
 GRACE_S = 0.3

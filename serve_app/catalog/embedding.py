@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from serve_app.core.recording import EmbeddingForm, Pooling
+from serve_app.core.request import EmbeddingForm, Pooling
 
 MODULES = "modules.json"
 POOLING = "1_Pooling"

@@ -16,7 +16,7 @@ from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.loading import engine_config
 
 if TYPE_CHECKING:
-    from serve_app.core.adapters import AdapterRecord
+    from serve_app.core.cards import AdapterRecord
     from serve_app.engine.lora.adapter import Adapter
 
 

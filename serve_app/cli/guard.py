@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 from serve_app.cli.processes import end_runs
-from serve_app.core.own_process import command, variables
+from serve_app.core.machine import command, variables
 
 GRACE_S = 15.0
 

@@ -13,8 +13,8 @@ from serve_app.constraints.compilation import Grammar
 from serve_app.constraints.limits import ConstraintLimits
 from serve_app.constraints.refusal import Refusal
 from serve_app.constraints.vocabulary import Vocabulary
-from serve_app.core.constraint import Constraint
 from serve_app.core.errors import EngineFailed
+from serve_app.core.request import Constraint
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from serve_app.core.errors import ServeError
 from serve_app.core.ledger import Spent
-from serve_app.core.recording import Recording
+from serve_app.core.request import Recording
 
 
 class FinishReason(StrEnum):

@@ -7,9 +7,9 @@ import sys
 from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Items
 
-from serve_app.core.concern import about
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import EngineFailed
+from serve_app.core.log_context import about
 from serve_app.engine.outbox import Outbox
 from serve_app.replica.open_requests import OpenRequests
 

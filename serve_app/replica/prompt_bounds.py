@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serve_app.core.prompt_length import PromptLength
+from serve_app.core.cards import PromptLength
 from serve_app.core.request import GenerationRequest
 from serve_app.text.tokenizer import TextTokenizer
 

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
-from serve_app.core.conversation import Conversation, Rendering
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.images import Image
-from serve_app.core.request import GenerationRequest, Prompt
+from serve_app.core.prompt import Conversation, Image, Prompt, Rendering
+from serve_app.core.request import GenerationRequest
 from serve_app.engine.vision.eyes import Eyes
 from serve_app.engine.vision.illustration import Illustration, illustrate
 from serve_app.engine.vision.seen import Seen

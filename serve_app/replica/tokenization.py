@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from serve_app.core.conversation import Conversation, Rendering
 from serve_app.core.errors import InvalidRequest, Overloaded
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.core.prompt import Conversation, Rendering, Tokenization, TokenizeRequest
 from serve_app.text.tokenizer import TextTokenizer
 
 MAX_WAITING = 32

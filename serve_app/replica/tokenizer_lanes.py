@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from serve_app.core.backend import LONG_TEXT, text_size
 from serve_app.core.errors import Overloaded
-from serve_app.core.niceness import take_leftovers
+from serve_app.core.machine import take_leftovers
 from serve_app.core.request import GenerationRequest
 from serve_app.core.shares import Share
 from serve_app.replica.text_turns import TextTurns, Work

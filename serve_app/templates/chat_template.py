@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
-from serve_app.core.conversation import Conversation, Rendering
 from serve_app.core.errors import InvalidRequest, Overloaded
+from serve_app.core.prompt import Conversation, Rendering
 from serve_app.templates.limits import DEFAULT_LIMITS, TemplateLimits
 from serve_app.templates.renderer import Renderer
 from serve_app.templates.rendering import Refused, Work

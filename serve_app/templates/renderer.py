@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from serve_app.apart.fork_server import ForkServer, await_answer
-from serve_app.core.conversation import Conversation, Rendering
 from serve_app.core.errors import EngineFailed
+from serve_app.core.prompt import Conversation, Rendering
 from serve_app.templates.render_process import COME
 from serve_app.templates.rendering import Refused, Work
 

@@ -12,9 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from serve_app.core.cards import TokenizerCard
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.images import Image
-from serve_app.core.request import Prompt
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.core.prompt import Image, Prompt, Tokenization, TokenizeRequest
 from serve_app.text.detokenizer import Detokenizer, join
 from serve_app.text.fast_tokenizer import read_fast
 from serve_app.text.markers import find_markers

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from serve_app.core.constraint import Constraint
+from serve_app.core.request import Constraint
 from serve_app.core.tools import Tool, Tools
 from serve_app.tools.forms import KEY, NAME, Form
 

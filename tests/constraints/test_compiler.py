@@ -18,10 +18,10 @@ from serve_app.constraints.compiler import Compiler
 from serve_app.constraints.limits import ConstraintLimits
 from serve_app.constraints.refusal import Refusal
 from serve_app.constraints.trials import Trials
-from serve_app.core.constraint import Constraint
 from serve_app.core.errors import EngineFailed, InvalidRequest, Overloaded
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import Constraint, GenerationRequest
 from serve_app.core.shares import Share
 from tests.constraints.vocabularies import BYTES, tokenizer
 

@@ -10,7 +10,7 @@ import pytest
 from serve_app.core.delta import Delta, Finish, FinishReason, Frame, Load, PromptReport, TokenLogprob, TopLogprob
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import Spent
-from serve_app.core.recording import Recording
+from serve_app.core.request import Recording
 from serve_app.engine.outbox import Outbox, joined
 
 DONE = Finish(reason=FinishReason.STOP, matched_stop=None, num_tokens=3)

@@ -14,7 +14,8 @@ from serve_app.catalog.errors import CatalogError
 from serve_app.core.cards import AdapterCard
 from serve_app.core.errors import AdapterNotFound, ModelLoading, ModelNotFound
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import GenerationRequest
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from serve_app.router.run import Run

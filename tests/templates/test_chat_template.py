@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from serve_app.core.conversation import Conversation
 from serve_app.core.errors import InvalidRequest, Overloaded
+from serve_app.core.prompt import Conversation
 from serve_app.templates.chat_template import ChatTemplate
 from serve_app.templates.limits import TemplateLimits
 

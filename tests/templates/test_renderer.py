@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from serve_app.core.conversation import Conversation
+from serve_app.core.prompt import Conversation
 from serve_app.templates.limits import TemplateLimits
 from serve_app.templates.renderer import Renderer
 from serve_app.templates.rendering import Refused, Work

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from threading import Lock
 
-from serve_app.core.flow_usage import REST, FlowUsage, UsageReport
-from serve_app.core.ledger import News, Spent
+from serve_app.core.ledger import REST, FlowUsage, News, Spent, UsageReport
 
 MAX_FLOWS = 1024
 """Reported by name, the first that came; all others together."""

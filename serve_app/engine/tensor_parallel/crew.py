@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from serve_app.core.errors import EngineFailed
-from serve_app.core.own_process import command, variables
+from serve_app.core.machine import command, variables
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.step import Layout

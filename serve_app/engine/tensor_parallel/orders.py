@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from safetensors.torch import load, save
 
-from serve_app.core.adapters import AdapterRecord
+from serve_app.core.cards import AdapterRecord
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.step import Layout
 from serve_app.engine.lora.weights import LowRank

@@ -10,7 +10,7 @@ import PIL.Image
 import PIL.ImageOps
 
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.images import Image
+from serve_app.core.prompt import Image
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 ANIMATED = frozenset({"PNG", "GIF", "WEBP"})

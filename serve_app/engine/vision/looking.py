@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from serve_app.core.errors import ContextOverflow, Overloaded
-from serve_app.core.images import Image, ImageCard
-from serve_app.core.niceness import LONG_WORK, give_way
+from serve_app.core.machine import LONG_WORK, give_way
+from serve_app.core.prompt import Image, ImageCard
 from serve_app.core.request import GenerationRequest
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.loading import LoadedModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from serve_app.core.shares import Kept, first_to_go
+from serve_app.core.shares import CacheEntry, next_to_evict
 from serve_app.engine.vision.seen import Seen
 
 
@@ -45,7 +45,9 @@ class SeenImages:
                 self._forget_one()
 
     def _forget_one(self) -> None:
-        key = first_to_go(Kept(key=key, flow=flow, size=seen.num_bytes) for key, (flow, seen) in self._kept.items())
+        key = next_to_evict(
+            CacheEntry(key=key, flow=flow, size=seen.num_bytes) for key, (flow, seen) in self._kept.items()
+        )
         assert key is not None, "there are bytes of none"
         _, oldest = self._kept.pop(key)
         self.num_bytes -= oldest.num_bytes
