@@ -16,8 +16,7 @@ from typing import Any
 
 import jinja2
 
-from serve_app.apart.bounds import bound_memory, bound_time
-from serve_app.apart.forking import serve_forks, tell_who
+from serve_app.sandbox.child import bound_memory, bound_time, send_pid
 from serve_app.templates.messages import Shown
 from serve_app.templates.rendering import Refused, Templates, Work
 
@@ -36,7 +35,7 @@ def prepare(work: Work) -> Callable[[Connection], None]:
 
     def take_many(connection: Connection) -> None:
         for _ in range(MAX_JOBS):
-            tell_who(connection)
+            send_pid(connection)
             received = connection.recv_bytes()
             connection.send_bytes(COME)
             bound_time(cpu_s=work.limits.max_cpu_s, wall_s=work.limits.max_wall_s)
@@ -99,7 +98,3 @@ def _answer(job: Mapping[str, Any], templates: Templates | Refused) -> bytes:
     except Exception as error:
         why = f"it fails with {type(error).__name__}: {error}"
     return json.dumps({"refused": why[:500].rstrip(".")}).encode()
-
-
-if __name__ == "__main__":
-    serve_forks(prepare)

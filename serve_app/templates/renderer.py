@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from serve_app.apart.fork_server import ForkServer, await_answer
 from serve_app.core.errors import EngineFailed
 from serve_app.core.prompt import Conversation, Rendering
-from serve_app.templates.render_process import COME
+from serve_app.sandbox.fork_server import ForkServer, await_answer
+from serve_app.templates.render_process import COME, prepare
 from serve_app.templates.rendering import Refused, Work
 
 BEGIN_S = 10.0
@@ -43,7 +43,7 @@ class Renderer:
 
     def __init__(self, work: Work) -> None:
         self._limits = work.limits
-        self._server = ForkServer("serve_app.templates.render_process", work, doing="renders chat templates")
+        self._server = ForkServer(prepare, work, doing="renders chat templates")
         self._lock = threading.Lock()
         self._idle: list[_Child] = []
 
