@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
-from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.files import CatalogError
 from serve_app.check.findings import Finding, Path, Severity
 from serve_app.check.folders import Needs, needs_of
 from serve_app.deployments.arguments import ModelArgs

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
-from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.files import CatalogError
 from serve_app.catalog.resolve import Catalog
 from serve_app.check.door import deployments_of, routers_of
 from serve_app.check.findings import Finding, Path

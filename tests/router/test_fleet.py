@@ -10,7 +10,7 @@ from itertools import permutations
 import pytest
 
 from serve_app.api.parse import parse_completion
-from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.files import CatalogError
 from serve_app.core.cards import AdapterCard
 from serve_app.core.errors import AdapterNotFound, ModelLoading, ModelNotFound
 from serve_app.core.names import ModelRef

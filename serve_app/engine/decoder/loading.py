@@ -40,7 +40,7 @@ from serve_app.engine.tensor_parallel.slices import parts_of
 from serve_app.engine.tensor_parallel.sums import Sums, sum_outputs
 from serve_app.engine.vision.eyes import Eyes, open_eyes
 from serve_app.engine.vision.judgement import Sight
-from serve_app.text.pieces import UnsupportedTokenizer
+from serve_app.text.detokenizer import UnsupportedTokenizer
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)

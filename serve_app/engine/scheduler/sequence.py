@@ -14,7 +14,7 @@ from serve_app.engine.lora.plan import Mix
 from serve_app.engine.sampling.state import SamplingState
 from serve_app.engine.vision.illustration import Illustration
 from serve_app.text.detokenizer import Detokenizer
-from serve_app.text.ending import Ending
+from serve_app.text.stops import Ending
 
 
 class Sequence:
