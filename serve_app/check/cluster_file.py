@@ -11,7 +11,7 @@ from typing import Any
 from ray.serve import Deployment
 from ray.serve.schema import ServeDeploySchema
 
-from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.files import CatalogError
 from serve_app.catalog.resolve import Catalog
 from serve_app.check.blueprint import Blueprint, BuilderUnusable, read_blueprint
 from serve_app.check.document import Document, UnreadableYaml, read_document

@@ -11,7 +11,7 @@ from typing import Any
 from ray._private.utils import get_num_cpus
 from ray.serve import Deployment
 
-from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.files import CatalogError
 from serve_app.check.door import deployments_of
 from serve_app.check.findings import Finding, Path, Severity
 from serve_app.check.folders import Needs, needs_of

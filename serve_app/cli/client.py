@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from serve_app.cli.screen import KEY_VARIABLE, URL_VARIABLE, CommandFailed, Exit
-from serve_app.core.hosts import is_loopback
+from serve_app.core.machine import is_loopback
 
 TIMEOUT_S = 600.0
 DIALECT_HEADER = "X-Completions-Dialect"

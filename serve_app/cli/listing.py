@@ -65,7 +65,7 @@ def check_model_path(path: str, *, dtype: str, as_json: bool) -> int:
 
 def check_adapter_path(path: str, model: str | None, *, as_json: bool) -> int:
     """0 where every adapter there can be served. Raises CommandFailed where there is none."""
-    from serve_app.catalog.errors import CatalogError
+    from serve_app.catalog.files import CatalogError
     from serve_app.check.single import check_adapters
 
     try:

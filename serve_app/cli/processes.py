@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from serve_app.cli.environment import RUN_VARIABLE
-from serve_app.core.own_process import command, variables
+from serve_app.core.machine import command, variables
 
 MAX_COMMAND_CHARS = 120
 POLL_S = 0.1

@@ -26,7 +26,7 @@ from serve_app.cli.processes import Process, end_runs, is_running, listener_on, 
 from serve_app.cli.screen import KEY_VARIABLE, CommandFailed, Exit
 from serve_app.cli.startup import Application, Events, Startup, replicas_wanted
 from serve_app.cli.telling import Telling, telling
-from serve_app.core.own_process import command, variables
+from serve_app.core.machine import command, variables
 
 STOP_TIMEOUT_S = 60.0
 LOST_AFTER_S = 30.0  # a proxy that dies is back in a few seconds

@@ -13,11 +13,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from serve_app.core.concern import about
 from serve_app.core.delta import Delta, Load
 from serve_app.core.errors import EngineFailed
-from serve_app.core.niceness import give_way
-from serve_app.core.rate_limited_log import Seldom
+from serve_app.core.log_context import about
+from serve_app.core.machine import Throttle, give_way
 from serve_app.engine.decoder.allocator import Leftovers
 from serve_app.engine.output.output import SILENCE_S, Period
 from serve_app.engine.scheduler.sequence import Sequence
@@ -94,7 +93,7 @@ class Driver:
         self._niceness = niceness
         self._clock = clock
         self._leftovers = Leftovers(clock)
-        self._checks = Seldom(clock)
+        self._checks = Throttle(clock)
         self._silence = Period(clock, SILENCE_S)
         self._inbox: deque[_Command] = deque()
         self._open = OpenSequences()
@@ -226,10 +225,10 @@ class Driver:
 
     def _check_books(self) -> None:
         """Where there is nothing left to compute, see that nothing was left behind, among all blocks there are."""
-        if self._engine.has_work or self._inbox or not self._checks.is_time:
+        if self._engine.has_work or self._inbox or not self._checks.is_due:
             return
         try:
-            with self._checks.doing():
+            with self._checks.spending():
                 self._engine.check_integrity()
         except Exception:
             self._note_failure("the engine's books do not balance", self._open.request_ids)

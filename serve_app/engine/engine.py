@@ -7,11 +7,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Executor
 
-from serve_app.core.concern import about
 from serve_app.core.delta import Delta, FinishReason, Load
 from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
-from serve_app.core.flow_usage import UsageReport
-from serve_app.core.ledger import News
+from serve_app.core.ledger import News, UsageReport
+from serve_app.core.log_context import about
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.async_steps import Flights
 from serve_app.engine.decoder.crossing import landing_on

@@ -15,16 +15,14 @@ from typing import Any
 import torch
 
 from serve_app.constraints.compiler import Compiled, Compiler
-from serve_app.core.adapters import AdapterRecord
 from serve_app.core.backend import NOTHING
-from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
+from serve_app.core.cards import AdapterCard, AdapterRecord, ModelCard, ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound, EngineFailed, ReplicaLost
-from serve_app.core.flow_usage import UsageReport
+from serve_app.core.ledger import UsageReport
 from serve_app.core.names import MAX_MIXED_ADAPTERS
-from serve_app.core.recording import EmbeddingForm
-from serve_app.core.request import GenerationRequest
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.core.prompt import Tokenization, TokenizeRequest
+from serve_app.core.request import EmbeddingForm, GenerationRequest
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.allocator import give_back_freed_memory, settle_memory
 from serve_app.engine.decoder.loading import LoadedModel, load_with_tokenizer

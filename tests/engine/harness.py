@@ -12,8 +12,8 @@ import torch
 
 from serve_app.core.delta import Delta
 from serve_app.core.names import ModelRef, Part, mixed
-from serve_app.core.recording import RecordParams
-from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import GenerationRequest, LogprobParams, RecordParams, SamplingParams, StopParams
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.loading import load_with_tokenizer
 from serve_app.engine.decoder.record_bounds import RecordBounds

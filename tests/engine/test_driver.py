@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from serve_app.core.concern import MAX_NAMED
 from serve_app.core.delta import Delta, Finish, FinishReason, Load
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import Spent
+from serve_app.core.log_context import MAX_NAMED
 from serve_app.core.request import GenerationRequest
 from serve_app.engine.driver import MAX_FAILURES_IN_A_ROW, STALL_S, Driver, OpenSequences
 from serve_app.engine.output.output import SILENCE_S

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.flow_usage import REST, FlowUsage, UsageReport
-from serve_app.core.ledger import Spent
+from serve_app.core.ledger import REST, FlowUsage, Spent, UsageReport
 from serve_app.core.shares import Share
 from serve_app.engine.scheduler import accounting as accounts_module
 from serve_app.engine.scheduler import counters as counters_module

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from serve_app.core.errors import EngineFailed, InvalidRequest
-from serve_app.core.recording import EmbeddingForm, HiddenStates, Pooling, Recording, RecordParams
+from serve_app.core.request import EmbeddingForm, HiddenStates, Pooling, Recording, RecordParams
 from serve_app.engine.decoder.record import Record
 from serve_app.engine.decoder.record_bounds import RecordBounds
 from serve_app.engine.decoder.runner import Runner

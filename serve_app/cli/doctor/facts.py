@@ -8,7 +8,7 @@ from typing import Any
 
 from serve_app.check.findings import Severity
 from serve_app.cli.processes import Process
-from serve_app.core.hosts import is_loopback
+from serve_app.core.machine import is_loopback
 from serve_app.tenants.inspection import Inspection
 
 

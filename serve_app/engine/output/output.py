@@ -8,9 +8,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
-from serve_app.core.concern import about
 from serve_app.core.delta import Delta, FinishReason, TokenLogprob, TopLogprob, joined
 from serve_app.core.errors import EngineFailed, InvalidRequest, ServeError
+from serve_app.core.log_context import about
 from serve_app.engine.output.prompt_report import PromptReporter
 from serve_app.engine.sampling.forced import certain_score, forced_token, hold, steer_by_certainty, waits_for_scores
 from serve_app.engine.sampling.logprobs import Scored

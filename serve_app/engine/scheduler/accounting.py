@@ -10,8 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from serve_app.core.delta import Delta
-from serve_app.core.flow_usage import REST, FlowUsage, UsageReport
-from serve_app.core.ledger import News, Spent
+from serve_app.core.ledger import REST, FlowUsage, News, Spent, UsageReport
 
 if TYPE_CHECKING:
     from serve_app.engine.scheduler.counters import Counters

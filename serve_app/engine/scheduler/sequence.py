@@ -16,7 +16,7 @@ from serve_app.engine.sampling.state import SamplingState
 from serve_app.engine.scheduler.pace import NONE_BEYOND, Beyond
 from serve_app.engine.vision.images import Illustration
 from serve_app.text.detokenizer import Detokenizer
-from serve_app.text.ending import Ending
+from serve_app.text.stops import Ending
 
 
 class Sequence:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.catalog.generation_config import FILE, read_default_sampling
+from serve_app.catalog.defaults import GENERATION_CONFIG, read_default_sampling
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "real-folders"
 
 
 def read(folder: Path, said: object) -> tuple[dict[str, float], tuple[str, ...]]:
-    (folder / FILE).write_text(said if isinstance(said, str) else json.dumps(said))
+    (folder / GENERATION_CONFIG).write_text(said if isinstance(said, str) else json.dumps(said))
     found = read_default_sampling(folder)
     return dict(found.values), found.unheard
 
@@ -47,8 +47,8 @@ def test_what_the_sampler_has_is_taken(tmp_path: Path, said: dict[str, object], 
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size"),
-        ('{"temperature": NaN}', FILE),
-        ("[]", FILE),
+        ('{"temperature": NaN}', GENERATION_CONFIG),
+        ("[]", GENERATION_CONFIG),
     ],
 )
 def test_what_cannot_be_followed_counts_as_not_said_and_is_told(tmp_path: Path, said: object, named: str) -> None:
@@ -63,7 +63,7 @@ def test_a_folder_that_recommends_nothing_is_silent(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the folders of real models are not here")
 def test_real_folders_say_nothing_wrong() -> None:
-    for file in SHARED.glob(f"*/{FILE}"):
+    for file in SHARED.glob(f"*/{GENERATION_CONFIG}"):
         said, found = json.loads(file.read_text()), read_default_sampling(file.parent)
         assert not any("must be" in sentence for sentence in found.unheard), file
         for name in said.keys() & {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}:

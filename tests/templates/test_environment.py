@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.templates.environment import compiled, environment
-from serve_app.templates.marks import FIRST_MARK, Marks
+from serve_app.templates.environment import FIRST_MARK, Marks, compiled, environment
 
 NAMES = ("<|im_start|>", "<|im_end|>", "<|user|>", "<|end|>", "[INST]", "<s>", "STOP")
 

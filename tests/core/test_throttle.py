@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.core.rate_limited_log import Seldom
+from serve_app.core.machine import Throttle
 
 
 class Clock:
@@ -18,12 +18,12 @@ class Clock:
 @pytest.mark.parametrize("seconds", [0.0, 0.001, 0.1])
 def test_what_takes_long_is_done_a_hundredth_of_the_time(seconds: float) -> None:
     clock = Clock()
-    seldom = Seldom(clock)
+    throttle = Throttle(clock)
     num_done = 0
     while clock() < 100.0:
-        if seldom.is_time:
+        if throttle.is_due:
             num_done += 1
-            with seldom.doing():
+            with throttle.spending():
                 clock.now += seconds
         clock.now += 0.05
     if seconds == 0:
@@ -34,15 +34,15 @@ def test_what_takes_long_is_done_a_hundredth_of_the_time(seconds: float) -> None
 
 def test_what_fails_has_taken_its_time_too() -> None:
     clock = Clock()
-    seldom = Seldom(clock)
+    throttle = Throttle(clock)
 
     def fail() -> None:
-        with seldom.doing():
+        with throttle.spending():
             clock.now += 1.0
             raise ValueError("it fails")
 
     with pytest.raises(ValueError, match="it fails"):
         fail()
-    assert not seldom.is_time
+    assert not throttle.is_due
     clock.now += 99.5
-    assert seldom.is_time
+    assert throttle.is_due

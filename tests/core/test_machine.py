@@ -13,7 +13,7 @@ from queue import Queue
 import pytest
 import torch
 
-from serve_app.core.niceness import LONG_WORK, MOST, OWN, give_way, take_leftovers
+from serve_app.core.machine import LONG_WORK, MOST, OWN, give_way, take_leftovers
 from serve_app.engine.driver import Driver
 from serve_app.replica.tokenizer_lanes import LANES, TokenizerLanes
 from tests.engine.conftest import DEMO

@@ -1,4 +1,4 @@
-"""Children of a process apart: each by itself, ended by its bounds; the process is begun anew where it was lost."""
+"""Children of a sandbox: each by itself, ended by its bounds; a lost process is started again."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.apart.fork_server import COURTEOUS_PRIORITY, ForkServer, await_answer
+from serve_app.sandbox.fork_server import SLOW_NICENESS, ForkServer, await_answer
+from tests.sandbox.shouting import prepare
 
 
 @pytest.fixture
 def server() -> Iterator[ForkServer]:
-    server = ForkServer("tests.apart.shouting", "!", doing="shouts")
+    server = ForkServer(prepare, "!", doing="shouts")
     yield server
     server.close()
     assert server.process is None
@@ -41,7 +42,7 @@ def test_a_child_ends_with_its_bounds_and_the_next_one_does_not(server: ForkServ
 
 
 def test_what_takes_longer_than_a_moment_gives_way(server: ForkServer) -> None:
-    assert asked(server, "wait", courtesy_s=0)[1:] == (f"{COURTEOUS_PRIORITY}!", True)
+    assert asked(server, "wait", courtesy_s=0)[1:] == (f"{SLOW_NICENESS}!", True)
     assert asked(server, "wait")[1:] == ("0!", False)
 
 

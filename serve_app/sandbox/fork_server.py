@@ -1,4 +1,4 @@
-"""The side of those who ask: a process apart, begun when it is needed, and its children."""
+"""Starts the sandbox's process when it is first needed, and connects its clients to fresh children."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ import os
 import socket
 import subprocess
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from typing import TypeVar
 
 from serve_app.core.errors import EngineFailed
-from serve_app.core.own_process import command, variables
+from serve_app.core.machine import command, variables
+from serve_app.sandbox.child import Work
 
-COURTEOUS_PRIORITY = 10
+First = TypeVar("First")
+
+SLOW_NICENESS = 10
 GRACE_S = 0.3
-"""Beyond the time that a child's own clock gives it."""
+"""Waited for beyond a child's own time bound."""
 
 
 class ForkServer:
-    """Threads may share it. The process begins with the first child, or where it was lost.
+    """The client side of one sandbox process. Threads may share it; a lost process is started again.
 
-    module: run as a program; it calls `serve_forks`
-    first:  what it is given before anything else; pickled
-    doing:  of the process, for messages
+    prepare: a module-level function that runs in the process, from `first` to what each child does; both are pickled
+    doing:   what the process does, for messages
     """
 
-    def __init__(self, module: str, first: object, *, doing: str) -> None:
-        self._module = module
-        self._first = first
+    def __init__(self, prepare: Callable[[First], Work], first: First, *, doing: str) -> None:
+        self._job = prepare, first
         self._doing = doing
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
@@ -35,11 +38,11 @@ class ForkServer:
 
     @property
     def process(self) -> subprocess.Popen[bytes] | None:
-        """None before the first child, and once it was closed."""
+        """The running process; None before the first child and after `close`."""
         return self._process
 
     def open(self) -> Connection:
-        """A connection to a fresh child. Raises EngineFailed."""
+        """Return a connection to a fresh child. Raises EngineFailed."""
         for _ in range(2):
             ours, theirs = socket.socketpair()
             with theirs, self._lock:
@@ -53,25 +56,25 @@ class ForkServer:
         raise EngineFailed(f"The process that {self._doing} cannot be started.")
 
     def close(self) -> None:
-        """End the process; children that work end by their own clocks."""
+        """End the process; running children end by their own time bounds."""
         with self._lock:
             self._end()
 
     def _started(self) -> socket.socket:
-        """The socket to the process, begun where there is none; to be called with the lock."""
+        """Return the socket to the process, started if there is none. Call with the lock held."""
         if self._control is None or self._process is None or self._process.poll() is not None:
             self._end()
             self._control, theirs = socket.socketpair()
             with theirs:
                 self._process = subprocess.Popen(
-                    command(self._module),
+                    command("serve_app.sandbox.child"),
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     env=variables(),
                 )
             with Connection(os.dup(self._control.fileno())) as first:
-                first.send(self._first)
+                first.send(self._job)
         return self._control
 
     def _end(self) -> None:
@@ -84,14 +87,14 @@ class ForkServer:
 
 
 def await_answer(connection: Connection, process_id: int, *, courtesy_s: float, wall_s: float) -> tuple[bytes, bool]:
-    """What a child answers, and whether it had to be lowered in priority: it took longer than `courtesy_s`.
+    """Return a child's answer, and whether its priority was lowered because it took longer than `courtesy_s`.
 
-    Raises EOFError, OSError where it was ended or does not answer.
+    Raises EOFError or OSError if the child was ended or does not answer.
     """
-    is_courteous = not connection.poll(courtesy_s)
-    if is_courteous:
+    is_slow = not connection.poll(courtesy_s)
+    if is_slow:
         with suppress(OSError):  # it has ended by now
-            os.setpriority(os.PRIO_PROCESS, process_id, COURTEOUS_PRIORITY)
+            os.setpriority(os.PRIO_PROCESS, process_id, SLOW_NICENESS)
         if not connection.poll(wall_s + GRACE_S):
             raise EOFError
-    return connection.recv_bytes(), is_courteous
+    return connection.recv_bytes(), is_slow

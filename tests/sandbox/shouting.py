@@ -1,4 +1,4 @@
-"""A program of a process apart: its children shout what they are given, or loop, grow, or wait and tell their rank."""
+"""Work for a sandbox: children shout what they are given, or loop, grow, or wait and tell their niceness."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import os
 import time
 from multiprocessing.connection import Connection
 
-from serve_app.apart.bounds import bound_memory, bound_time
-from serve_app.apart.forking import Work, serve_forks, tell_who
+from serve_app.sandbox.child import Work, bound_memory, bound_time, send_pid
 
 
 def prepare(mark: str) -> Work:
     def shout(connection: Connection) -> None:
         bound_time(cpu_s=0.2, wall_s=5)
         bound_memory(16 << 20)
-        tell_who(connection)
+        send_pid(connection)
         text = connection.recv_bytes().decode()
         while text == "loop":
             pass
@@ -27,5 +26,5 @@ def prepare(mark: str) -> Work:
     return shout
 
 
-if __name__ == "__main__":
-    serve_forks(prepare)
+def give_up(_: object) -> Work:
+    raise SystemExit

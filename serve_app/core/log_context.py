@@ -1,4 +1,4 @@
-"""Which requests of clients the work at hand is for, so that lines of the log can name them."""
+"""Log lines: which requests a line is about, and how often a line of one kind may be written."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from contextvars import ContextVar
 
 MAX_NAMED = 32
 """A line names so many requests at most."""
-CONCERN: ContextVar[tuple[str, ...]] = ContextVar("concern", default=())
+REQUEST_IDS: ContextVar[tuple[str, ...]] = ContextVar("request_ids", default=())
 """The ids that clients know their requests by; none where the work is for nobody in particular."""
 
 
 @contextmanager
-def concerning(client_request_ids: Iterable[str]) -> Iterator[None]:
+def log_context(client_request_ids: Iterable[str]) -> Iterator[None]:
     """What is done inside, and in threads that inherit its context, is for these requests."""
-    token = CONCERN.set(distinct(client_request_ids))
+    token = REQUEST_IDS.set(distinct(client_request_ids))
     try:
         yield
     finally:
-        CONCERN.reset(token)
+        REQUEST_IDS.reset(token)
 
 
 def about(client_request_ids: Iterable[str]) -> dict[str, tuple[str, ...]]:
