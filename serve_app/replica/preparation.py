@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from serve_app.constraints.compiler import Compiled
 from serve_app.core.cards import PromptLength
 from serve_app.core.errors import ContextOverflow, InvalidRequest
-from serve_app.core.prompt import Infill, Prompt
+from serve_app.core.prompt import Conversation, Image, Infill, Prompt, Rendering
 from serve_app.core.request import GenerationRequest, SamplingParams, leaves_no_room
 from serve_app.engine.decoder.record import Record
 from serve_app.engine.decoder.record_bounds import RecordBounds

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from serve_app.core.backend import LONG_TEXT, text_size
 from serve_app.core.errors import InvalidRequest, Overloaded
 from serve_app.core.machine import take_leftovers
-from serve_app.core.prompt import Tokenization, TokenizeRequest
+from serve_app.core.prompt import Conversation, Rendering, Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 from serve_app.core.shares import Share
 from serve_app.text.tokenizer import TextTokenizer
@@ -233,7 +233,7 @@ def _share(requests: Items[GenerationRequest]) -> Share:
 
 
 MAX_WAITING = 32
-Answer = TypeVar("Result")
+Answer = TypeVar("Answer")
 
 
 class Tokenizations:
