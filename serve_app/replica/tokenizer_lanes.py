@@ -233,7 +233,6 @@ def _share(requests: Items[GenerationRequest]) -> Share:
 
 
 MAX_WAITING = 32
-Answer = TypeVar("Answer")
 
 
 class Tokenizations:
@@ -282,7 +281,7 @@ class Tokenizations:
     def close(self) -> None:
         self._pool.shutdown()
 
-    async def _run(self, work: Callable[[], Answer]) -> Answer:
+    async def _run(self, work: Callable[[], Result]) -> Result:
         if self._num_waiting >= MAX_WAITING:
             raise Overloaded(f"More than {MAX_WAITING} texts wait to be tokenized.", None, {"retry_after_s": 1})
         self._num_waiting += 1

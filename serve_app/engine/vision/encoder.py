@@ -91,7 +91,12 @@ class Looking:
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="images", initializer=give_way, initargs=(LONG_WORK,))
         self._seers = ThreadPoolExecutor(1, thread_name_prefix="eyes", initializer=give_way, initargs=(LONG_WORK,))
 
-    async def look(self, requests: Items[GenerationRequest], is_wanted: Callable[[str], bool]) -> Looks:
+    @property
+    def marks(self) -> Eyes:
+        """Return what knows how prompts name images."""
+        return self._eyes
+
+    async def encode(self, requests: Items[GenerationRequest], is_wanted: Callable[[str], bool]) -> Looks:
         """See every image of the requests; of one that nobody wants any more, none.
 
         Raises InvalidRequest where an image cannot be read, ContextOverflow where they overfill the context, and
