@@ -24,8 +24,7 @@ from serve_app.core.tenants import Identity
 from serve_app.deployments.transport import by_value
 from serve_app.router.claims import Claim, Claimed, Standing
 from serve_app.router.replays import KeptAnswer, Message
-from serve_app.tenants.held import HeldDirectory
-from serve_app.tenants.keys import KEY
+from serve_app.tenants.keys import KEY, HeldDirectory
 
 logger = logging.getLogger(__name__)
 

@@ -27,15 +27,15 @@ from serve_app.http.metrics import Metrics
 from serve_app.http.settings import HttpSettings
 from serve_app.http.shortcut_start import TakesShortcuts
 from serve_app.observe.switch import Switch
+from serve_app.router.accounting import Books
 from serve_app.router.admission import Admission, AdmissionSettings
-from serve_app.router.books import Books
 from serve_app.router.discovery import Discovery
 from serve_app.router.fleet import Fleet
+from serve_app.router.ledger_writer import Scribe
 from serve_app.router.quotas import Quotas
 from serve_app.router.replays import Replays, ReplaySettings
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import RunSettings
-from serve_app.router.scribe import Scribe
 
 STOPPED = Unavailable("The server is being stopped; retry.", None, {"retry_after_s": 5})
 

@@ -21,8 +21,8 @@ from serve_app.http.metrics import Served
 from serve_app.http.rate_headers import TOLD_OF_RATES, rate_headers
 from serve_app.http.refusals import as_serve_error
 from serve_app.http.streams import in_time
-from serve_app.router.account import Rates
 from serve_app.router.claims import Claim, ClaimBook, Standing
+from serve_app.router.quotas import Rates
 from serve_app.router.replays import Message, Recording, Replays, fingerprint_of
 
 NAME = b"idempotency-key"

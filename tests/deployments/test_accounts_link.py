@@ -12,8 +12,7 @@ from serve_app.core.tenants import Scope, Tenant
 from serve_app.deployments.accounts_link import SPACING_S, AccountsLink
 from serve_app.router.claims import Claim, Standing
 from serve_app.router.replays import KeptAnswer
-from serve_app.tenants.directory import Directory
-from serve_app.tenants.keys import Key, digest_of, new_key
+from serve_app.tenants.keys import Directory, Key, digest_of, new_key
 
 PEPPER = b"p" * 32
 

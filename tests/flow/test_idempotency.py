@@ -21,9 +21,9 @@ from serve_app.http.idempotency import Idempotent
 from serve_app.http.metrics import Served
 from serve_app.http.rate_headers import rate_headers
 from serve_app.http.settings import HttpSettings
-from serve_app.router.account import Rate, Rates
 from serve_app.router.claims import LOST_S, Claim, Claimed, Claims
 from serve_app.router.fleet import Fleet
+from serve_app.router.quotas import Rate, Rates
 from serve_app.router.replays import Message, Recording, Replays, ReplaySettings
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend

@@ -10,7 +10,7 @@ from serve_app.cli.doctor.advisories import that_affect
 from serve_app.cli.doctor.facts import Facts
 from serve_app.cli.doctor.verdicts import RESTART, Verdict
 from serve_app.core.tenants import Scope
-from serve_app.tenants.pepper import DEFAULT_PEPPER
+from serve_app.tenants.keys import DEFAULT_PEPPER
 
 OTHERS = 0o077
 DEBUG_SWITCHES = {
