@@ -42,9 +42,9 @@ from serve_app.http.rate_headers import rate_headers
 from serve_app.http.styles import OpenAiStyle
 from serve_app.router.accounting import Books
 from serve_app.router.fleet import Fleet
+from serve_app.router.idempotency import Replays
 from serve_app.router.ledger_writer import Scribe
 from serve_app.router.quotas import Quotas
-from serve_app.router.replays import Replays
 from serve_app.router.router import Router
 from serve_app.router.run import Run
 from serve_app.tenants.keys import Directory, Key, digest_of, new_key

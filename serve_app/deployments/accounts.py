@@ -17,8 +17,7 @@ from serve_app.core.prices import Prices
 from serve_app.core.quotas import Lease, Statement
 from serve_app.core.tenants import Limits
 from serve_app.deployments.logs import log_as_configured
-from serve_app.router.claims import Attempts, Claim, Claimed, Claims
-from serve_app.router.replays import Message
+from serve_app.router.idempotency import Attempts, Claim, Claimed, Claims, Message
 from serve_app.tenants.admin_service import Office
 from serve_app.tenants.errors import NotThere, StoreUnavailable, TenancyError
 from serve_app.tenants.keys import VARIABLE, Directory

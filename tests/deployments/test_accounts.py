@@ -21,7 +21,7 @@ from serve_app.core.prices import Price, Prices
 from serve_app.core.quotas import Meter, Statement
 from serve_app.deployments.accounts import Accounts
 from serve_app.deployments.logs import ACCESS_LOGGER
-from serve_app.router.claims import Claim, Standing
+from serve_app.router.idempotency import Claim, Standing
 from serve_app.tenants.errors import StoreUnavailable, TenancyError
 from serve_app.tenants.leased_limits import NEVER_TOLD
 

@@ -21,9 +21,9 @@ from serve_app.http.guard import Door
 from serve_app.observe.lines import GuardedFormatter
 from serve_app.router.accounting import Books
 from serve_app.router.fleet import Fleet
+from serve_app.router.idempotency import Replays
 from serve_app.router.ledger_writer import Scribe
 from serve_app.router.quotas import Quotas
-from serve_app.router.replays import Replays
 from serve_app.router.router import Router
 from serve_app.tenants.admin_service import Office
 from serve_app.tenants.lending import Lending
