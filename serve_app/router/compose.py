@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.logprobs import LegacyLogprobs, ranked_body
-from serve_app.api.recordings import ShownRecording
+from serve_app.api.logprobs import LegacyLogprobs, ShownRecording, ranked_body
 from serve_app.api.responses import Choice
 from serve_app.core.delta import Delta, PromptReport, TokenLogprob
 from serve_app.core.infill import SuffixMode

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.shown import shown
+from serve_app.api.error_text import shown
 from serve_app.catalog.mixes import write_mix
 from serve_app.core.cards import ModelCard
 from serve_app.core.constraint import Constraint

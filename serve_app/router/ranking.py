@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.dialect import BestOf
+from serve_app.api.dialects import BestOf
 from serve_app.api.responses import Choice
 from serve_app.router.event import Event
 

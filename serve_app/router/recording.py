@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.embeddings import EmbeddingRequest
-from serve_app.api.shown import shown
+from serve_app.api.error_text import shown
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.recording import RecordParams

@@ -6,13 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Generic, Protocol, Self, TypeVar
 
-from serve_app.api.chunks import TEXT_MARK, ChunkWriter, dump, dump_text, written_choice
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.fragments import Fragment
-from serve_app.api.logprobs import LegacyLogprobs
-from serve_app.api.recordings import ShownRecording
-from serve_app.api.responses import Choice, ResponseHead, completion_body, sglext_members, token_counts, usage_body
-from serve_app.api.sse import DONE
+from serve_app.api.logprobs import LegacyLogprobs, ShownRecording
+from serve_app.api.responses import (
+    TEXT_MARK,
+    Choice,
+    ChunkWriter,
+    ResponseHead,
+    completion_body,
+    sglext_members,
+    token_counts,
+    usage_body,
+    written_choice,
+)
+from serve_app.api.sse import DONE, Fragment, dump, dump_text
 from serve_app.core.delta import FinishReason, Usage
 from serve_app.core.recording import Recording
 from serve_app.router.compose import Composer, Part

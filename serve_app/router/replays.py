@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
-from serve_app.api.shown import shown
+from serve_app.api.error_text import shown
 from serve_app.core.errors import InvalidRequest, KeyReused, QuotaExceeded
 
 MAX_KEY_CHARS = 255

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from serve_app.api.chunks import dump
 from serve_app.api.responding import Item, ResponsesRequest
 from serve_app.api.response_items import ResponseWriter
 from serve_app.api.responses import ResponseHead
+from serve_app.api.sse import dump
 from serve_app.api.sse import event as sse_event
 from serve_app.core.errors import ServeError
 from serve_app.router.chat import ChatComposer

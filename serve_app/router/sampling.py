@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.shown import shown
+from serve_app.api.error_text import shown
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.request import DRY_BASE, DryParams, SamplingParams, UnencodedParams
 

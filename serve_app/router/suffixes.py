@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.dialect import Suffix
+from serve_app.api.dialects import Suffix
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest, NotSupported
 from serve_app.core.infill import SuffixMode

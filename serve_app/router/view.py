@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from serve_app.api.dialects.dialect import ONLY_MODEL
+from serve_app.api.dialects import ONLY_MODEL
 from serve_app.catalog.resolve import Catalog
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ModelLoading, ModelNotFound, NotFound
