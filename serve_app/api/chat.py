@@ -17,10 +17,8 @@ from serve_app.api.forms.form import FLAG, Integer, OneOf, Parameter
 from serve_app.api.forms.messages import IMAGE, Documents, Messages, TemplateVariables, images_of, parts_of
 from serve_app.api.parameters import PARAMETERS, Carried, Disposition, NotYet, Renamed, declared
 from serve_app.core.cards import ModelCard
-from serve_app.core.conversation import Conversation
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
-from serve_app.core.images import Image
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import Conversation, Image, Prompt
 from serve_app.core.tools import Tool, Tools
 
 DEVELOPER, SYSTEM = "developer", "system"

@@ -38,10 +38,8 @@ from serve_app.api.forms.messages import Choice, ToolList
 from serve_app.api.forms.names import AdapterName, AdapterNames, AdapterScales, ModelNames, Samplers
 from serve_app.api.forms.prompts import AllowedIds, LogitBias, Prediction, Prompts, Speculation, TokenIds
 from serve_app.api.limits import INT32_MAX, INT64_MAX
-from serve_app.core.constraint import Constraint
-from serve_app.core.images import Image
-from serve_app.core.infill import Infill, SuffixMode
-from serve_app.core.request import DRY_ALLOWED_LENGTH, DRY_BASE, Prompt, SamplerName
+from serve_app.core.prompt import Image, Infill, Prompt, SuffixMode
+from serve_app.core.request import DRY_ALLOWED_LENGTH, DRY_BASE, Constraint, SamplerName
 from serve_app.core.tools import Tool, ToolChoice, Tools
 
 

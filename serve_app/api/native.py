@@ -20,8 +20,8 @@ from serve_app.api.paths import Path
 from serve_app.api.schemas import nullable
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
-from serve_app.core.infill import ExtraFile, Infill
-from serve_app.core.request import Prompt, SamplerName, samplers_in_order
+from serve_app.core.prompt import ExtraFile, Infill, Prompt
+from serve_app.core.request import SamplerName, samplers_in_order
 
 SAME_NAMES = (
     "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma", "xtc_probability",

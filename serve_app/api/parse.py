@@ -28,7 +28,7 @@ from serve_app.api.parameters import (
     read_fields,
 )
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import Prompt
 
 Request = TypeVar("Request", bound=CompletionRequest)
 ChooseDialect = Callable[[object], Dialect]

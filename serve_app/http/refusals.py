@@ -13,8 +13,8 @@ from starlette.types import Scope
 
 from serve_app.api.dialects import HEADER, Dialect, dialect_named, error_body, error_status
 from serve_app.api.error_text import shown
-from serve_app.core.concern import about
 from serve_app.core.errors import EngineFailed, InvalidRequest, MethodNotAllowed, NotFound, ServeError
+from serve_app.core.log_context import about
 from serve_app.http.exchange import headers_of
 
 logger = logging.getLogger(__name__)

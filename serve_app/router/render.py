@@ -21,7 +21,7 @@ from serve_app.api.responses import (
 )
 from serve_app.api.sse import DONE, Fragment, dump, dump_text
 from serve_app.core.delta import FinishReason, Usage
-from serve_app.core.recording import Recording
+from serve_app.core.request import Recording
 from serve_app.router.compose import Composer, Part
 from serve_app.router.event import Event
 from serve_app.router.ranking import Score, best_choices

@@ -13,7 +13,7 @@ from serve_app.api.forms.form import Schema, Terms, Value
 from serve_app.api.forms.images import images_schema, read_image
 from serve_app.api.limits import WireLimits
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
-from serve_app.core.images import Image
+from serve_app.core.prompt import Image
 from serve_app.core.tools import Tool, ToolChoice
 
 Message = dict[str, Any]

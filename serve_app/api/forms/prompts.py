@@ -12,8 +12,7 @@ from serve_app.api.forms.form import TOKEN_ID, Schema, Terms, Value, integral, i
 from serve_app.api.forms.images import images_schema, in_places, read_images
 from serve_app.api.limits import MAX_TOKEN_ID, WireLimits
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.images import MARKER, MEDIA_MARKER
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import MARKER, MEDIA_MARKER, Prompt
 
 ALLOWED = (
     'a non-empty string, a list of token ids, a list of strings and token ids, or an object with a "prompt_string"'
