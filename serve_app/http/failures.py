@@ -8,7 +8,7 @@ import secrets
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.api.dialects.dialect import Dialect
+from serve_app.api.dialects import Dialect
 from serve_app.core.log_context import log_context
 from serve_app.http.refusals import as_serve_error, dialect_heard, error_response
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from serve_app.api.dialects.tables import HEADER
+from serve_app.api.dialects import HEADER
 from serve_app.api.paths import POSTED
 
 MAX_BYTES = 16384

@@ -21,7 +21,7 @@ from typing import Any
 
 import uvicorn
 
-from serve_app.api.dialects.tables import UNION
+from serve_app.api.dialects import UNION
 from serve_app.http.arrival import Arrival, has_ended
 from serve_app.http.caller import Caller
 from serve_app.http.failures import request_id_of

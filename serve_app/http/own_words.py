@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.api.dialects.tables import HEADER, UNION
+from serve_app.api.dialects import HEADER, UNION
+from serve_app.api.error_text import shown
 from serve_app.api.paths import Path
-from serve_app.api.shown import shown
 from serve_app.core.errors import DeadlineExceeded, NotFound, Overloaded, ServeError, Unavailable
 from serve_app.http.failures import request_id_of
 from serve_app.http.refusals import dialect_heard, error_response

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from serve_app.api.dialects.tables import HEADER, UNION
+from serve_app.api.dialects import HEADER, UNION
 from serve_app.api.paths import POSTED
 from serve_app.http.arrival import has_ended
 from serve_app.http.caller import Caller

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from serve_app.api.dialects.dialect import Dialect
+from serve_app.api.dialects import Dialect
 from serve_app.core.errors import ServeError
 from serve_app.http.refusals import error_response
 

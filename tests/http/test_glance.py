@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.api.dialects.tables import HEADER
+from serve_app.api.dialects import HEADER
 from serve_app.http.glance import MAX_BYTES, MAX_HEADERS, plain_post
 from tests.http.full_proxy import BODY, CHUNKED, COUNTED, HEALTH, post
 

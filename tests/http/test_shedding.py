@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.server import ServerState
 
-from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.core.tenants import Identity, Tenant
 from serve_app.http.caller import MAX_IN_A_ROW
 from serve_app.http.failures import REQUEST_ID
