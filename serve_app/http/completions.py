@@ -107,6 +107,8 @@ class Completions:
             return exchange.dialect
 
         try:
+            assert story.ticket is not None, "it was let in"
+            await story.ticket.turn()
             story.request = self._style.parse(body, self._settings.limits, choose_dialect)
             request = story.request = self._router.settled(story.request)
             exchange.tell = lambda: [
@@ -115,6 +117,7 @@ class Completions:
             ]
             limit_s = time_limit_of(headers)
             opened = self._router.open(request, story.ticket, request_id=story.request_id, limit_s=limit_s)
+            await opened.in_turn(story.ticket.turn())
             story.models = tuple(dict.fromkeys(each.model.name for each in opened.requests))
             self._router.check_lengths(opened)
             story.permit = await self._router.reserve(opened)
