@@ -106,7 +106,7 @@ HAPROXY_SETTINGS = (
     Setting(
         name="RAY_SERVE_LOG_TO_STDERR",
         value="1",
-        reason="routers' lines go to Ray's log of their process; where Serve takes them, each costs a walk of the stack",
+        reason="a process's lines go to Ray's log of it; where Serve takes them, each costs a walk of the stack",
     ),
     Setting(
         name="RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",

@@ -15,7 +15,7 @@ from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.tables import HEADER, dialect_named
 from serve_app.api.response_headers import response_headers
 from serve_app.api.responses import ResponseHead
-from serve_app.core.errors import DeadlineExceeded, ServeError
+from serve_app.core.errors import DeadlineExceeded, Overloaded, ServeError
 from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.http.bodies import check_media_type
 from serve_app.http.exchange import ClientGone, Exchange, read_body, watch
@@ -96,6 +96,8 @@ class Completions:
             )
         except ServeError as error:
             story.error = error
+            if isinstance(error, Overloaded):
+                await self._router.admission.may_tell()
             await exchange.fail(error)
             return None
 

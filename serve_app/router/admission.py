@@ -27,6 +27,9 @@ KEPT_PART = 8
 """Such a part of the places is kept for flows that have less than their share, where several ask."""
 END_S = 2.0
 """For requests that were told that they end."""
+REFUSALS_PER_S = 200.0
+"""More are told later: clients that come again at once would take the router's time from those it has let in."""
+MAX_REFUSAL_DELAY_S = 5.0
 ANYBODY = Share()
 NOBODY: Mapping[str, int] = MappingProxyType({})
 
@@ -156,6 +159,7 @@ class Admission:
         self._closed: Unavailable | None = None  # who is inside goes on
         self._stopped: Unavailable | None = None
         self._left = asyncio.Event()
+        self._last_told_at = 0.0  # when the refusal that was made last is told
 
     @property
     def num_open(self) -> int:
@@ -196,6 +200,14 @@ class Admission:
         self._door.add(share.flow, 1)
         self._unknown[share.flow] += 1
         return ticket
+
+    async def may_tell(self) -> None:
+        """Wait until one more client may be told that it is refused."""
+        now = self._clock()
+        told_at = max(now, self._last_told_at + 1 / REFUSALS_PER_S)
+        self._last_told_at = min(told_at, now + MAX_REFUSAL_DELAY_S)
+        if self._last_told_at > now:
+            await asyncio.sleep(self._last_told_at - now)
 
     def grow(self, ticket: Ticket, sizes: Mapping[str, int]) -> None:
         """As Ticket.grow."""
