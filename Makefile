@@ -54,7 +54,7 @@ lock: $(VENV)/.installed-dev ## Write requirements.lock: what is pinned, with th
 	$(BIN)/python -m tests.house.lock
 
 bench: $(VENV)/.installed-dev ## Measure engine, router and server; WHOLE=1: every case, and how cost grows (an hour)
-	$(BIN)/python -m tests.bench $(if $(WHOLE),--whole)
+	$(BIN)/python -m benchmarks $(if $(WHOLE),--whole)
 
 docs: $(VENV)/.installed-dev ## Write what the documents take from the code anew
 	$(BIN)/python -m tests.docs.write

@@ -8,8 +8,8 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
 from serve_app.catalog.adapters import WEIGHTS, read_records
-from serve_app.catalog.chat_template import chat_templates_of
-from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.defaults import chat_templates_of
+from serve_app.catalog.files import CatalogError
 from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.check.findings import Finding, Path, Severity
 from serve_app.check.single import judged_adapters
@@ -17,7 +17,7 @@ from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.loading import default_sampling_of, embedding_form_of, engine_config
 
 if TYPE_CHECKING:
-    from serve_app.core.adapters import AdapterRecord
+    from serve_app.core.cards import AdapterRecord
     from serve_app.engine.lora.adapter import Adapter
 
 
@@ -36,8 +36,8 @@ class Needs:
 
 def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
     """Findings of `args.path`, `args.chat_template` and `args.adapters`. Notes: usable adapters, default sampling."""
-    from serve_app.engine.errors import ModelNotSupported  # imported here: it brings torch, which takes time
-    from serve_app.engine.loading import rehearse
+    from serve_app.engine.decoder.errors import ModelNotSupported  # imported here: it brings torch, which takes time
+    from serve_app.engine.decoder.loading import rehearse
 
     is_sound = True
     try:
@@ -80,8 +80,8 @@ def _notes(args: ModelArgs, path: Path) -> Iterator[Finding]:
 
 def check_device(args: ModelArgs, path: Path, *, severity: Severity) -> Iterator[Finding]:
     """Yield what the replica would say of its device on this machine."""
-    from serve_app.engine.errors import ModelNotSupported  # imported here: it brings torch, which takes time
-    from serve_app.engine.loading import choose_device
+    from serve_app.engine.decoder.errors import ModelNotSupported  # imported here: it brings torch, which takes time
+    from serve_app.engine.decoder.loading import choose_device
 
     if args.device == "cuda":
         try:
@@ -96,10 +96,10 @@ def needs_of(args: ModelArgs) -> Needs:
 
     Raises CatalogError, ModelNotSupported, OSError.
     """
-    from serve_app.engine.budget import PROCESS_BYTES, bytes_of_steps  # imported here: torch takes time
-    from serve_app.engine.judgement import judge
-    from serve_app.engine.shards.division import divide
-    from serve_app.engine.weights import weight_bytes_on_cpu
+    from serve_app.engine.decoder.judgement import judge
+    from serve_app.engine.decoder.weights import weight_bytes_on_cpu
+    from serve_app.engine.kv.budget import PROCESS_BYTES, bytes_of_steps  # imported here: torch takes time
+    from serve_app.engine.tensor_parallel.division import divide
 
     folder = read_model_folder(locate_model(args.path))
     judged, count = judge(folder.path, with_images=args.images), args.tensor_parallel

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serve_app.catalog.adapters import CONFIG, read_adapter, read_records
-from serve_app.catalog.chat_template import chat_templates_of
-from serve_app.catalog.errors import CatalogError
-from serve_app.catalog.generation_config import read_default_sampling
+from serve_app.catalog.defaults import chat_templates_of, read_default_sampling
+from serve_app.catalog.files import CatalogError
 from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.loading import engine_config
 
 if TYPE_CHECKING:
-    from serve_app.core.adapters import AdapterRecord
+    from serve_app.core.cards import AdapterRecord
     from serve_app.engine.lora.adapter import Adapter
 
 
@@ -35,8 +34,8 @@ class FolderReport:
 
 def check_model_folder(path: str, *, dtype: str) -> FolderReport:
     """A base model, in the numbers that it would be loaded in."""
-    from serve_app.engine.errors import ModelNotSupported  # imported here: it brings torch, which takes time
-    from serve_app.engine.loading import rehearse
+    from serve_app.engine.decoder.errors import ModelNotSupported  # imported here: it brings torch, which takes time
+    from serve_app.engine.decoder.loading import rehearse
 
     try:
         folder = read_model_folder(locate_model(path))
@@ -81,7 +80,7 @@ def judged_adapters(
 
     Raises CatalogError where the model is none.
     """
-    from serve_app.engine.errors import ModelNotSupported
+    from serve_app.engine.decoder.errors import ModelNotSupported
     from serve_app.engine.lora.registration import judge_adapters
 
     path = read_model_folder(locate_model(model)).path

@@ -15,13 +15,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.core.delta import Load
-from serve_app.core.flow_usage import FlowUsage
+from serve_app.core.ledger import FlowUsage
 from serve_app.core.names import ModelRef
 from serve_app.http.routes import path_of
 from serve_app.router.admission import Admission, Reason
 from serve_app.router.fleet import Fleet
 from serve_app.router.run import Run
-from serve_app.router.tally import Tally
+from serve_app.router.stats import Tally
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OTHER = "other"

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from starlette.types import Message, Scope
 
+from benchmarks.bare_serve import CHUNK, Door, Pace, Streams
+from benchmarks.load import Events
 from serve_app.api.chunks import ChunkWriter, written_choice
 from serve_app.api.responses import Choice, ResponseHead
-from tests.bench.bare_serve import CHUNK, Door, Pace, Streams
-from tests.bench.load import Events
 
 HTTP: Scope = {"type": "http"}
 

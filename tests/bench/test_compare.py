@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from tests.bench.checkpoints import words
-from tests.bench.compare import Server, measure, readable, report, stopped, turned
-from tests.bench.workloads import Workload
+from benchmarks.checkpoints import words
+from benchmarks.compare import Server, measure, readable, report, stopped, turned
+from benchmarks.workloads import Workload
 
 SMALL = Workload(name="W1", about="small", concurrency=2, num_requests=3, prompt=4, max_tokens=5)
 

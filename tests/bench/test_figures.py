@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from tests.bench.figures import medians, quantile, ratios, round_figures, table
-from tests.bench.load import Answer, Events, read_usage
+from benchmarks.figures import medians, quantile, ratios, round_figures, table
+from benchmarks.load import Answer, Events, read_usage
 
 
 def event(text: str) -> bytes:

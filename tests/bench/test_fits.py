@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.bench.fits import fit
+from benchmarks.fits import fit
 
 WORK = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.bench import bench_gpu
-from tests.bench.engine_cases import Case, Shape, decode
-from tests.bench.gpu_cases import adapter_bytes, cases, floor_ms, misses, told
+from benchmarks import bench_gpu
+from benchmarks.engine_cases import Case, Shape, decode
+from benchmarks.gpu_cases import adapter_bytes, cases, floor_ms, misses, told
 
 CONFIG = {
     "hidden_size": 8, "intermediate_size": 20, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -62,7 +62,7 @@ def test_a_report_says_ratios_and_what_misses_the_aims() -> None:
 @pytest.mark.slow
 def test_where_there_is_no_gpu_it_says_so_and_ends() -> None:
     tree = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "tests.bench.bench_gpu"]
+    command = [sys.executable, "-m", "benchmarks.bench_gpu"]
     ended = subprocess.run(
         command, cwd=tree, env=os.environ | {"PYTHONPATH": str(tree)}, capture_output=True, text=True
     )

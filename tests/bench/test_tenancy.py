@@ -9,7 +9,7 @@ from types import FrameType
 
 from starlette.types import ASGIApp
 
-from tests.bench.bench_tenancy import UNSEEN, Setup, kinds_of_refusals, spend
+from benchmarks.bench_tenancy import UNSEEN, Setup, kinds_of_refusals, spend
 
 NUM_REQUESTS = 16
 NUM_ROUNDS = 8

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.engine.loading import load_model
+from benchmarks.watched_engine import WatchedEngine
+from serve_app.engine.decoder.loading import load_model
 from serve_app.text.tokenizer import TextTokenizer
-from tests.bench.watched_engine import WatchedEngine
 from tests.engine.conftest import DEMO
 from tests.engine.harness import complete, config, make_engine, request
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bench.checkpoints import word_tokenizer, words
-from tests.bench.workloads import BY_NAME, WORKLOADS, Workload, bodies, warming
+from benchmarks.checkpoints import word_tokenizer, words
+from benchmarks.workloads import BY_NAME, WORKLOADS, Workload, bodies, warming
 
 WORDS = words()
 

@@ -11,15 +11,15 @@ import pytest
 from safetensors.torch import save_file
 
 from serve_app.catalog.adapters import read_records
-from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.files import CatalogError
 from serve_app.check.findings import Severity
 from serve_app.check.folders import check_model
 from serve_app.check.single import check_model_folder
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.loading import load_service
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.errors import ModelNotSupported
-from serve_app.engine.loading import load_model
+from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.loading import load_model
 from serve_app.engine.lora.registration import bind_adapters
 from tests.catalog.zoo import SOUND_CONFIG, write_adapter
 from tests.families.making import save_config, save_model

@@ -12,14 +12,14 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from benchmarks.checkpoints import save_random_adapter
 from serve_app.check.cluster_file import check_file
 from serve_app.check.findings import Severity
 from serve_app.check.folders import Needs
 from serve_app.check.memory import Reservation, check_memory, reservation
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.loading import load_model
-from tests.bench.checkpoints import save_random_adapter
+from serve_app.engine.decoder.loading import load_model
 from tests.engine.conftest import DEMO
 from tests.families import storing
 from tests.families.making import save_model

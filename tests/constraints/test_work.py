@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 
+from benchmarks.zoo import GRAMMARS, HARMLESS, SCHEMAS
 from serve_app.constraints.compilation import NUM_FOLLOWED_RULES, build_matcher, compile_source
 from serve_app.constraints.limits import parser_limits
 from serve_app.constraints.refusal import Refusal
-from serve_app.core.constraint import ConstraintKind
-from tests.bench.zoo import GRAMMARS, HARMLESS, SCHEMAS
+from serve_app.core.request import ConstraintKind
 from tests.constraints.vocabularies import accepts, matcher_of, tokenizer
 
 KINDS: dict[str, ConstraintKind] = {"regex": "regex", "json_schema": "json_schema", "grammar": "gbnf"}

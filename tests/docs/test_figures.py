@@ -13,9 +13,9 @@ README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 
 def test_figures_of_the_readme_are_those_of_the_line_it_names() -> None:
-    date = re.search(r"the line of (\S+) in `tests/bench/history.jsonl`", README)
+    date = re.search(r"the line of (\S+) in `benchmarks/history.jsonl`", README)
     assert date is not None
-    lines = (REPOSITORY / "tests" / "bench" / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (REPOSITORY / "benchmarks" / "history.jsonl").read_text(encoding="utf-8").splitlines()
     (figures,) = [json.loads(line)["figures"] for line in lines if json.loads(line)["date"].startswith(date[1])][-1:]
     one, many, eight, adapted = (
         figures[f"decode {case}, ms"] for case in ("1 x 256", "32 x 256", "8 x 256", "8 x 256, 8 of 8 adapters")

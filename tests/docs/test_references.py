@@ -80,7 +80,7 @@ def anchors(file: Path) -> frozenset[str]:
 def words_of_code() -> frozenset[str]:
     """Every name in code, tests, settings and the Makefile."""
     files = [REPOSITORY / name for name in ("Makefile", "pyproject.toml", "cluster.yaml", "constraints.txt")]
-    for folder in ("serve_app", "tests"):
+    for folder in ("serve_app", "tests", "benchmarks"):
         files += [each for each in (REPOSITORY / folder).rglob("*.py") if each.parent.name != "docs"]
     files += (REPOSITORY / "serve_app").rglob("*.yaml")
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
@@ -175,7 +175,7 @@ def test_a_name_that_is_said_to_be_in_a_file_is_there(file: Path) -> None:
 
 
 def test_headings_that_code_cites_exist() -> None:
-    sources = [each for folder in ("serve_app", "tests") for each in (REPOSITORY / folder).rglob("*.py")]
+    sources = [each for folder in ("serve_app", "tests", "benchmarks") for each in (REPOSITORY / folder).rglob("*.py")]
     cited = {found.groups() for each in sources for found in CITED.finditer(each.read_text(encoding="utf-8"))}
     assert len(cited) > 3
     for page, anchor in cited:

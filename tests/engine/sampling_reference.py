@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import cast
 
 from serve_app.core.request import DryParams, LogprobParams, SamplingParams, StopParams
-from serve_app.engine.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.text.detokenizer import Detokenizer
 from tests.engine.harness import request
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from serve_app.engine.decoder.loading import LoadedModel
+from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.plan import AttentionPlan, Scoring
 from serve_app.engine.kv.storage import Storage
-from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.bank import AdapterBank
-from serve_app.engine.runner import Runner
 from tests.engine.conftest import DEMO
 from tests.engine.harness import complete, config, make_engine, request
 

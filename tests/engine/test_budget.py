@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from serve_app.engine.budget import CPU_SHARE, check_adapters_fit, context_within, free_bytes, kv_budget
-from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.loading import load_model
+from serve_app.engine.kv.budget import CPU_SHARE, check_adapters_fit, context_within, free_bytes, kv_budget
 from serve_app.engine.kv.memory import Reservation
 from serve_app.engine.kv.shape import KeyValueShape
-from serve_app.engine.loading import load_model
 from tests.engine.harness import config
 from tests.families.making import save_config
 

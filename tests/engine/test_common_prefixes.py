@@ -10,11 +10,11 @@ from torch import Tensor
 
 from serve_app.engine.cpu.attention_form import STRETCH
 from serve_app.engine.cpu.rows_plan import RowsPlan, rows_of, takes_prompts
+from serve_app.engine.decoder.openmp import libgomp
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.lanes import LaneStorage
 from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.kv.shape import KeyValueShape
-from serve_app.engine.openmp import libgomp
 from tests.engine.harness import complete, config, make_engine, request
 from tests.families.making import save_model
 

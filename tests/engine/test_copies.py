@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from serve_app.core.request import GenerationRequest, SamplingParams
 from serve_app.engine.engine import Engine
 from serve_app.engine.kv.storage import Holding, Storage
-from serve_app.engine.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Sequence
 from tests.engine.conftest import DEMO
 from tests.engine.harness import (
     Outcome,

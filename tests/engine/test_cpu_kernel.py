@@ -16,11 +16,11 @@ from serve_app.engine.cpu.attention_form import STRETCH, Form
 from serve_app.engine.cpu.compiling import Machine
 from serve_app.engine.cpu.rows import KEYS_IN_PAIRS, KEYS_PER_HEAD, Row, RowsKernel, Table, rows_kernel, tables_of
 from serve_app.engine.cpu.rows_plan import SHORT, RowsPlan, rows_of, takes_prompts
+from serve_app.engine.decoder.openmp import libgomp
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.lanes import LaneStorage
 from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.kv.shape import KeyValueShape
-from serve_app.engine.openmp import libgomp
 
 pytestmark = pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")
 

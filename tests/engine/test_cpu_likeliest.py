@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from serve_app.core.request import LogprobParams, SamplingParams
-from serve_app.engine.batch import Batch, Span
 from serve_app.engine.cpu import compiling
 from serve_app.engine.cpu.likeliest import Likeliest, likeliest_kernel
-from serve_app.engine.openmp import libgomp
+from serve_app.engine.decoder.openmp import libgomp
 from serve_app.engine.sampling.narrow import widened
 from serve_app.engine.sampling.sampler import Sampler
-from serve_app.engine.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 from tests.engine.sampling_reference import row
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")]

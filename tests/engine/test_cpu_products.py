@@ -13,7 +13,7 @@ from serve_app.engine.cpu import compiling, products
 from serve_app.engine.cpu.product_kernel import ROWS
 from serve_app.engine.cpu.products import MAX_ROWS, MIDDLE, LaidOut, WholeRows
 from serve_app.engine.decoder.linears import NUM_ROWS, OneDnnWeight, PackedLinear, make_linear, pays
-from serve_app.engine.openmp import libgomp
+from serve_app.engine.decoder.openmp import libgomp
 
 HAS_KERNEL = products._kernel() is not None
 needs_kernel = pytest.mark.skipif(not HAS_KERNEL, reason="a CPU without AVX512-BF16, or with AMX")

@@ -13,7 +13,7 @@ from serve_app.engine.decoder import layer as layers
 from serve_app.engine.decoder import norm as norms
 from serve_app.engine.decoder.layer import Mlp, Rotation
 from serve_app.engine.decoder.norm import Change, HeadNorms, RootMeanSquare, added_and_normed
-from serve_app.engine.openmp import libgomp
+from serve_app.engine.decoder.openmp import libgomp
 from serve_app.engine.quantized import int8_kernels
 
 pytestmark = pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")

@@ -9,11 +9,10 @@ from collections.abc import Sequence as Items
 import pytest
 
 from serve_app.core.shares import Share
-from serve_app.engine.batch import Batch
-from serve_app.engine.fairness.counters import Counters
-from serve_app.engine.fairness.turns import DebtOf, Rules
-from serve_app.engine.queue import KeyOf, Lacks, WaitingQueue, lacks_nothing, no_debt
-from serve_app.engine.sequence import Sequence
+from serve_app.engine.scheduler.counters import Counters
+from serve_app.engine.scheduler.queue import KeyOf, Lacks, WaitingQueue, lacks_nothing, no_debt
+from serve_app.engine.scheduler.sequence import Batch, Sequence
+from serve_app.engine.scheduler.turns import DebtOf, Rules
 from tests.engine.simulated import Simulation
 
 A, B = Share(flow="a"), Share(flow="b")

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from serve_app.api.live import Moment
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import Prompt
 from serve_app.core.shares import Share
 from serve_app.engine.engine import Engine
-from serve_app.engine.pace import Pace
+from serve_app.engine.scheduler.pace import Pace
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import Outcome, collect, complete, config, make_engine, request, sequences
 from tests.fakes import replica_card

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.core.shares import Share
-from serve_app.engine.fairness.order import Order
-from serve_app.engine.fairness.turns import DebtOf, Key, Rules, with_debt
-from serve_app.engine.queue import MOST_LOOKED_AT, KeyOf, Lacks, Line, WaitingQueue, lacks_nothing, no_debt
-from serve_app.engine.sequence import Sequence
+from serve_app.engine.scheduler.order import Order
+from serve_app.engine.scheduler.queue import MOST_LOOKED_AT, KeyOf, Lacks, Line, WaitingQueue, lacks_nothing, no_debt
+from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.turns import DebtOf, Key, Rules, with_debt
 from tests.engine.simulated import Simulation
 from tests.engine.test_fairness import told
 

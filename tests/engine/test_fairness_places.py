@@ -9,11 +9,11 @@ import pytest
 
 from serve_app.core.shares import Priority, Share
 from serve_app.engine.config import SPARE_PART
-from serve_app.engine.fairness import places as places_module
-from serve_app.engine.fairness.counters import Counters
-from serve_app.engine.fairness.places import AT_ONCE, PAID, Places
-from serve_app.engine.fairness.turns import Rules
-from serve_app.engine.sequence import Sequence
+from serve_app.engine.scheduler import places as places_module
+from serve_app.engine.scheduler.counters import Counters
+from serve_app.engine.scheduler.places import AT_ONCE, PAID, Places
+from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.turns import Rules
 from tests.engine.simulated import Simulation
 
 LONG, SHORT = Share(flow="long"), Share(flow="short")

@@ -11,17 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.flow_usage import REST, FlowUsage, UsageReport
-from serve_app.core.ledger import Spent
+from serve_app.core.ledger import REST, FlowUsage, Spent, UsageReport
 from serve_app.core.shares import Share
-from serve_app.engine.batch import Batch, Span
-from serve_app.engine.charging import charge
-from serve_app.engine.fairness import accounts as accounts_module
-from serve_app.engine.fairness import counters as counters_module
-from serve_app.engine.fairness.accounts import Account, Accounts
-from serve_app.engine.fairness.counters import Counters
-from serve_app.engine.fairness.filling import LEAST_LUMP, MOST_LUMPS, Claim, filled
-from serve_app.engine.fairness.turns import A_MOMENT_S, Rules, Standing, next_rise, turn_key
+from serve_app.engine.scheduler import accounting as accounts_module
+from serve_app.engine.scheduler import counters as counters_module
+from serve_app.engine.scheduler.accounting import Account, Accounts, charge
+from serve_app.engine.scheduler.counters import Counters
+from serve_app.engine.scheduler.filling import LEAST_LUMP, MOST_LUMPS, Claim, filled
+from serve_app.engine.scheduler.sequence import Batch, Span
+from serve_app.engine.scheduler.turns import A_MOMENT_S, Rules, Standing, next_rise, turn_key
 from tests.engine.simulated import Simulation
 
 PRIORITIES = st.sampled_from(["interactive", "standard", "batch"])
@@ -210,8 +208,8 @@ def test_a_listener_hears_of_every_change_once_a_few_at_a_time(changes: list[tup
 
 
 def test_the_policy_needs_no_torch() -> None:
-    names = ("turns", "counters", "filling", "accounts")
-    lines = [f"import serve_app.engine.fairness.{name}" for name in names]
+    names = ("turns", "counters", "filling", "accounting")
+    lines = [f"import serve_app.engine.scheduler.{name}" for name in names]
     found = subprocess.run(
         [sys.executable, "-c", "; ".join([*lines, "import sys; print('torch' in sys.modules)"])],
         capture_output=True, text=True, check=True,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from serve_app.engine.attention import attend
+from serve_app.engine.decoder.attention import attend
 from serve_app.engine.gpu.flashinfer import FlashInfer, lay_indices
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.pages import PageStorage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serve_app.engine.attention import attend
+from serve_app.engine.decoder.attention import attend
 from serve_app.engine.kv.groups import CALL_POSITIONS, Reading, runs
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from serve_app.engine.errors import ModelNotSupported
-from serve_app.engine.judgement import judge
-from serve_app.engine.loading import load_model, read_eos_token_ids
+from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.judgement import judge
+from serve_app.engine.decoder.loading import load_model, read_eos_token_ids
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.harness import config
 from tests.families.making import NUM_BYTES, SPECIAL_TOKENS, make_config, save_config, save_model

@@ -8,9 +8,9 @@ from typing import Literal
 import pytest
 import torch
 
-from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.loading import load_model
 from serve_app.engine.gpu.availability import choose_kernels
-from serve_app.engine.loading import load_model
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config
 

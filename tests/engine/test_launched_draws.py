@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from serve_app.core.request import TEMPERATURE_FIRST, TEMPERATURE_LAST, LogprobParams, SamplingParams, StopParams
-from serve_app.engine.batch import Batch, Span
-from serve_app.engine.crossing import Landing
-from serve_app.engine.masks import StepMasks
+from serve_app.engine.decoder.crossing import Landing
 from serve_app.engine.sampling.blind import USUAL, is_usual
 from serve_app.engine.sampling.chain import STAGES, order_of, stages_of
 from serve_app.engine.sampling.logprobs import Scored
+from serve_app.engine.sampling.masks import StepMasks
 from serve_app.engine.sampling.parameters import Parameters
 from serve_app.engine.sampling.sampler import SampledSpan, Sampler
-from serve_app.engine.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 from tests.engine.sampling_reference import row
 from tests.engine.test_sampling import mixed_rows
 from tests.engine.unseen import DEVICE, Looked, NoLooking

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from serve_app.engine.openmp import (
+from serve_app.engine.decoder.openmp import (
     CROWDED,
     LOOK_S,
     ROOMY,
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(libgomp() is None or NUM_CPUS < 2, reason="torch
 
 SPIN = """
 import sys, time, torch
-from serve_app.engine.openmp import Wakefulness
+from serve_app.engine.decoder.openmp import Wakefulness
 threads = 2
 torch.set_num_threads(threads)
 x = torch.ones(1 << 16)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.decoder.narrowing import Narrowing
 from serve_app.engine.kv.making import make_store
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.shape import KeyValueShape, LayerShape
-from serve_app.engine.loading import LoadedModel
 from tests.engine.harness import config
 
 SHAPES = {

@@ -52,7 +52,7 @@ def check_parity(folder: Path, **limits: object) -> object:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_greedy_equals_generate_under_preemption(architecture: str, random_models: Path) -> None:
-    from serve_app.engine.loading import load_model
+    from serve_app.engine.decoder.loading import load_model
 
     model = load_model(config(random_models / architecture))
     per_block = model.shape.bytes_per_token(model.dtype) * 16

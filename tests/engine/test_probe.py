@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DiffLlamaConfig, LlamaConfig, PreTrainedModel, Qwen2Config
 
-from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.probe import check, distance, hear
 from serve_app.engine.kv.shape import KeyValueShape, LayerShape
-from serve_app.engine.probe import check, distance, hear
 from tests.families.families import GEMMA_3N
 from tests.families.making import fill, make_config
 

@@ -17,10 +17,10 @@ from serve_app.engine.cpu.sequence import CallSequence, carrier
 from serve_app.engine.cpu.token_kernels import ADD_AND_NORM, GATE, NORM
 from serve_app.engine.cpu.tokens import token_kernels
 from serve_app.engine.decoder import program as of
+from serve_app.engine.decoder.openmp import libgomp
 from serve_app.engine.decoder.program import MOST_ROWS, Program, Shortcut
+from serve_app.engine.decoder.step import Step
 from serve_app.engine.engine import Engine
-from serve_app.engine.openmp import libgomp
-from serve_app.engine.step import Step
 from tests.engine.adapter_files import save_adapter
 from tests.engine.harness import Outcome, complete, config, make_engine, request
 from tests.families.making import save_model

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.quantized.int4_kernel import BULK_ROWS, check_fits
 from serve_app.engine.quantized.int8_kernels import SEVEN_BITS, FbgemmRows, VnniRows, int8_kernel
 from serve_app.engine.quantized.linear import QuantisedLinear, join_linears, round_to

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from serve_app.engine.attention import GroupedPlan, attend
+from serve_app.engine.decoder.attention import GroupedPlan, attend
+from serve_app.engine.decoder.loading import LoadedModel
+from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.lanes import LaneStorage
 from serve_app.engine.kv.plan import AttentionPlan, Scoring
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.kv.storage import Holding, Storage
+from serve_app.engine.kv.trunk_plan import TrunkPlan, attend_each, attend_together
 from serve_app.engine.kv.trunks import LEAST_GAIN, Trunk, find_trunks
-from serve_app.engine.loading import LoadedModel
 from serve_app.engine.lora.bank import AdapterBank
-from serve_app.engine.runner import Runner
-from serve_app.engine.trunk_plan import TrunkPlan, attend_each, attend_together
 from tests.engine.conftest import DEMO
 from tests.engine.harness import complete, config, make_engine, reference_greedy, request
 

@@ -33,9 +33,9 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.text_part import text_config
 from serve_app.engine.engine import Engine
-from serve_app.engine.errors import ModelNotSupported
-from serve_app.engine.text_part import text_config
 from tests.engine.harness import complete, config, make_engine, request
 from tests.families.families import SECTIONED
 from tests.families.making import HIDDEN, POSITIONS, auto_class, fill, make_config, small, small_tower

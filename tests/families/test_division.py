@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from serve_app.engine.errors import ModelNotSupported
-from serve_app.engine.judgement import judge
-from serve_app.engine.loading import read_module
-from serve_app.engine.shards.division import Division, divide
-from serve_app.engine.weights import held_bytes, shapes_of
+from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.judgement import judge
+from serve_app.engine.decoder.loading import read_module
+from serve_app.engine.decoder.weights import held_bytes, shapes_of
+from serve_app.engine.tensor_parallel.division import Division, divide
 from tests.engine.harness import config
 from tests.families.families import Family
 from tests.families.making import save_model

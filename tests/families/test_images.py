@@ -12,17 +12,18 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoTokenizer
 
-from serve_app.core.images import MARKER, Image
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt, StopParams
+from serve_app.core.prompt import MARKER, Image, Prompt
+from serve_app.core.request import GenerationRequest, StopParams
+from serve_app.engine.decoder.judgement import judge
+from serve_app.engine.decoder.loading import load_model
+from serve_app.engine.decoder.weights import held_bytes, weight_bytes
+from serve_app.engine.driver import ReplicaEngine
 from serve_app.engine.engine import Engine
-from serve_app.engine.judgement import judge
-from serve_app.engine.loading import load_model
 from serve_app.engine.lora.errors import AdapterRefused
-from serve_app.engine.preparation import Preparation
-from serve_app.engine.sequence import Sequence
-from serve_app.engine.vision.seen import Seen
-from serve_app.engine.weights import held_bytes, weight_bytes
+from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.vision.images import Seen
+from serve_app.replica.preparation import Preparation
 from tests.engine.adapter_files import load_adapter, save_adapter
 from tests.engine.harness import GREEDY, Outcome, config, drain, make_engine
 from tests.families.sighted import LLAVA, QWEN2_VL, SIGHTED, Sighted, whole_model
@@ -157,7 +158,8 @@ def sequences(
     seen: list[Seen] = [eyes.see(eyes.read(image)) for image in images]
     tokenizer = engine.tokenizer  # type: ignore[attr-defined]
     length = engine.model.max_model_len
-    return Preparation(tokenizer, model_name="toy", max_model_len=length, eyes=eyes).sequences(asked, seen=seen)
+    preparation = Preparation(tokenizer, model_name="toy", max_model_len=length, marks=eyes)
+    return ReplicaEngine(engine).sequences(preparation.prepare(asked, images=seen))
 
 
 def num_cached(outcome: Outcome) -> int:

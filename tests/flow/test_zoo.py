@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.bench.zoo import Animal, animals, template
+from benchmarks.zoo import Animal, animals, template
 from tests.families.sighted import LLAVA, save_sighted
 from tests.flow.stack import Stack, running_stack
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from serve_app.engine.cpu.compiling import Code
-from serve_app.engine.openmp import libgomp
+from serve_app.engine.decoder.openmp import libgomp
 
 KINDS: Mapping[torch.dtype, Literal["bfloat16", "float16", "float32"]] = {
     torch.bfloat16: "bfloat16",

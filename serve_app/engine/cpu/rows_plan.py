@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from serve_app.engine.attention import attend
 from serve_app.engine.cpu.rows import Row, RowsKernel, Table, rows_kernel, tables_of
+from serve_app.engine.decoder.attention import attend
 from serve_app.engine.kv.groups import Group, Reading
 from serve_app.engine.kv.plan import AttentionPlan, Scoring
 from serve_app.engine.kv.storage import Storage

@@ -13,7 +13,7 @@ from torch import Tensor
 from serve_app.engine.cpu import compiling
 from serve_app.engine.cpu.calling import KINDS, Kernel, float_bits
 from serve_app.engine.cpu.sequence import Call
-from serve_app.engine.openmp import libgomp
+from serve_app.engine.decoder.openmp import libgomp
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from serve_app.engine.cpu import compiling
 from serve_app.engine.cpu.calling import Kernel
-from serve_app.engine.openmp import libgomp
+from serve_app.engine.decoder.openmp import libgomp
 
 logger = logging.getLogger(__name__)
 

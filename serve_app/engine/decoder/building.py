@@ -14,10 +14,10 @@ from serve_app.engine.decoder.family import FAMILIES, Family
 from serve_app.engine.decoder.layer import Attention, Heads, Layer, Mlp, Product, Rotation, activation_of
 from serve_app.engine.decoder.loop import Adapt, DecoderLoop, Rotary
 from serve_app.engine.decoder.norm import Norm, norm_of
+from serve_app.engine.decoder.text_part import text_config
 from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.kv.shape import KeyValueShape
-from serve_app.engine.shards.sums import Sums
-from serve_app.engine.text_part import text_config
+from serve_app.engine.tensor_parallel.collectives import Sums
 
 Scorings: TypeAlias = Mapping[int, Scoring]
 """How each layer weighs keys, by its number."""

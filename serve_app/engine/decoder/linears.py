@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from serve_app.engine.cpu.products import LaidOut
 from serve_app.engine.decoder.half import HalfWeight
+from serve_app.engine.decoder.openmp import alone
+from serve_app.engine.decoder.precision import cpu_is_fast
 from serve_app.engine.decoder.stored import StoredLinear, Widening
-from serve_app.engine.openmp import alone
-from serve_app.engine.precision import cpu_is_fast
 from serve_app.engine.quantized.linear import QuantisedLinear, join_linears
 
 NUM_ROWS = 8

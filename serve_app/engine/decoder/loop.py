@@ -11,8 +11,8 @@ from torch import Tensor
 from serve_app.engine.decoder.layer import Layer, Rotation
 from serve_app.engine.decoder.norm import Change, Norm
 from serve_app.engine.decoder.program import Shortcut
+from serve_app.engine.decoder.step import Step
 from serve_app.engine.lora.plan import Mix
-from serve_app.engine.step import Step
 
 Adapt: TypeAlias = Callable[[Sequence[Mix]], None]
 """Says what each row is adapted with from now on."""

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from serve_app.engine.allocator import give_back_freed_memory
+from serve_app.core.machine import MOST, give_way
+from serve_app.engine.decoder.allocator import give_back_freed_memory
 from serve_app.engine.decoder.embedding import PackedEmbedding
 from serve_app.engine.decoder.half import HalfWeight, factor_for
+from serve_app.engine.decoder.huge_pages import lay_in_huge_pages
 from serve_app.engine.decoder.linears import LinearPart, OneDnnWeight, PackedLinear
-from serve_app.engine.huge_pages import lay_in_huge_pages
-from serve_app.engine.niceness import MOST, give_way
 
 logger = logging.getLogger(__name__)
 

@@ -23,12 +23,12 @@ from serve_app.engine.cpu.sequence import Call, CallSequence, carrier
 from serve_app.engine.cpu.tokens import TokenKernels, token_kernels
 from serve_app.engine.decoder.layer import Heads, Layer, Rotation
 from serve_app.engine.decoder.norm import Change, RootMeanSquare
+from serve_app.engine.decoder.openmp import are_asleep
 from serve_app.engine.decoder.program_parts import MOST_ROWS, Buffers, Parts
+from serve_app.engine.decoder.step import Step
 from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.lora.banked import Parts as Changes
 from serve_app.engine.lora.tiles import ShelfTiles
-from serve_app.engine.openmp import are_asleep
-from serve_app.engine.step import Step
 
 logger = logging.getLogger(__name__)
 

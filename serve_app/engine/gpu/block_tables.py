@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from serve_app.engine.crossing import sent
+from serve_app.engine.decoder.crossing import sent
 from serve_app.engine.kv.groups import Reading
 
 FIRST_TOKENS = 4096

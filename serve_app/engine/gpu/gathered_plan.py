@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from serve_app.engine.attention import attend
+from serve_app.engine.decoder.attention import attend
 from serve_app.engine.gpu.tiles import Tiles
 from serve_app.engine.kv.plan import Scoring
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
-from serve_app.engine.crossing import sent
+from serve_app.engine.decoder.crossing import sent
 from serve_app.engine.gpu.paged_kernels import attend_tile, merge_splits, write_pages
 from serve_app.engine.gpu.tiles import Tiles
 from serve_app.engine.kv.groups import Reading

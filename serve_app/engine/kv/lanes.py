@@ -18,16 +18,16 @@ from math import gcd, lcm
 import torch
 from torch import Tensor
 
-from serve_app.engine.attention import GroupedPlan
 from serve_app.engine.cpu.rows_plan import RowsPlan
+from serve_app.engine.decoder.attention import GroupedPlan
 from serve_app.engine.kv.alike import Alike, stretches_of
 from serve_app.engine.kv.groups import Group, Reading, runs, tiles
 from serve_app.engine.kv.memory import PAGE, Reservation
 from serve_app.engine.kv.plan import AttentionPlan
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.kv.storage import Holding
+from serve_app.engine.kv.trunk_plan import TrunkPlan
 from serve_app.engine.kv.trunks import find_trunks
-from serve_app.engine.trunk_plan import TrunkPlan
 
 MOVED_BYTES = 8 << 20
 """What blocks that move between a lane and the pool take twice at most."""

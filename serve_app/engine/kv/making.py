@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.cpu.rows import rows_kernel
+from serve_app.engine.decoder.loading import LoadedModel
+from serve_app.engine.decoder.text_part import text_config
 from serve_app.engine.kv.lanes import LaneStorage
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.kv.store import KeyValueStore
-from serve_app.engine.loading import LoadedModel
-from serve_app.engine.shards.mirror import MirroredStorage
-from serve_app.engine.text_part import text_config
+from serve_app.engine.tensor_parallel.workers import MirroredStorage
 
 
 def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:

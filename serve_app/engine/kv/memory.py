@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.decoder.errors import ModelNotSupported
 
 PAGE = mmap.PAGESIZE
 NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from serve_app.engine.attention import GroupedPlan
+from serve_app.engine.decoder.attention import GroupedPlan
 from serve_app.engine.gpu.availability import Kernels
 from serve_app.engine.gpu.flashinfer import FlashInfer, FlashInferPlan
 from serve_app.engine.gpu.gathered_plan import GatheredPlan

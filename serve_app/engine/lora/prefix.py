@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from serve_app.engine.decoder.text_part import text_config
 from serve_app.engine.lora.matching import head_name
-from serve_app.engine.text_part import text_config
 
 BEHIND_KEYS = frozenset(
     {"self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "mlp.gate_up_proj"}

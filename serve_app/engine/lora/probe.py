@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from serve_app.engine.decoder.text_part import text_config
 from serve_app.engine.lora.adapter import Adapter
 from serve_app.engine.lora.bank import AdapterBank
 from serve_app.engine.lora.errors import AdapterRefused
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.lora.shelf import shelf_rank
-from serve_app.engine.shards.adapters import PartBank
-from serve_app.engine.shards.shard import Shard
-from serve_app.engine.text_part import text_config
+from serve_app.engine.tensor_parallel.adapters import PartBank
+from serve_app.engine.tensor_parallel.workers import Shard
 
 logger = logging.getLogger(__name__)
 

@@ -11,20 +11,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from serve_app.core.adapters import AdapterRecord
-from serve_app.core.cards import AdapterCard
-from serve_app.engine.judgement import judge
+from serve_app.core.cards import AdapterCard, AdapterRecord
+from serve_app.engine.decoder.judgement import judge
+from serve_app.engine.decoder.precision import choose_dtype
+from serve_app.engine.decoder.weights import shapes_of
 from serve_app.engine.lora.adapter import Adapter, bind_adapter
 from serve_app.engine.lora.errors import AdapterRefused
 from serve_app.engine.lora.matching import Matcher
 from serve_app.engine.lora.prefix import keeps_prefix
 from serve_app.engine.lora.probe import probe
 from serve_app.engine.lora.weights import read_weights
-from serve_app.engine.precision import choose_dtype
-from serve_app.engine.shards.orders import Bind
-from serve_app.engine.shards.shard import Shard
-from serve_app.engine.vision.judgement import Sight
-from serve_app.engine.weights import shapes_of
+from serve_app.engine.tensor_parallel.workers import Bind, Shard
+from serve_app.engine.vision.support import Sight
 
 logger = logging.getLogger(__name__)
 

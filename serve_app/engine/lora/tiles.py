@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from serve_app.engine.crossing import sent
+from serve_app.engine.decoder.crossing import sent
 from serve_app.engine.lora.plan import Mix, Resident
 
 

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from serve_app.core.weight_files import weight_files
-from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.quantized.formats import BNB_STATES, IGNORED, Format
 from serve_app.engine.quantized.rounding import Bits, Int4Groups, Int8Rows, Rounded
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.quantized import decoding, keeping
 from serve_app.engine.quantized.decoding import Parts
 from serve_app.engine.quantized.rounding import Rounded

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.quantized.rounding import GROUP, MIDDLE, Int4Groups
 
 GROUPS = (32, 64, 128, 256)

@@ -19,7 +19,7 @@ from serve_app.engine.cpu.calling import float_bits
 from serve_app.engine.cpu.products import MIDDLE, WholeRows
 from serve_app.engine.cpu.sequence import Call, Spare
 from serve_app.engine.cpu.tokens import token_kernels
-from serve_app.engine.errors import ModelNotSupported
+from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.quantized.rounding import Int8Rows
 
 EIGHT_BITS = 127

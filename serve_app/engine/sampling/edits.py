@@ -14,9 +14,9 @@ from math import inf
 import torch
 from torch import Tensor
 
-from serve_app.engine.crossing import sent
+from serve_app.engine.decoder.crossing import sent
 from serve_app.engine.sampling.scratch import Scratch
-from serve_app.engine.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Sequence
 
 
 @dataclass(slots=True)

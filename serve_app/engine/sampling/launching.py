@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from serve_app.engine.crossing import Land, Landing, sent
-from serve_app.engine.masks import StepMasks
+from serve_app.engine.decoder.crossing import Land, Landing, sent
 from serve_app.engine.sampling.blind import Choice, draw_blindly
 from serve_app.engine.sampling.candidates import block_maxima, likeliest, sorted_largest
-from serve_app.engine.sampling.drawing import Drawn
+from serve_app.engine.sampling.draw import Drawn
 from serve_app.engine.sampling.logprobs import Scored
 from serve_app.engine.sampling.masking import EXHAUSTED, Exhausted, allowed_on
+from serve_app.engine.sampling.masks import StepMasks
 from serve_app.engine.sampling.whole import row_sums
-from serve_app.engine.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Sequence
 
 FACTS = 5
 """Numbers of each row that are looked at: its token, three flags, the probability."""

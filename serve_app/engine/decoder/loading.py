@@ -1,0 +1,344 @@
+"""A base model from its folder, made ready for packed batches, or refused with the name of what is in the way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import logging as library_logging
+
+from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.allocator import give_back_freed_memory
+from serve_app.engine.decoder.building import Scorings
+from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.judgement import Judged, judge, token_ids
+from serve_app.engine.decoder.narrowing import Narrowing
+from serve_app.engine.decoder.precision import choose_dtype
+from serve_app.engine.decoder.probe import Witness, check, hear, outlined_shape
+from serve_app.engine.decoder.rope import settle_longrope
+from serve_app.engine.decoder.stored import stored_dtype, storing
+from serve_app.engine.decoder.trial import settle
+from serve_app.engine.decoder.weights import weight_bytes, weight_bytes_on_cpu
+from serve_app.engine.gpu.availability import Kernels, choose_kernels
+from serve_app.engine.kv.budget import check_weights_fit, context_within, kv_budget
+from serve_app.engine.kv.shape import KeyValueShape
+from serve_app.engine.quantized.checkpoint import as_plain, kept_in, open_slices, outlines
+from serve_app.engine.quantized.receiving import receiving, settle_weights
+from serve_app.engine.quantized.rounding import Bits
+from serve_app.engine.tensor_parallel.collectives import Sums, sum_outputs
+from serve_app.engine.tensor_parallel.division import Division, divide, parts_of
+from serve_app.engine.tensor_parallel.workers import Crew, Mates, Shard
+from serve_app.engine.vision.support import Sight
+from serve_app.engine.vision.tower import Eyes, open_eyes
+from serve_app.text.detokenizer import UnsupportedTokenizer
+from serve_app.text.tokenizer import TextTokenizer
+
+logger = logging.getLogger(__name__)
+
+GENERATION_CONFIG = "generation_config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model with what the engine has to know of it.
+
+    kv_cache_bytes: what its keys and values may take; of a shard, its own
+    eos_token_ids:  tokens that end a text
+    narrowing:      lays its weights out in 16 bits, once it serves
+    scorings:       with which the loop computes it; None where transformers' modules do
+    eyes:           of a model that sees; nothing of them is in `module`
+    blindness:      why a model with eyes does not see here
+    kernels:        who computes attention over pages, as it passed the probe
+    shard:          which part of a divided model it is, and with whom; None where it is whole
+    """
+
+    module: PreTrainedModel
+    shape: KeyValueShape
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int
+    kv_cache_bytes: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    narrowing: Narrowing
+    scorings: Scorings | None = None
+    eyes: Eyes | None = None
+    blindness: str | None = None
+    kernels: Kernels = "torch"
+    shard: Shard | None = None
+
+    @property
+    def uses_triton(self) -> bool:
+        return self.kernels != "torch"
+
+    @property
+    def crew(self) -> Crew | None:
+        """The processes that follow this one's steps."""
+        return None if self.shard is None else self.shard.crew
+
+    @property
+    def sums(self) -> Sums | None:
+        return None if self.shard is None else self.shard.sums
+
+
+def load_with_tokenizer(config: EngineConfig) -> tuple[LoadedModel, TextTokenizer]:
+    """Read a folder's tokenizer, then its model, whose texts end at the tokenizer's own end too.
+
+    Raises ModelNotSupported.
+    """
+    tokenizer = read_tokenizer(config, judge(config.path, with_images=config.images))
+    model = load_model(config)
+    return replace(model, eos_token_ids=model.eos_token_ids | tokenizer.eos_token_ids), tokenizer
+
+
+def load_model(config: EngineConfig, *, mates: Mates | None = None) -> LoadedModel:
+    """Read the weights and check by a probe that attention through our seam gives the model's own logits.
+
+    mates: who compute the other shards of a model that is divided; None starts them where the configuration wants it
+
+    Raises ModelNotSupported.
+    """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if mates is not None or config.tensor_parallel == 1:
+        return _load(config, mates)
+    divide(judge(config.path, with_images=config.images), config.tensor_parallel, weights=config.weights)
+    device = choose_device(config.device, count=config.tensor_parallel)
+    crew = Crew(config.tensor_parallel, device, threads=config.threads)
+    try:
+        return load_with(crew, config)
+    except BaseException:
+        crew.close()
+        raise
+
+
+def load_with(crew: Crew, config: EngineConfig) -> LoadedModel:
+    """Load a divided model together with these followers, in the place of what they had. Raises ModelNotSupported."""
+    crew.load(config)
+    try:
+        return load_model(config, mates=crew)
+    except (RuntimeError, ModelNotSupported) as error:  # it may be of a sum that nobody came to
+        raise ModelNotSupported(crew.last_words() or str(error)) from error
+
+
+def _load(config: EngineConfig, mates: Mates | None) -> LoadedModel:
+    judged = judge(config.path, with_images=config.images)
+    device = choose_device(config.device) if mates is None else mates.sums.device
+    dtype = choose_dtype(config.dtype, judged.dtype, device)
+    if judged.dtype is not None and config.dtype == "auto" and dtype != judged.dtype:
+        logger.warning("%s: %s instead of %s, which this CPU computes slowly", config.name, dtype, judged.dtype)
+    if mates is None:
+        module, shard = _read_whole(config, judged, dtype, device), None
+    else:
+        module, shard = _read_part(config, judged, dtype, mates)
+    eyes = open_eyes(module, judged.sight, config) if isinstance(judged.sight, Sight) else None
+    witness = hear(module)
+    sums = None if shard is None else shard.sums
+    shape, scorings = witness.shape, settle(module, witness, sums=sums)
+    kernels = _settle_kernels(module, witness, config)
+    give_back_freed_memory()
+    own_limit = judged.max_model_len
+    vocab_size = int(judged.text.vocab_size)
+    budget = kv_budget(config, shape, own_limit=own_limit, vocab_size=vocab_size, dtype=dtype, device=device)
+    if sums is not None:
+        budget = sums.least(budget)
+    max_model_len = context_within(config, budget, own_limit=own_limit, bytes_per_token=shape.bytes_per_token(dtype))
+    settle_longrope(module, max_model_len)
+    if max_model_len < own_limit and config.max_model_len is None:
+        logger.warning("%s: context of %d tokens instead of %d, for want of memory for keys and values", config.name,
+                       max_model_len, own_limit)  # fmt: skip
+    return LoadedModel(
+        module=module,
+        shape=shape,
+        dtype=dtype,
+        device=device,
+        max_model_len=max_model_len,
+        kv_cache_bytes=budget,
+        vocab_size=vocab_size,
+        eos_token_ids=read_eos_token_ids(judged, Path(config.path)),
+        narrowing=Narrowing(module),
+        scorings=scorings,
+        eyes=eyes if isinstance(eyes, Eyes) else None,
+        blindness=next((each for each in (judged.sight, eyes) if isinstance(each, str)), None),
+        kernels=kernels,
+        shard=shard,
+    )
+
+
+def read_tokenizer(config: EngineConfig, judged: Judged) -> TextTokenizer:
+    """The tokenizer of a model's folder. Raises ModelNotSupported."""
+    try:
+        return TextTokenizer.load(Path(config.path), vocab_size=int(judged.text.vocab_size))
+    except UnsupportedTokenizer as error:
+        raise ModelNotSupported(f"{judged.config.model_type}: {error}") from error
+
+
+def _read_whole(config: EngineConfig, judged: Judged, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    check_weights_fit(weight_bytes(judged, dtype, bits_of(config, device)), device=device)
+    return read_module(config, judged, dtype).to(device).eval().requires_grad_(False)
+
+
+def _read_part(config: EngineConfig, judged: Judged, dtype: torch.dtype, mates: Mates) -> tuple[PreTrainedModel, Shard]:
+    """This process's shard, when all of them are there: from then on what it computes is summed with theirs."""
+    device = mates.sums.device
+    division = divide(judged, mates.count, number=mates.number, weights=config.weights)
+    part = division.narrowed(judged)
+    num_in_memory = mates.count if device.type == "cpu" else 1
+    check_weights_fit(weight_bytes(part, dtype) * num_in_memory, device=device)
+    module = read_module(config, part, dtype, division).to(device).eval().requires_grad_(False)
+    mates.meet()
+    sum_outputs(module.get_decoder(), mates.sums)
+    return module, Shard(division=division, sums=mates.sums, crew=mates if isinstance(mates, Crew) else None)
+
+
+def read_module(
+    config: EngineConfig, judged: Judged, dtype: torch.dtype, division: Division | None = None
+) -> PreTrainedModel:
+    """The model with its weights, all of them found: quantised ones as the numbers that they mean, or in few bits.
+
+    division: of which the model is a part
+    """
+    weights: Any = open_slices(Path(config.path))
+    kind, is_plain = judged.kind, division is None and judged.formats is None and config.weights is None
+    if is_plain and dtype == torch.float32 and choose_device(config.device).type == "cpu":
+        stored = stored_dtype(weights)
+        kind = kind if stored is None else storing(kind, stored)
+    if judged.formats is not None:
+        weights = as_plain(weights, judged.formats)
+    if division is not None:
+        weights = parts_of(weights, division)
+    if config.weights is not None:
+        os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # else threads read ahead of what is rounded, up to all of it
+        kind = receiving(kind, config.weights, kept_in(weights if judged.formats else {}, config.weights))
+    loaded = _filled(kind, judged, weights, dtype)
+    loaded.config.name_or_path = config.path  # which is forgotten where weights are handed over
+    settle_weights(loaded)
+    return loaded
+
+
+def _filled(
+    kind: type[PreTrainedModel], judged: Judged, weights: Any, dtype: torch.dtype, **settings: Any
+) -> PreTrainedModel:
+    """Have the library make a model and fill it. Raises ModelNotSupported where a weight is not there as it must be."""
+    module: PreTrainedModel
+    module, found = kind.from_pretrained(
+        None,
+        state_dict=weights,
+        config=judged.config,
+        dtype=dtype,
+        local_files_only=True,
+        attn_implementation="eager",
+        output_loading_info=True,
+        **settings,
+    )
+    lacking = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
+    if lacking:
+        named = ", ".join(lacking[:5]) + (" …" if len(lacking) > 5 else "")
+        raise ModelNotSupported(
+            f"{judged.config.model_type}: {len(lacking)} weights are not in the checkpoint: {named}"
+        )
+    return module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What loading would find. num_bytes: of all weights;  notes: what files say that changes nothing"""
+
+    judged: Judged
+    num_bytes: int
+    notes: tuple[str, ...]
+
+
+def rehearse(config: EngineConfig) -> Rehearsal:
+    """Do what loading does, in its order, without the numbers of weights: files, tokenizer, shapes, attention, context.
+
+    What memory is free is not asked. Raises ModelNotSupported, in the words of loading.
+    """
+    judged, count = judge(config.path, with_images=config.images), config.tensor_parallel
+    tokenizer = read_tokenizer(config, judged)
+    division = divide(judged, count, weights=config.weights) if count > 1 else None
+    part = judged if division is None else division.narrowed(judged)
+    num_bytes = count * weight_bytes_on_cpu(part, config.dtype, config.weights)
+    dtype = choose_dtype(config.dtype, judged.dtype, torch.device("cpu"))
+    with _quiet_library():
+        weights: Any = outlines(open_slices(Path(config.path)))
+        weights = weights if judged.formats is None else as_plain(weights, judged.formats)
+        shape = outlined_shape(_filled(judged.kind, judged, weights, torch.bfloat16, device_map="meta"))
+    if shape is not None and isinstance(config.kv_cache_bytes, int):
+        limits = {"own_limit": judged.max_model_len, "bytes_per_token": shape.bytes_per_token(dtype)}
+        context_within(config, config.kv_cache_bytes, **limits)
+    return Rehearsal(judged=judged, num_bytes=num_bytes, notes=(*judged.notes, *tokenizer.notes))
+
+
+@contextmanager
+def _quiet_library() -> Iterator[None]:
+    """Within it, the library shows no progress and reports nothing of weights that are not there."""
+    level, shows = library_logging.get_verbosity(), library_logging.is_progress_bar_enabled()
+    library_logging.set_verbosity_error()
+    library_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library_logging.set_verbosity(level)
+        if shows:
+            library_logging.enable_progress_bar()
+
+
+def bits_of(config: EngineConfig, device: torch.device) -> Bits | None:
+    """In how many bits weights are kept. Raises ModelNotSupported where there is no kernel for them."""
+    if config.weights is not None and device.type != "cpu":
+        raise ModelNotSupported(f"weights: {config.weights} is computed on CPUs alone, not on {device.type}")
+    return config.weights
+
+
+def _settle_kernels(module: PreTrainedModel, witness: Witness, config: EngineConfig) -> Kernels:
+    """Whose kernels serve: another's than torch's only where the model computes the same with them. Raises
+    ModelNotSupported."""
+    device = module.device
+    for kernels in choose_kernels(config.kernels, device, is_paged=config.is_paged(device.type)):
+        if kernels == "torch":
+            break
+        try:
+            check(module, witness, kernels=kernels)
+        except Exception as error:  # compilers of kernels fail in ways of their own
+            if config.kernels != "auto":
+                raise ModelNotSupported(f"kernels: {kernels} was asked for: {error}") from error
+            logger.warning("%s: attention is not %s's, whose kernels did not pass: %s", config.name, kernels, error)
+        else:
+            return kernels
+    return "torch"
+
+
+def choose_device(name: str, *, count: int = 1) -> torch.device:
+    """Of which kind; there are so many GPUs, if it is that. Raises ModelNotSupported."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelNotSupported("device: cuda was asked for, but torch sees no CUDA device")
+    if name == "cuda" and torch.cuda.device_count() < count:
+        raise ModelNotSupported(
+            f"tensor_parallel: {count} wants {count} GPUs, this replica has {torch.cuda.device_count()}; give it"
+            f" `num_gpus: {count}` in ray_actor_options"
+        )
+    return torch.device(name)
+
+
+def read_eos_token_ids(judged: Judged, folder: Path) -> frozenset[int]:
+    """The ids that end a text: all that config.json and generation_config.json name.
+
+    Where neither names any, what the configuration's class has; ids beyond the vocabulary mean nothing.
+    """
+    try:
+        said = json.loads((folder / GENERATION_CONFIG).read_bytes()).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        said = None
+    found = token_ids(said) | judged.eos_token_ids
+    found = found or token_ids(*(getattr(each, "eos_token_id", None) for each in (judged.config, judged.text)))
+    return frozenset(each for each in found if 0 <= each < int(judged.text.vocab_size))

@@ -1,0 +1,190 @@
+"""Keeps what one sequence's positions left behind, as they are computed, until the sequence ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from serve_app.core.request import Recording, RecordParams
+
+
+class Record:
+    """Of one sequence. Every position is taken once, in order; one that is computed again changes nothing.
+
+    prompt_length: in tokens
+    num_layers:    of the model, with experts or without
+    next:          the first position that was not taken
+    is_finite:     whether all that it keeps are numbers
+    """
+
+    def __init__(self, params: RecordParams, prompt_length: int, *, num_layers: int) -> None:
+        self._params = params
+        self._prompt_length = prompt_length
+        self._num_layers = num_layers
+        self._first = first_state(params, prompt_length)
+        self._states: list[Tensor] = []  # float32 [positions, hidden] each, from `_first` on
+        self._experts: list[Tensor] = []  # int32 [positions, layers, experts per token] each, from 0 on
+        self._sum: Tensor | None = None  # float64 [hidden], of the prompt; or the highest numbers
+        self.next = 0 if params.experts else self._first
+        self.is_finite = True
+
+    @property
+    def wants_states(self) -> bool:
+        return self._params.hidden_states is not None
+
+    @property
+    def wants_experts(self) -> bool:
+        return self._params.experts
+
+    def take(self, start: int, states: Tensor | None, experts: Mapping[int, Tensor]) -> None:
+        """Take what a span gave.
+
+        states:  [length, hidden] where they are wanted
+        experts: by layer, [length, experts per token] each, where they are wanted and there are any
+        """
+        end = start + _length(states, experts)
+        skipped = max(0, self.next - start)
+        assert start <= self.next, f"positions {self.next} to {start} were never taken"
+        if start + skipped >= end:
+            return
+        if states is not None:
+            self._take_states(start + skipped, states[skipped:])
+        if experts:
+            self._experts.append(self._stacked({layer: chosen[skipped:] for layer, chosen in experts.items()}))
+        self.next = end
+
+    def fork(self, num_tokens: int) -> Record:
+        """One of its own for a sequence that goes on behind the first `num_tokens` positions of this one."""
+        child = Record(self._params, self._prompt_length, num_layers=self._num_layers)
+        child._states = _first_rows(self._states, num_tokens - self._first)
+        child._experts = _first_rows(self._experts, num_tokens)
+        child.is_finite = self.is_finite
+        child.next = max(child.next, min(self.next, num_tokens))
+        return child
+
+    def result(self) -> Recording:
+        """What was wanted, of all positions that were taken."""
+        states = self._wanted_states()
+        if not self._experts:
+            experts, shape = b"", (0, 0, 0)
+        else:
+            whole = torch.cat(self._experts)
+            positions, layers, chosen = whole.shape
+            experts, shape = whole.numpy().tobytes(), (positions, layers, chosen)
+        return Recording(
+            hidden_states=b"" if states is None else states.numpy().tobytes(),
+            num_states=0 if states is None else len(states),
+            experts=experts,
+            experts_shape=shape,
+        )
+
+    def _take_states(self, start: int, states: Tensor) -> None:
+        match self._params.hidden_states:
+            case "mean" | "mean_sqrt":
+                taken = states[: self._prompt_length - start].sum(dim=0, dtype=torch.float64).cpu()
+                self._sum = taken if self._sum is None else self._sum + taken
+            case "weighted_mean":
+                own = states[: self._prompt_length - start].double()
+                places = torch.arange(start + 1, start + 1 + len(own), dtype=torch.float64, device=own.device)
+                taken = (own * places[:, None]).sum(dim=0).cpu()
+                self._sum = taken if self._sum is None else self._sum + taken
+            case "max":
+                taken = states[: self._prompt_length - start].amax(dim=0).double().cpu()
+                self._sum = taken if self._sum is None else torch.maximum(self._sum, taken)
+            case "first":
+                taken = _kept(states[:1])
+                self._states = self._states or [taken]
+            case "last":
+                taken = _kept(states[-1:])
+                self._states = [taken]
+            case _:
+                taken = _kept(states[max(0, self._first - start) :])
+                self._states.append(taken)
+        self.is_finite = self.is_finite and bool(torch.isfinite(taken).all())
+
+    def _stacked(self, experts: Mapping[int, Tensor]) -> Tensor:
+        """[positions, layers, experts per token] int32, with -1 where a layer has none."""
+        chosen = next(iter(experts.values()))
+        stacked = torch.full((len(chosen), self._num_layers, chosen.shape[1]), -1, dtype=torch.int32)
+        for layer, each in experts.items():
+            stacked[:, layer] = each.to("cpu", torch.int32)
+        return stacked
+
+    def _wanted_states(self) -> Tensor | None:
+        """[states, hidden] float32"""
+        if self._sum is not None:
+            return self._shaped((self._sum / self._divisor)[None])
+        if not self._states:
+            return None
+        states = torch.cat(self._states)
+        return states if self._params.embedding is None else self._shaped(states)
+
+    @property
+    def _divisor(self) -> float:
+        """Of the sum over a prompt's positions."""
+        length = self._prompt_length
+        match self._params.hidden_states:
+            case "mean_sqrt":
+                return math.sqrt(length)
+            case "weighted_mean":
+                return length * (length + 1) / 2
+            case "max":
+                return 1
+            case _:
+                return length
+
+    def _shaped(self, vector: Tensor) -> Tensor:
+        """[1, hidden], cut and divided by its length as it is wanted; a vector of zeros stays one"""
+        vector = vector.double()[:, : self._params.dimensions]
+        if self._params.embedding is not None and self._params.embedding.normalizes:
+            vector = vector / vector.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        return vector.float()
+
+
+def first_state(params: RecordParams, prompt_length: int) -> int:
+    """The first position whose hidden state is wanted."""
+    match params.hidden_states:
+        case "mean" | "mean_sqrt" | "weighted_mean" | "max" | "first":
+            return 0
+        case "all":
+            return max(0, prompt_length - params.echoed) if params.echoed else 0
+        case "last" | "drawn" | None:
+            return prompt_length - 1
+
+
+def most_bytes(
+    params: RecordParams, prompt_length: int, *, max_tokens: int, state_bytes: int, expert_bytes: int
+) -> int:
+    """What one sequence may come to keep.
+
+    state_bytes, expert_bytes: of one position
+    """
+    computed = prompt_length + max(0, max_tokens - 1)
+    states = computed - first_state(params, prompt_length) if params.hidden_states in ("all", "drawn") else 1
+    kept = states * state_bytes if params.hidden_states is not None else 0
+    return kept + (computed * expert_bytes if params.experts else 0)
+
+
+def _kept(states: Tensor) -> Tensor:
+    """A copy in the host's memory, which does not keep those of the whole step."""
+    return states.to("cpu", torch.float32, copy=True)
+
+
+def _length(states: Tensor | None, experts: Mapping[int, Tensor]) -> int:
+    if states is not None:
+        return len(states)
+    return len(next(iter(experts.values()))) if experts else 0
+
+
+def _first_rows(pieces: list[Tensor], count: int) -> list[Tensor]:
+    """The first so many rows of pieces that lie one behind the other; shared, not copied."""
+    taken = []
+    for piece in pieces:
+        if count <= 0:
+            break
+        taken.append(piece[:count])
+        count -= len(piece)
+    return taken

@@ -1,0 +1,122 @@
+"""How much memory keys and values may take: what was asked for, or a share of what is free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.kv.free_memory import free_host_bytes
+from serve_app.engine.kv.shape import KeyValueShape
+
+AUTO = "auto"
+CPU_SHARE = 0.25
+"""Of the memory that is free once the weights are there: other replicas of the node want theirs too."""
+CUDA_SHARE = 0.85
+"""Of the GPU's memory that is free then; the rest is for activations and logits."""
+UNKNOWN_BYTES = 8 << 30
+"""Taken for free where nothing says what is."""
+STEP_BYTES = 256 << 20
+"""What steps take beside weights, keys, values and logits: activations, kernels, what lies in the heap. On CPUs it is
+a third of the 650 MB that a replica takes so; the rest are libraries, which are there when this is asked."""
+PROCESS_BYTES = 400_000_000
+"""What those libraries take, with what of a vocabulary constraints need."""
+MIB = 1 << 20
+
+
+def kv_budget(
+    config: EngineConfig,
+    shape: KeyValueShape,
+    *,
+    own_limit: int,
+    vocab_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> int:
+    """Bytes for keys and values, of one shard where the model is divided; to be asked when the weights are loaded.
+
+    own_limit: the model's own context, in tokens
+
+    Raises ModelNotSupported where the bytes asked for are not free beside what steps take, or do not hold one block.
+    """
+    count = config.tensor_parallel
+    free = free_bytes(device) // (count if device.type == "cpu" else 1)  # shards share a host's memory
+    block_bytes = shape.bytes_per_token(dtype) * config.block_size
+    if config.kv_cache_bytes == AUTO:
+        share = CUDA_SHARE if device.type == "cuda" else CPU_SHARE
+        usable = config.max_num_sequences * (config.max_model_len or own_limit)
+        blocks = -(-usable // config.block_size)
+        budget = min(int(free * share), blocks * block_bytes)
+    else:
+        budget = int(config.kv_cache_bytes) // count
+    needed = bytes_of_steps(config, vocab_size)
+    if config.kv_cache_bytes != AUTO and budget + needed > free:
+        raise ModelNotSupported(
+            f"kv_cache_bytes={budget} ({budget // MIB} MiB) does not fit: {free // MIB} MiB of memory are free beside"
+            f" the weights, of which steps take {needed // MIB} MiB, logits among it. Lower it, or leave it {AUTO!r}."
+        )
+    if budget < block_bytes:
+        raise ModelNotSupported(
+            f"kv_cache_bytes={config.kv_cache_bytes} gives {budget} bytes, but one block of {config.block_size} tokens"
+            f" takes {block_bytes}"
+        )
+    return budget
+
+
+def bytes_of_steps(config: EngineConfig, vocab_size: int) -> int:
+    """What steps take beside weights, keys and values; logits of as many rows as can be are in float32."""
+    return STEP_BYTES + (config.num_places + config.max_logit_rows) * vocab_size * torch.float32.itemsize
+
+
+def check_adapters_fit(
+    config: EngineConfig, sizes: Iterable[int], *, budget: int, vocab_size: int, device: torch.device
+) -> None:
+    """Refuse bytes asked for keys and values that leave no room for as many adapters as may be resident.
+
+    sizes:  bytes of each adapter that there is
+    budget: of keys and values, of which none are there yet
+
+    Raises ModelNotSupported.
+    """
+    free, needed = free_bytes(device), bytes_of_steps(config, vocab_size)
+    resident = sorted(sizes)[-config.max_adapters :]
+    if config.kv_cache_bytes != AUTO and budget + needed + sum(resident) > free:
+        raise ModelNotSupported(
+            f"kv_cache_bytes={budget} ({budget // MIB} MiB) does not fit: {free // MIB} MiB of memory are free beside"
+            f" the weights, of which steps take {needed // MIB} MiB and {len(resident)} adapters"
+            f" {sum(resident) // MIB} MiB. Lower it or max_adapters, or leave it {AUTO!r}."
+        )
+
+
+def context_within(config: EngineConfig, budget: int, *, own_limit: int, bytes_per_token: int) -> int:
+    """The longest context, in tokens, that the model, the configuration and the budget allow.
+
+    A context that was asked for is given or refused; the model's own is shortened to what the budget holds. Raises
+    ModelNotSupported.
+    """
+    in_budget = budget // (bytes_per_token * config.block_size) * config.block_size
+    wanted = min(config.max_model_len or own_limit, own_limit)
+    if config.max_model_len is not None and wanted > in_budget:
+        raise ModelNotSupported(
+            f"max_model_len={wanted} does not fit: a sequence of that length takes"
+            f" {wanted * bytes_per_token // MIB} MiB of keys and values, kv_cache_bytes is {budget // MIB} MiB, which"
+            f" holds {in_budget} tokens"
+        )
+    return min(wanted, in_budget)
+
+
+def check_weights_fit(num_bytes: int, *, device: torch.device) -> None:
+    """Refuse weights that take more memory than is free. Raises ModelNotSupported."""
+    free = free_bytes(device)
+    if num_bytes > free:
+        raise ModelNotSupported(f"the weights take {num_bytes // MIB} MiB, {free // MIB} MiB of memory are free")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that this process may still take on the device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = free_host_bytes()
+    return UNKNOWN_BYTES if free is None else free

@@ -1,0 +1,1 @@
+"""**Output**: sampled tokens become deltas: text, ends, reports of prompts."""

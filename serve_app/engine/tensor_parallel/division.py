@@ -1,0 +1,224 @@
+"""How a model is divided among processes: whole heads, parts of the MLP, and a refusal where that does not come out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.family import FAMILIES
+from serve_app.engine.decoder.judgement import Judged
+from serve_app.engine.decoder.text_part import text_config
+from serve_app.engine.decoder.weights import shapes_of
+from serve_app.engine.vision.support import Sight
+
+Range: TypeAlias = tuple[int, int]
+"""From … to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What a shard has of a linear's weight, [outputs, inputs].
+
+    along:  which of the two is cut
+    ranges: what the shard has of it, one behind the other
+    size:   of the whole
+    """
+
+    along: Literal["outputs", "inputs"]
+    ranges: tuple[Range, ...]
+    size: int
+
+    @property
+    def part_size(self) -> int:
+        return sum(end - begin for begin, end in self.ranges)
+
+    def weight(self, whole: Any) -> Tensor:
+        """The shard's part, a tensor of its own. whole: a tensor, or a slice of a file, of which no more is read."""
+        if self.along == "outputs":
+            return torch.cat([whole[begin:end] for begin, end in self.ranges])
+        return torch.cat([whole[:, begin:end] for begin, end in self.ranges], dim=1)
+
+    def bias(self, whole: Any, *, is_first: bool) -> Tensor:
+        """The same of a bias [outputs]; the first shard alone has one that would be added to a sum of all."""
+        if self.along == "outputs":
+            return self.weight(whole)
+        bias: Tensor = whole[:]
+        return bias if is_first else torch.zeros_like(bias)
+
+    def part_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the shard's part of a weight, or of a bias."""
+        if self.along == "outputs":
+            return (self.part_size, *shape[1:])
+        return shape if len(shape) == 1 else (shape[0], self.part_size)
+
+    def whole_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the weight of which that is the shard's part."""
+        return (self.size, shape[1]) if self.along == "outputs" else (shape[0], self.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """number: of this shard, from 0;  count: of all shards
+    heads, key_heads: of queries, and of keys or values;  head_dim: of each;  inner: size of the MLP; all of the whole
+    """
+
+    number: int
+    count: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    inner: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.number == 0
+
+    def of(self, number: int) -> Division:
+        """That of another shard."""
+        return replace(self, number=number)
+
+    def cut(self, name: str) -> Cut | None:
+        """What the shard has of the linear of that name; None where it has all."""
+        parent, _, kind = name.rpartition(".")
+        if parent.endswith(".self_attn"):
+            return self._cut_of_attention(kind)
+        if parent.endswith(".mlp"):
+            return self._cut_of_mlp(kind)
+        return None
+
+    def narrowed(self, judged: Judged) -> Judged:
+        """The model as the shard computes it: of fewer heads and a smaller MLP, which transformers can make."""
+        config = deepcopy(judged.config)
+        text = text_config(config)
+        text.head_dim = self.head_dim
+        text.num_attention_heads = self.heads // self.count
+        text.num_key_value_heads = self._part_key_heads
+        text.intermediate_size = self.inner // self.count
+        return replace(judged, config=config, text=text)
+
+    @property
+    def _part_key_heads(self) -> int:
+        return max(1, self.key_heads // self.count)
+
+    def _cut_of_attention(self, kind: str) -> Cut | None:
+        queries = self._heads(self.number * (self.heads // self.count), self.heads // self.count)
+        keys = self._heads(self.number * self.key_heads // self.count, self._part_key_heads)
+        width, key_width = self.heads * self.head_dim, self.key_heads * self.head_dim
+        match kind:
+            case "q_proj":
+                return Cut(along="outputs", ranges=(queries,), size=width)
+            case "k_proj" | "v_proj":
+                return Cut(along="outputs", ranges=(keys,), size=key_width)
+            case "qkv_proj":
+                ranges = (queries, _moved(keys, width), _moved(keys, width + key_width))
+                return Cut(along="outputs", ranges=ranges, size=width + 2 * key_width)
+            case "o_proj":
+                return Cut(along="inputs", ranges=(queries,), size=width)
+            case _:
+                return None
+
+    def _cut_of_mlp(self, kind: str) -> Cut | None:
+        size = self.inner // self.count
+        own = (self.number * size, (self.number + 1) * size)
+        match kind:
+            case "gate_proj" | "up_proj":
+                return Cut(along="outputs", ranges=(own,), size=self.inner)
+            case "gate_up_proj":
+                return Cut(along="outputs", ranges=(own, _moved(own, self.inner)), size=2 * self.inner)
+            case "down_proj":
+                return Cut(along="inputs", ranges=(own,), size=self.inner)
+            case _:
+                return None
+
+    def _heads(self, first: int, count: int) -> Range:
+        return first * self.head_dim, (first + count) * self.head_dim
+
+
+def divide(judged: Judged, count: int, *, number: int = 0, weights: str | None = None) -> Division:
+    """How the model is divided among so many shards.
+
+    weights: in how few bits they were asked for
+
+    Raises ModelNotSupported, which names what is in the way.
+    """
+    text, asked = judged.text, f"tensor_parallel: {count}"
+    if str(text.model_type) not in FAMILIES:
+        raise ModelNotSupported(f"{asked}: models of type {text.model_type} are not divided; take one replica for each")
+    if weights is not None or judged.formats is not None:
+        raise ModelNotSupported(f"{asked}: weights in few bits are not divided; leave one of the two")
+    if isinstance(judged.sight, Sight):
+        raise ModelNotSupported(f"{asked}: a model that sees is not divided; with `images: false` it is, for text")
+    heads = int(text.num_attention_heads)
+    division = Division(
+        number=number,
+        count=count,
+        heads=heads,
+        key_heads=int(getattr(text, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(text, "head_dim", None) or text.hidden_size // heads),
+        inner=int(text.intermediate_size),
+    )
+    _check_even(division)
+    _check_shapes(judged, division)
+    return division
+
+
+def _check_even(division: Division) -> None:
+    count = division.count
+    for size, what in ((division.heads, "heads of queries"), (division.inner, "columns of the MLP")):
+        if size % count:
+            raise ModelNotSupported(f"tensor_parallel: {count} does not divide the model's {size} {what}")
+    if division.key_heads % count and count % division.key_heads:
+        raise ModelNotSupported(
+            f"tensor_parallel: {count} neither divides the model's {division.key_heads} heads of keys, nor is a"
+            " multiple of it"
+        )
+
+
+def _check_shapes(judged: Judged, division: Division) -> None:
+    """See that the smaller model has of each weight what is cut for it."""
+    whole = {name: tuple(each.shape) for name, each in shapes_of(judged).named_parameters()}
+    part = {name: tuple(each.shape) for name, each in shapes_of(division.narrowed(judged)).named_parameters()}
+    for name, shape in whole.items():
+        cut = division.cut(name.rpartition(".")[0])
+        expected = shape if cut is None else cut.part_of(shape)
+        if part.get(name) != expected:
+            raise ModelNotSupported(
+                f"tensor_parallel: {division.count}: {name} {list(shape)} cannot be divided: all heads share it"
+            )
+
+
+def _moved(own: Range, by: int) -> Range:
+    return own[0] + by, own[1] + by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A tensor's part, read by `part[...]`, as a slice of a safetensors file is."""
+
+    stored: Any
+    cut: Cut | None
+    is_bias: bool
+    is_first: bool
+
+    def __getitem__(self, index: Any) -> Tensor:
+        if self.cut is None:
+            whole: Tensor = self.stored[index]
+            return whole
+        read = self.cut.bias(self.stored, is_first=self.is_first) if self.is_bias else self.cut.weight(self.stored)
+        return read[index]
+
+
+def parts_of(slices: Mapping[str, Any], division: Division) -> dict[str, Part]:
+    """The tensors of a checkpoint, by their names, each as the shard has it."""
+    parts: dict[str, Part] = {}
+    for name, stored in slices.items():
+        module, _, kind = name.rpartition(".")
+        cut, is_bias = division.cut(module), kind == "bias"
+        parts[name] = Part(stored=stored, cut=cut, is_bias=is_bias, is_first=division.is_first)
+    return parts

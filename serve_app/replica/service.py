@@ -1,0 +1,271 @@
+"""A replica's whole life behind the `Backend` protocol: tokenise, queue, step, and send frames back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Sequence as Items
+from contextlib import aclosing
+from contextvars import Context
+from dataclasses import replace
+from typing import Any
+
+from serve_app.constraints.compiler import Compiled, Compiler
+from serve_app.constraints.vocabulary import Vocabulary
+from serve_app.core.backend import NOTHING
+from serve_app.core.cards import ModelCard, ReplicaCard
+from serve_app.core.delta import Delta, Frame, Load
+from serve_app.core.errors import AdapterNotFound, EngineFailed, ReplicaLost
+from serve_app.core.ledger import UsageReport
+from serve_app.core.prompt import Tokenization, TokenizeRequest
+from serve_app.core.request import GenerationRequest
+from serve_app.replica.delivery import Delivery, Leases, Outbox
+from serve_app.replica.engine import EncodedImage, Engine
+from serve_app.replica.preparation import Preparation, placed
+from serve_app.replica.requests import OpenRequests
+from serve_app.replica.tokenizer_lanes import Tokenizations, TokenizerLanes
+from serve_app.templates.chat_template import ChatTemplate
+from serve_app.text.tokenizer import TextTokenizer
+
+MAX_TOLD_FLOWS = 32
+"""On a replica's card, by name; all others together."""
+
+
+class ModelService:
+    """One replica of one base model. Lives on one event loop; the engine has threads of its own.
+
+    card:  what the engine says of the model, with what its folder and its operator say
+    clock: seconds, monotonic
+    lanes: the threads in which prompts are cut into tokens
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: TextTokenizer,
+        card: ModelCard,
+        *,
+        replica_id: str,
+        clock: Callable[[], float] = time.monotonic,
+        lanes: TokenizerLanes | None = None,
+    ) -> None:
+        config = engine.config
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self._marks = None if engine.images is None else engine.images.marks
+        self._preparation = Preparation(
+            tokenizer,
+            model_name=card.name,
+            max_model_len=card.max_model_len,
+            max_chars=config.max_tokenized_chars,
+            marks=self._marks,
+        )
+        self._replica_id = replica_id
+        self._lanes = lanes or TokenizerLanes(config.max_waiting_chars)
+        self._compiler = Compiler(
+            lambda: vocabulary_of(tokenizer, engine.eos_token_ids), encode=tokenizer.encode_literal
+        )
+        card = replace(
+            card,
+            tokenizer=tokenizer.card,
+            fills_gaps=tokenizer.markers is not None,
+            prompt_length=self._preparation.length,
+        )
+        self._template = template_of(card, tokenizer)
+        self._card = replace(card, tool_prompt="template") if self._template.shows_tools() else card
+        max_chars = self._preparation.max_chars
+        self._tokenizations = Tokenizations(tokenizer, max_chars=max_chars, render=self._template.render)
+        self._open = OpenRequests(config.max_num_sequences + config.max_waiting, clock)
+        self._delivery = Delivery(
+            self._open,
+            end=self._end,
+            make_outbox=lambda: Outbox(config.max_outbox_deltas),
+            max_outbox_bytes=config.max_outbox_bytes,
+        )
+        self._leases = Leases(config.lease_s, clock)
+        self._lease_task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to work; to be called on the event loop that serves."""
+        loop = asyncio.get_running_loop()
+
+        def deliver(deltas: list[Delta], load: Load) -> None:
+            loop.call_soon_threadsafe(self._delivery.deliver, deltas, load)
+
+        self.engine.start(deliver)
+        self._lease_task = loop.create_task(self._watch_leases(), context=Context())
+
+    async def warm(self) -> None:
+        """Do beforehand what some requests would wait for, and what makes all faster; nothing depends on it."""
+        self.engine.warm()
+        await asyncio.gather(self._compiler.warm(), self._template.warm())
+        await asyncio.to_thread(self.engine.give_back_memory)  # what making them took for a moment
+
+    async def close(self) -> None:
+        """End the engine and every stream."""
+        if self._lease_task is not None:
+            self._lease_task.cancel()
+        self._open.clear()  # of what waits to be tokenised nothing is wanted any more
+        await asyncio.to_thread(self.engine.close)
+        self._delivery.close()
+        self._compiler.close()
+        if self.engine.images is not None:
+            await asyncio.to_thread(self.engine.images.close)
+        self._template.close()
+        await asyncio.to_thread(self._lanes.close)
+        self._tokenizations.close()
+
+    def check(self) -> None:
+        """Raise EngineFailed where the engine does not get on."""
+        self.engine.check()
+
+    @property
+    def card(self) -> ReplicaCard:
+        told = self.usage.bounded(MAX_TOLD_FLOWS)
+        return ReplicaCard(replica_id=self._replica_id, model=self._card, load=self.engine.load, usage=told)
+
+    @property
+    def usage(self) -> UsageReport:
+        """What was computed for every flow; the card names the first of them only."""
+        return self.engine.usage
+
+    @property
+    def num_open(self) -> int:
+        """Sequences that were accepted and have not ended."""
+        return self._open.num_sequences
+
+    async def hello(self, router_id: str, heard: Mapping[str, int] = NOTHING) -> ReplicaCard:
+        self._leases.hear(router_id)
+        self._check_engine()
+        return replace(self.card, news=self.engine.news(heard.get(self._replica_id, 0)))
+
+    async def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
+        """Stream frames; when the stream is closed, whatever the router still has here is aborted."""
+        self._check_engine()
+        self._leases.hear(router_id)
+        async with aclosing(self._delivery.frames(router_id)) as frames:
+            async for frame in frames:
+                yield frame
+
+    async def submit(self, router_id: str, requests: Items[GenerationRequest]) -> None:
+        self._check_engine()
+        self._open.check_room(requests)
+        for request in requests:
+            self._check_adapter(request)
+            self._preparation.check_length(request)  # of a conversation, which has no text yet, later
+        self._leases.hear(router_id)
+        self._delivery.expect(router_id)
+        self._open.add(router_id, requests)
+        try:
+            with self._lanes.room_for(requests):
+                requests = [await self._rendered(request) for request in requests]
+                compiled = await self._compiler.compile_all(requests)
+                encoder = self.engine.images
+                images = {} if encoder is None else await encoder.encode(requests, self._open.__contains__)
+                prepared = await self._lanes.run(requests, lambda: self._prepare(requests, compiled, images))
+        except BaseException:
+            self._open.drop(request.request_id for request in requests)
+            raise
+        self._begin(prepared)
+
+    async def abort(self, router_id: str, request_ids: Items[str]) -> None:
+        self._end(self._open.among(request_ids, router_id))
+
+    async def pause(self, router_id: str, request_ids: Items[str]) -> None:
+        if known := self._open.among(request_ids, router_id):
+            self._open.pause(known)
+            self.engine.pause(known)
+
+    async def resume(self, router_id: str, request_ids: Items[str]) -> None:
+        if known := self._open.among(request_ids, router_id):
+            self._open.resume(known)
+            self.engine.resume(known)
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokenization:
+        return await self._tokenizations.tokenize(request)
+
+    async def detokenize(self, token_ids: Items[int]) -> str:
+        return await self._tokenizations.detokenize(token_ids)
+
+    def detach_silent(self) -> None:
+        """Detach routers that were not heard of for the lease's time; done by itself, four times in that time."""
+        for router_id in self._leases.expired():
+            if router_id in self._delivery:
+                self._delivery.give_up(router_id, f"was not heard of for {self._leases.lease_s:.0f} s")
+
+    async def _rendered(self, request: GenerationRequest) -> GenerationRequest:
+        """The same with its conversation in the prompt's place. Raises InvalidRequest, ContextOverflow."""
+        if request.conversation is None:
+            return request
+        rendering = await self._template.render(request.conversation)
+        prompt = placed(request.conversation, rendering, self._marks)
+        request = replace(request, prompt=prompt, conversation=None)
+        self._preparation.check_length(request)
+        return request
+
+    def _prepare(
+        self,
+        requests: Items[GenerationRequest],
+        compiled: Mapping[str, Compiled],
+        images: Mapping[str, tuple[EncodedImage, ...]],
+    ) -> dict[str, Any]:
+        """Tokenize requests and return what the engine made of each, by id; skip those aborted meanwhile.
+
+        Runs in a worker thread. Raises InvalidRequest, ContextOverflow.
+        """
+        return {
+            id_: self.engine.sequences(self._preparation.prepare(request, compiled.get(id_), images.get(id_, ())))
+            for request in requests
+            if (id_ := request.request_id) in self._open
+        }
+
+    def _begin(self, prepared: Mapping[str, Any]) -> None:
+        """Give requests to the engine, but not those aborted meanwhile."""
+        wanted = {id_: sequences for id_, sequences in prepared.items() if id_ in self._open}
+        self.engine.submit(list(wanted.values()))
+        if paused := self._open.paused_of(wanted):
+            self.engine.pause(paused)
+
+    def _check_engine(self) -> None:
+        """End every stream and raise ReplicaLost once the engine is given up: Serve notices some seconds later."""
+        try:
+            self.engine.check_engine()
+        except EngineFailed as error:
+            self._delivery.close()
+            raise ReplicaLost("The replica cannot compute any more, and is being replaced.") from error
+
+    def _check_adapter(self, request: GenerationRequest) -> None:
+        if not self._card.has(request.model):
+            must = f"name an adapter of {self._card.name} in a version that this replica serves"
+            raise AdapterNotFound.refusing("model", must=must, found=f"{request.model.name} in another")
+
+    def _end(self, request_ids: frozenset[str]) -> None:
+        self._open.drop(request_ids)
+        if request_ids:
+            self.engine.abort(request_ids)
+
+    async def _watch_leases(self) -> None:
+        while True:
+            await asyncio.sleep(self._leases.period_s)
+            self.detach_silent()
+
+
+def template_of(card: ModelCard, tokenizer: TextTokenizer) -> ChatTemplate:
+    """The model's chat template, ready to render."""
+    return ChatTemplate(
+        card.chat_template,
+        tool_template=card.tool_template,
+        tells_form=None if card.tool_prompt == "ignore" else card.tool_parser in (None, "hermes", "qwen"),
+        model_name=card.name,
+        special_names=tuple(name for name, _ in tokenizer.special_names),
+        special_tokens=dict(card.tokenizer.special_tokens),
+    )
+
+
+def vocabulary_of(tokenizer: TextTokenizer, eos_token_ids: frozenset[int]) -> Vocabulary:
+    """A model's tokens, as constraints see them: what ends a text is no part of it, whatever bytes it has."""
+    known = sorted(token_id for token_id in eos_token_ids if token_id < tokenizer.vocab_size)
+    pieces = [None if token_id in eos_token_ids else piece for token_id, piece in enumerate(tokenizer.pieces)]
+    special = tuple((name, token_id) for name, token_id in tokenizer.special_names if token_id not in eos_token_ids)
+    return Vocabulary(pieces=tuple(pieces), eos_token_ids=tuple(known), special=special)
