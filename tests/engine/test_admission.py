@@ -64,6 +64,7 @@ def begun(sequences: list[Sequence]) -> list[Sequence]:
     return sorted((each for each in sequences if each.started_at is not None), key=lambda each: each.started_at or 0.0)
 
 
+@pytest.mark.law("Nobody is held up")
 def test_many_that_wait_for_a_prefix_in_work_hide_nobody_behind_them() -> None:
     simulation = Simulation(prefix_cache=True, num_places=64, num_blocks=100_000, max_batch_tokens=64)
     first, *others = [simulation.ask(A, 4000, 4, salt=7) for _ in range(256)]
@@ -76,6 +77,7 @@ def test_many_that_wait_for_a_prefix_in_work_hide_nobody_behind_them() -> None:
     assert begun([first, *others]) == [first, *others]
 
 
+@pytest.mark.law("Nobody is held up")
 @pytest.mark.parametrize("num_adapters", [1, 300])
 def test_many_that_lack_a_slot_hide_nobody_behind_them(num_adapters: int) -> None:
     simulation = Simulation(num_places=8, num_slots=1, num_blocks=100_000, max_bypass_s=1e9)

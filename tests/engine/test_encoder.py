@@ -92,6 +92,7 @@ async def test_what_is_kept_is_within_its_budget_and_the_last_used_stays(looking
     assert looks.num_seen == 4
 
 
+@pytest.mark.law("Caches are apart")
 async def test_requests_of_different_salts_have_no_image_in_common(looking: Callable[..., Looking]) -> None:
     """Whose image is answered sooner would have learned that another tenant has sent it."""
     looks = looking()
@@ -100,6 +101,7 @@ async def test_requests_of_different_salts_have_no_image_in_common(looking: Call
     assert (looks.num_seen, looks.kept.num_hits, len(looks.kept)) == (2, 2, 2)
 
 
+@pytest.mark.law("Caches are apart")
 async def test_a_flood_of_one_flow_drives_out_its_own_and_nobody_elses(looking: Callable[..., Looking]) -> None:
     """However many salts its sender makes up."""
     looks = looking(max_bytes=4 * ROW_BYTES)

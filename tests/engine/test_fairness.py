@@ -30,6 +30,7 @@ def bound_of(simulation: Simulation, *, longest_prompt: int) -> float:
     return 2 * max(rules.prefill_weight * longest_prompt, rules.decode_weight * simulation.num_blocks * 16)
 
 
+@pytest.mark.law("Shares")
 @pytest.mark.parametrize("shapes", [((8, 200), (LONGEST_PROMPT, 4)), ((500, 50), (500, 50)), ((4, 4), (300, 300))])
 def test_backlogged_flows_of_any_shapes_are_served_alike_at_every_step(
     shapes: tuple[tuple[int, int], tuple[int, int]],
@@ -47,6 +48,7 @@ def test_backlogged_flows_of_any_shapes_are_served_alike_at_every_step(
     assert min(simulation.served.values()) > 3 * bound, "long enough to tell"
 
 
+@pytest.mark.law("Shares")
 def test_three_times_the_weight_is_three_times_the_service() -> None:
     simulation = Simulation(num_places=16)
     heavy = Share(flow="heavy", weight=3.0)
@@ -57,6 +59,7 @@ def test_three_times_the_weight_is_three_times_the_service() -> None:
     assert simulation.served["heavy"] / simulation.served["a"] == pytest.approx(3.0, rel=0.05)
 
 
+@pytest.mark.law("Shares")
 def test_a_flow_that_asked_for_nothing_is_owed_nothing() -> None:
     simulation = Simulation(num_places=16, num_blocks=320)
     bound = bound_of(simulation, longest_prompt=50)
@@ -128,6 +131,7 @@ def test_a_quantum_keeps_adapters_longer_where_not_all_have_a_slot() -> None:
     assert swaps(quantum=1000.0) < swaps(quantum=0.0) / 4
 
 
+@pytest.mark.law("Shares")
 @pytest.mark.parametrize("seconds", [5.0, 2.0])
 def test_classes_go_before_each_other_and_age_bounds_the_wait(seconds: float) -> None:
     simulation = Simulation(num_places=4, rules=Rules(age_s=seconds, quantum=0.0))
@@ -202,6 +206,7 @@ class YoungestGives(Counters):
         return len(running) - 1
 
 
+@pytest.mark.law("Shares")
 @pytest.mark.parametrize("seed", range(4))
 def test_with_one_flow_every_step_is_that_of_first_come_first_served(seed: int) -> None:
     """Prompts, blocks, slots, aborts and preemption at random: the same spans in the same order, to the last."""

@@ -28,6 +28,7 @@ def steps_until_first_token(simulation: Simulation, asked: Sequence) -> int:
     return simulation.num_steps - before
 
 
+@pytest.mark.law("Places")
 @pytest.mark.parametrize("num_long", [PLACES, 3 * PLACES])
 def test_a_short_question_beside_a_long_job_waits_a_quantum_and_not_for_the_job(num_long: int) -> None:
     waits = {}
@@ -106,6 +107,7 @@ def test_who_gave_its_place_goes_on_where_it_was() -> None:
     assert computed_twice <= simulation.store.block_size
 
 
+@pytest.mark.law("Places")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_flow_gives_a_few_places_and_one_for_each_quantum_of_its_own_and_little_is_computed_twice(seed: int) -> None:
     """Flows of all classes and weights, short and long, who come and go: no more is given than was had."""

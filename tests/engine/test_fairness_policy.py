@@ -132,6 +132,7 @@ def test_flows_that_came_and_went_are_forgotten_and_debts_are_not() -> None:
     assert counters.of("debtor") == 1e9
 
 
+@pytest.mark.law("Accounts")
 @given(
     steps=st.lists(
         st.tuples(
@@ -186,6 +187,7 @@ def test_so_many_accounts_are_kept_and_no_token_is_lost() -> None:
     assert few.bounded(1) is few
 
 
+@pytest.mark.law("All time is somebody's")
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 2)), max_size=60), st.integers(1, 4))
 def test_a_listener_hears_of_every_change_once_a_few_at_a_time(changes: list[tuple[str, int]], most: int) -> None:
     """It asks now and then, and again where an answer was lost; in the end it knows what there is."""

@@ -74,6 +74,7 @@ def first_token_steps(engine: Engine, names: set[str], *, max_steps: int = 400) 
     raise AssertionError(f"no token for {names - found.keys()} in {max_steps} steps")
 
 
+@pytest.mark.law("Nobody is held up")
 def test_a_short_prompt_does_not_wait_for_a_long_one_before_it(engine: Engine) -> None:
     engine.add(sequences(engine, request("long", max_tokens=1), prompt(1500)))
     engine.step()
@@ -111,6 +112,7 @@ def test_prompt_work_beside_decoding_sequences_keeps_to_the_pace(engine: Engine)
     engine.check_integrity()
 
 
+@pytest.mark.law("Nobody is held up")
 def test_a_request_that_waits_for_an_adapters_slot_holds_nobody_up(engine: Engine) -> None:
     engine.add(sequences(engine, request("resident", max_tokens=60, adapter="pirate"), prompt(5)))
     engine.step()
@@ -149,6 +151,7 @@ def test_a_request_that_waits_for_blocks_holds_up_no_smaller_one_and_is_served(i
     assert set(order) == {"first", "large", *(f"s{number}" for number in range(30))}
 
 
+@pytest.mark.law("Isolation")
 @pytest.mark.parametrize("end", ["abort", "pause"])
 def test_numbers_that_are_none_reach_nobody_after_their_owner_is_gone(engine: Engine, end: str) -> None:
     expected = complete(engine, [(request("alone", max_tokens=20), prompt(30))])["alone", 0].token_ids
