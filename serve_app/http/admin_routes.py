@@ -16,7 +16,7 @@ from serve_app.api.paths import AdminPath
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.ledger import as_csv
-from serve_app.http.bodies import body_of
+from serve_app.http.exchange import body_of
 from serve_app.http.guard import Administer
 from serve_app.http.parquet import CONTENT_TYPE, as_parquet
 

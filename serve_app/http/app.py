@@ -17,7 +17,7 @@ from serve_app.http.console import console_routes
 from serve_app.http.cors import cors, cors_of_tenants
 from serve_app.http.docs import docs_routes
 from serve_app.http.encodings import ContentEncodings
-from serve_app.http.exchange import ClientGone
+from serve_app.http.exchange import ClientGone, raise_as_ours
 from serve_app.http.explaining import explain_route
 from serve_app.http.failures import FailuresAsJson
 from serve_app.http.framing import WholeForHttp10
@@ -28,7 +28,6 @@ from serve_app.http.idempotency import Idempotent
 from serve_app.http.live import Live
 from serve_app.http.metrics import CountedRequests, Metrics
 from serve_app.http.model_routes import answer_nobody, model_routes
-from serve_app.http.refusals import raise_as_ours
 from serve_app.http.routes import route
 from serve_app.http.service_routes import service_routes
 from serve_app.http.settings import HttpSettings

@@ -17,11 +17,16 @@ from serve_app.api.response_headers import response_headers
 from serve_app.api.responses import ResponseHead
 from serve_app.core.errors import DeadlineExceeded, Overloaded, ServeError
 from serve_app.core.ledger import CLIENT_LEFT
-from serve_app.http.bodies import check_media_type
-from serve_app.http.exchange import ClientGone, Exchange, read_body, watch
+from serve_app.http.exchange import (
+    ClientGone,
+    Exchange,
+    as_serve_error,
+    check_media_type,
+    rate_headers,
+    read_body,
+    watch,
+)
 from serve_app.http.metrics import Served
-from serve_app.http.rate_headers import rate_headers
-from serve_app.http.refusals import as_serve_error
 from serve_app.http.routes import path_of
 from serve_app.http.settings import HttpSettings
 from serve_app.http.streams import Renderer, in_time, stream

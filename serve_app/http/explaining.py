@@ -13,8 +13,8 @@ from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import WireLimits
 from serve_app.api.parse import CHAT, COMPLETION, read_request
 from serve_app.api.paths import Path
-from serve_app.http.bodies import body_of
 from serve_app.http.counted import counted
+from serve_app.http.exchange import body_of
 from serve_app.http.routes import route
 from serve_app.router.inquiries import Explainer, Inquiries
 from serve_app.router.router import Router

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.dialects.dialect import Dialect
 from serve_app.core.log_context import log_context
-from serve_app.http.refusals import as_serve_error, dialect_heard, error_response
+from serve_app.http.exchange import as_serve_error, dialect_heard, error_response
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 

@@ -11,9 +11,8 @@ from serve_app.api.paths import Path
 from serve_app.api.props import adapters_body, props_body, tokenizer_body
 from serve_app.api.tokenize import detokenized, parse_apply_template, parse_detokenize, parse_tokenize
 from serve_app.core.ledger import CLIENT_LEFT
-from serve_app.http.bodies import body_of
 from serve_app.http.counted import counted
-from serve_app.http.exchange import ClientGone
+from serve_app.http.exchange import ClientGone, body_of
 from serve_app.http.routes import route
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.router import Router
