@@ -1,4 +1,4 @@
-"""GET /: whoever has nothing but the address is shown the way, a browser to the console."""
+"""Routes of pages: the front door, the console and the documents of the API."""
 
 from __future__ import annotations
 
