@@ -17,7 +17,6 @@ from serve_app.http.console import console_routes
 from serve_app.http.cors import cors, cors_of_tenants
 from serve_app.http.docs import docs_routes
 from serve_app.http.exchange import ClientGone, raise_as_ours
-from serve_app.http.explaining import explain_route
 from serve_app.http.guard import OPEN_DOOR, Door, Guard
 from serve_app.http.idempotency import Idempotent
 from serve_app.http.live import Live
@@ -30,10 +29,9 @@ from serve_app.http.middleware import (
     Upgrades,
     WholeForHttp10,
 )
-from serve_app.http.model_routes import answer_nobody, model_routes
+from serve_app.http.model_routes import answer_nobody, explain_route, model_routes, service_routes
 from serve_app.http.pages import front_route
 from serve_app.http.routes import route
-from serve_app.http.service_routes import service_routes
 from serve_app.http.settings import HttpSettings
 from serve_app.http.styles import (
     ChatStyle,
