@@ -7,11 +7,11 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from serve_app.api.paths import Path
-from serve_app.http.console import HEADERS as OF_PAGES
+from serve_app.http.console import HEADERS
 from serve_app.http.routes import route
 
 HTML = "text/html"
-HEADERS = {"cache-control": "no-cache", "vary": "accept", "x-content-type-options": "nosniff"}
+FRONT_HEADERS = {"cache-control": "no-cache", "vary": "accept", "x-content-type-options": "nosniff"}
 ABOUT = "Text completions of many models. Where keys are asked for, send yours as `Authorization: Bearer …`."
 PATHS = {
     "console": Path.CONSOLE,
@@ -32,9 +32,9 @@ def front_route() -> Route:
 
     async def front(request: Request) -> Response:
         if HTML in request.headers.get("accept", "").lower():
-            headers = {**OF_PAGES, **HEADERS, "content-type": "text/plain"}
+            headers = {**HEADERS, **FRONT_HEADERS, "content-type": "text/plain"}
             return RedirectResponse(_console_beside(request), 302, headers=headers)
-        return JSONResponse(body, headers=HEADERS)
+        return JSONResponse(body, headers=FRONT_HEADERS)
 
     return route(Path.FRONT, front)
 
