@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +34,23 @@ LONG = BODY | {"max_tokens": 1900, "ignore_eos": True, "stream": True}
 OURS = ("content-type", "retry-after", "x-completions-dialect", "x-request-id", "cache-control")
 
 
-def test_every_way_to_start_the_service_leads_to_the_same_answers(tmp_path: Path) -> None:
-    found: dict[str, dict[str, object]] = {}
-    has_haproxy = is_behind_haproxy({}, {})
-    with by_up(tmp_path / "up") as (url, commands):
-        found["up"] = walked(url, has_haproxy=has_haproxy)
-        assert not [each for each in commands() if ":Front" in each], "an entrance has no process"
-        assert any("haproxy" in each for each in commands()) == has_haproxy
-    with by_run(tmp_path / "run", has_haproxy=has_haproxy) as url:
-        found["serve run with the environment"] = walked(url, has_haproxy=has_haproxy)
-    with by_run(tmp_path / "plain", has_haproxy=False) as url:
-        found["serve run without it"] = walked(url, has_haproxy=False)
-    with by_deploy() as url:
-        found["serve deploy"] = walked(url, has_haproxy=has_haproxy)
-    for way, answers in found.items():
-        assert answers == found["up"], way
+@pytest.fixture(scope="module")
+def found() -> dict[str, dict[str, object]]:
+    """What each way has led to, the first one of them the measure of the others."""
+    return {}
+
+
+@pytest.mark.parametrize("way", ["up", "serve run with the environment", "serve run without it", "serve deploy"])
+def test_every_way_to_start_the_service_leads_to_the_same_answers(
+    way: str, found: dict[str, dict[str, object]], tmp_path: Path
+) -> None:
+    has_haproxy = is_behind_haproxy({}, {}) and way != "serve run without it"
+    with WAYS[way](tmp_path) as url:
+        found[way] = walked(url, has_haproxy=has_haproxy)
+        commands = [each.command for each in processes_of_runs(f"{url.rpartition(':')[2]}-")]
+        assert any("haproxy" in each for each in commands) == has_haproxy
+        assert not [each for each in commands if ":Front" in each], "an entrance has no process"
+    assert found[way] == next(iter(found.values()))
 
 
 def walked(url: str, *, has_haproxy: bool) -> dict[str, object]:
@@ -95,20 +98,18 @@ def streamed(client: httpx.Client) -> tuple[object, ...]:
 
 
 @contextmanager
-def by_up(folder: Path) -> Iterator[tuple[str, Callable[[], list[str]]]]:
-    folder.mkdir()
+def by_up(folder: Path) -> Iterator[str]:
     run = Started(folder)
     try:
         run.until_ready()
-        yield run.url, lambda: [each.command for each in run.processes()]
+        yield run.url
     finally:
         run.end()
 
 
 @contextmanager
-def by_run(folder: Path, *, has_haproxy: bool) -> Iterator[str]:
+def by_run(has_environment: bool, folder: Path) -> Iterator[str]:
     """`serve run`, in the environment that `serve_app env` prints or in none of ours."""
-    folder.mkdir()
     port, file = a_file(folder)
     run = f"{port}-by-hand"
     base = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
@@ -116,7 +117,7 @@ def by_run(folder: Path, *, has_haproxy: bool) -> Iterator[str]:
     with (folder / "said.txt").open("wb") as said:
         process = subprocess.Popen(
             [str(Path(sys.executable).with_name("serve")), "run", str(file)],
-            env=environment(base, has_haproxy=True) if has_haproxy else base,
+            env=environment(base, has_haproxy=is_behind_haproxy({}, {})) if has_environment else base,
             cwd=folder,
             stdout=said,
             stderr=said,
@@ -136,8 +137,8 @@ def by_run(folder: Path, *, has_haproxy: bool) -> Iterator[str]:
 
 
 @contextmanager
-def by_deploy() -> Iterator[str]:
-    """`serve deploy` of the models onto a service that `up` has started without any."""
+def by_deploy(folder: Path) -> Iterator[str]:
+    """`serve deploy` of the models onto a service that `up` has started without any, in a folder of its own."""
     with running_service() as service:
         content: dict[str, Any] = yaml.safe_load(service.file.read_text())
         content["applications"][0]["deployments"][0]["user_config"]["max_open_requests"] = 1
@@ -175,3 +176,11 @@ def until_healthy(url: str, said: Path, process: subprocess.Popen[bytes] | None)
         except httpx.HTTPError:
             pass
         time.sleep(0.3)
+
+
+WAYS: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
+    "up": by_up,
+    "serve run with the environment": partial(by_run, True),
+    "serve run without it": partial(by_run, False),
+    "serve deploy": by_deploy,
+}
