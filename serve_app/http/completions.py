@@ -11,12 +11,10 @@ import time
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from serve_app.api.chunks import dump
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.dialects.tables import HEADER, dialect_named
-from serve_app.api.response_headers import response_headers
-from serve_app.api.responses import ResponseHead
-from serve_app.api.shown import shown
+from serve_app.api.dialects import HEADER, Dialect, dialect_named
+from serve_app.api.error_text import shown
+from serve_app.api.responses import ResponseHead, response_headers
+from serve_app.api.sse import dump
 from serve_app.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, ServeError
 from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.http.exchange import (

@@ -10,8 +10,8 @@ import zlib
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.shown import shown
+from serve_app.api.dialects import Dialect
+from serve_app.api.error_text import shown
 from serve_app.core.errors import BodyLost, InvalidRequest, UnsupportedMediaType
 from serve_app.core.log_context import log_context
 from serve_app.http.exchange import as_serve_error, dialect_heard, error_response

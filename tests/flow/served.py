@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 import uvicorn
 from starlette.types import ASGIApp
 
-from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.http.app import build_app
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
