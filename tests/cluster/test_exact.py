@@ -196,7 +196,7 @@ def check_repeats(house: House, key: str) -> None:
 
     def ask(_: int) -> httpx.Response:
         answer = httpx.post(f"{house.run.url}/v1/completions", json=body, headers=headers, timeout=120)
-        while answer.status_code == 503:  # the proxy takes one at a time here
+        while answer.status_code == 503:  # a router takes one at a time here
             answer = httpx.post(f"{house.run.url}/v1/completions", json=body, headers=headers, timeout=120)
         return answer
 
