@@ -72,7 +72,7 @@ def test_what_ends_a_gap_ends_it_unless_ends_are_ignored(ignores: bool) -> None:
 
 def test_the_prefix_is_what_is_shown_of_a_gap() -> None:
     sequence = prepared(asked(Infill(suffix=" b", files=(ExtraFile(name="a", text=" c"),)), prompt=" d e"))
-    shown = [sequence.token_ids[place] for place in sequence.shown_prompt]
+    shown = [sequence.token_ids[place] for place in sequence.shown.prompt]
     assert TOKENIZER.decode(shown) == " d e"
     assert sequence.prompt_length == len(sequence.token_ids)
     assert list(prepared(asked(None)).shown_prompt) == [0]

@@ -127,7 +127,7 @@ def test_a_prompt_to_be_truncated_keeps_its_end_and_says_what_it_lost() -> None:
     whole = tokenizer.encode(Prompt(parts=(text,)))
     (sequence,) = prepared(preparation(tokenizer), asked(text, context=TRUNCATES))
     assert sequence.token_ids == whole[-sequence.num_tokens :]
-    assert sequence.num_dropped_tokens == len(whole) - sequence.num_tokens
+    assert sequence.shown.num_dropped_tokens == len(whole) - sequence.num_tokens
 
 
 def test_a_prompt_to_be_truncated_is_cut_up_to_the_configured_length() -> None:
