@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -17,12 +18,22 @@ from serve_app.core.shares import Share
 from serve_app.engine.scheduler import accounting as accounts_module
 from serve_app.engine.scheduler import fair_shares as fair_shares_module
 from serve_app.engine.scheduler.accounting import Account, Accounts, attribute
-from serve_app.engine.scheduler.fair_shares import LEAST_LUMP, MOST_LUMPS, FairShares, Standing, divided, turn_key
-from serve_app.engine.scheduler.policy import Claim, Rules
+from serve_app.engine.scheduler.fair_shares import LEAST_LUMP, MOST_LUMPS, FairShares, divided
+from serve_app.engine.scheduler.policy import Claim, Key, Rules
 from serve_app.engine.scheduler.sequence import Batch, Span
 from tests.engine.simulated import Simulation
 
 PRIORITIES = st.sampled_from(["interactive", "standard", "batch"])
+
+
+class Standing(NamedTuple):
+    share: Share
+    counter: float
+    since: float
+    is_kept: bool
+    number: int
+
+
 STANDINGS = st.builds(
     Standing,
     share=st.builds(Share, flow=st.sampled_from("abc"), priority=PRIORITIES),
@@ -33,11 +44,18 @@ STANDINGS = st.builds(
 )
 
 
+def turn_key(standing: Standing, rules: Rules) -> Key:
+    share, counter, since, is_kept, number = standing
+    policy = FairShares(rules)
+    policy.charge(share, counter)
+    return policy.turn_key(share, owed=0.0, since=since, is_kept=is_kept, number=number, now=0.0)
+
+
 @given(left=STANDINGS, right=STANDINGS)
 def test_no_difference_of_service_or_turn_comes_before_age_and_class(left: Standing, right: Standing) -> None:
     rules = Rules()
     ranks = {"interactive": 0, "standard": 1, "batch": 2}
-    one, other = turn_key(left, rules, now=0.0), turn_key(right, rules, now=0.0)
+    one, other = turn_key(left, rules), turn_key(right, rules)
     if -left.since > rules.max_wait_s:
         assert right.since < left.since or one <= other or right.number < left.number
     elif -right.since <= rules.max_wait_s and left.since <= right.since:

@@ -234,15 +234,13 @@ class Admission:
         return may_find and sequence.is_sound and not sequence.num_held and not sequence.forks
 
     def _in_turn(self, owed: dict[str, float], *, lacks: Lacks = lacks_nothing) -> Iterator[Sequence]:
-        return self._waiting.in_turn(partial(self._key, owed=owed, now=self._clock()), lacks=lacks)
+        return self._waiting.in_turn(partial(self._key, owed, self._clock()), lacks=lacks)
 
-    def _key(self, line: Line, first: Sequence, *, owed: dict[str, float], now: float) -> Key:
+    def _key(self, owed: dict[str, float], now: float, line: Line, first: Sequence) -> Key:
         share, model = line.share, first.request.model
-        is_loaded = model.adapter is not None and self._slots.is_ready(model)
-        return self._policy.turn_key(
-            share, owed=owed.get(share.flow, 0.0), since=line.since,
-            is_kept=is_loaded or self._policy.holds_turn(share), number=line.number, now=now,
-        )  # fmt: skip
+        is_kept = self._policy.holds_turn(share) or (model.adapter is not None and self._slots.is_ready(model))
+        debt = owed.get(share.flow, 0.0)
+        return self._policy.turn_key(share, owed=debt, since=line.since, is_kept=is_kept, number=line.number, now=now)
 
     def _debts(self, running: Items[Sequence]) -> dict[str, float]:
         """Return by flow what it will be charged for its running sequences, as is foreseen."""

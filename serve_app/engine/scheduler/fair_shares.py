@@ -16,7 +16,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Items
 from heapq import heapify, heappop, heapreplace, nlargest
-from typing import NamedTuple
 
 from serve_app.core.shares import Share
 from serve_app.engine.scheduler.policy import NONE_BEYOND, RANKS, Beyond, Claim, Key, Rules
@@ -51,7 +50,7 @@ class FairShares:
 
     def __init__(self, rules: Rules | None = None) -> None:
         self.rules = rules or Rules()
-        self.num_changes = 0
+        self.num_swaps = 0
         self.holder: str | None = None
         self._counters: dict[str, float] = {}
         self._num_lines = Counter[str]()
@@ -85,7 +84,6 @@ class FairShares:
 
     def begin_turn(self, share: Share) -> None:
         self.holder = share.flow
-        self.num_changes += 1
 
     def charge(self, share: Share, service: float) -> None:
         self._counters[share.flow] = self.counter_of(share.flow) + service / share.weight
@@ -95,7 +93,7 @@ class FairShares:
                 del self._budgets[share.flow]
 
     def charge_swaps(self, share: Share, num_swaps: int) -> float:
-        self.num_changes += 1
+        self.num_swaps += num_swaps
         service = self.rules.swap_weight * num_swaps
         self.charge(share, service)
         return service
@@ -104,9 +102,13 @@ class FairShares:
         return share.flow == self.holder
 
     def turn_key(self, share: Share, *, owed: float, since: float, is_kept: bool, number: int, now: float) -> Key:
-        return turn_key(
-            Standing(share, self.counter_of(share.flow) + owed, since, is_kept, number), self.rules, now=now
-        )
+        """Class, virtual counter, order of coming; age raises the class, and in the end beats everything."""
+        rules, waited_s = self.rules, now - since
+        if waited_s > rules.max_wait_s:
+            return -1, since, number
+        rank = max(0, RANKS[share.priority] - int(waited_s / rules.age_s))
+        counter = self._counters.get(share.flow, 0.0) + owed
+        return rank, counter - rules.quantum if is_kept else counter, number
 
     def divide(self, claims: Items[Claim], amount: int) -> list[int]:
         return divided(claims, amount, price=self.rules.prefill_weight, lump=max(LEAST_LUMP, amount // MOST_LUMPS))
@@ -248,28 +250,6 @@ class FairShares:
         idle = {f: value for f, value in self._counters.items() if f not in self._num_lines and value > floor}
         kept = nlargest(MAX_KNOWN // 2, idle, key=idle.__getitem__)
         self._counters = {flow: self._counters[flow] for flow in (*self._num_lines, *kept)}
-
-
-class Standing(NamedTuple):
-    """What the turn of a line follows from.
-
-    counter: service of its flow, divided by the weight, with what its running sequences will be charged for
-    """
-
-    share: Share
-    counter: float
-    since: float = 0.0
-    is_kept: bool = False
-    number: int = 0
-
-
-def turn_key(standing: Standing, rules: Rules, *, now: float) -> Key:
-    """Return class, virtual counter and order of coming; age raises the class, and in the end beats everything."""
-    waited_s = now - standing.since
-    if waited_s > rules.max_wait_s:
-        return -1, standing.since, standing.number
-    rank = max(0, RANKS[standing.share.priority] - int(waited_s / rules.age_s))
-    return rank, standing.counter - (rules.quantum if standing.is_kept else 0.0), standing.number
 
 
 def divided(claims: Items[Claim], amount: int, *, price: float, lump: int) -> list[int]:

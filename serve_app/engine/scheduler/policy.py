@@ -67,12 +67,12 @@ NONE_BEYOND = Beyond()
 class Policy(Protocol):
     """Who is served first. Runs in the engine's thread.
 
-    num_changes: turns given and swaps charged so far; between two steps nothing else changes the order of lines
-    gap:         between the highest and the lowest counter of the flows that wait; may be read by any thread
+    num_swaps: adapters that were loaded so far
+    gap:       between the highest and the lowest counter of the flows that wait; may be read by any thread
     """
 
     rules: Rules
-    num_changes: int
+    num_swaps: int
 
     @property
     def gap(self) -> float: ...
@@ -145,7 +145,7 @@ class FirstCome:
 
     def __init__(self, rules: Rules | None = None) -> None:
         self.rules = rules or Rules()
-        self.num_changes = 0
+        self.num_swaps = 0
 
     def line_of(self, share: Share) -> Hashable:
         return ()

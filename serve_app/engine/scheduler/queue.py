@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator
-from heapq import heapify, heappop, heapreplace
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 
 from serve_app.core.shares import Share
@@ -106,7 +106,7 @@ class WaitingQueue:
 
         lacks: whether what a sequence lacks is known without looking at it: it is passed over, and hides nobody
 
-        A pass asks for the key of every line, and again where a turn was given.
+        A pass asks for the key of every line once, and again where its turn is near.
         """
         if len(self._lines) == 1:
             (line,) = self._lines.values()
@@ -115,38 +115,51 @@ class WaitingQueue:
         return self._merged(key_of, lacks)
 
     def _merged(self, key_of: KeyOf, lacks: Lacks) -> Iterator[Sequence]:
+        """Keep lines in a heap, by keys that are never above their present ones.
+
+        Only two things lower a key: a turn those of its flow, and an adapter that is loaded any.
+        """
         most = max(LEAST_LOOKAHEAD, MAX_LOOKAHEAD // max(1, len(self._lines)))
-        ahead, looked_at = dict[int, deque[Sequence]](), Counter[int]()
+        ahead, looked_at, num_passed_over = dict[int, deque[Sequence]](), Counter[int](), 0
 
-        def in_order() -> list[tuple[Key, int, Line]]:
-            left = [(line, ahead.get(line.number)) for line in self._lines.values()]
-            lines = [(line, line.first if own is None else own[0]) for line, own in left if own is None or own]
-            order = [(key_of(line, first), line.number, line) for line, first in lines]
-            heapify(order)
-            return order
+        def entry(line: Line) -> tuple[Key, int, Line]:
+            own = ahead.get(line.number)
+            return key_of(line, line.first if own is None else own[0]), line.number, line
 
-        order, num_changes, num_passed_over = in_order(), self._policy.num_changes, 0
-        for _ in range(MOST_LOOKED_AT):
-            if not order or num_passed_over == MOST_PASSED_OVER:
-                return
-            _, number, line = order[0]
-            if number not in ahead:
-                ahead[number] = deque(islice(line.sequences.values(), MOST_PASSED_OVER))
-            own, num_before = ahead[number], num_passed_over
+        def entries(lines: Iterable[Line]) -> list[tuple[Key, int, Line]]:
+            return [entry(line) for line in lines if ahead.get(line.number, line.sequences)]
+
+        heap, num_swaps, num_looks = entries(self._lines.values()), self._policy.num_swaps, 0
+        heapify(heap)
+        while heap and num_looks < MOST_LOOKED_AT and num_passed_over < MOST_PASSED_OVER:
+            _, number, line = heap[0]
+            own = ahead.get(number, line.sequences)
+            if not own:
+                heappop(heap)
+                continue
+            if (now := entry(line)) != heap[0]:
+                heapreplace(heap, now)
+                continue
+            own = ahead.setdefault(number, deque(islice(line.sequences.values(), MOST_PASSED_OVER)))
+            num_looks += 1
+            num_before = num_passed_over
             while own and num_passed_over < MOST_PASSED_OVER and lacks(own[0]):
                 own.popleft()
                 num_passed_over += 1
-            if num_passed_over == num_before:
-                looked_at[number] += 1
-                yield own.popleft()
-                if looked_at[number] == most:
-                    own.clear()
-            if num_changes != self._policy.num_changes:
-                order, num_changes = in_order(), self._policy.num_changes
-            elif own:
-                heapreplace(order, (key_of(line, own[0]), number, line))
-            else:
-                heappop(order)
+            if num_passed_over > num_before:
+                continue
+            sequence = own.popleft()
+            yield sequence
+            looked_at[number] += 1
+            if looked_at[number] == most:
+                own.clear()
+            if num_swaps != self._policy.num_swaps:
+                heap, num_swaps = entries(self._lines.values()), self._policy.num_swaps
+                heapify(heap)
+            elif id(sequence) not in line.sequences:  # it had its turn
+                flow = line.share.flow
+                for each in entries(line for line in self._lines.values() if line.share.flow == flow):
+                    heappush(heap, each)
 
     def _line_for(self, sequence: Sequence) -> Line:
         share = sequence.request.share
