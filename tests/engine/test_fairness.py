@@ -8,7 +8,7 @@ import pytest
 
 from serve_app.core.shares import Share
 from serve_app.engine.scheduler.fair_shares import FairShares
-from serve_app.engine.scheduler.policy import FirstCome, Rules
+from serve_app.engine.scheduler.policy import Policy, Rules
 from serve_app.engine.scheduler.sequence import Batch
 from tests.engine.simulated import Simulation
 
@@ -189,7 +189,7 @@ def test_with_one_flow_every_step_is_that_of_first_come_first_served(seed: int) 
 
     def batches(*, is_reference: bool) -> list[list[tuple[str, int, int]]]:
         generator = random.Random(seed)
-        policy = FirstCome if is_reference else FairShares
+        policy = Policy if is_reference else FairShares
         simulation = Simulation(
             num_places=6,
             num_blocks=40,

@@ -18,8 +18,8 @@ from serve_app.core.shares import Share
 from serve_app.engine.scheduler import accounting as accounts_module
 from serve_app.engine.scheduler import fair_shares as fair_shares_module
 from serve_app.engine.scheduler.accounting import Account, Accounts, attribute
-from serve_app.engine.scheduler.fair_shares import LEAST_LUMP, MOST_LUMPS, FairShares, divided
-from serve_app.engine.scheduler.policy import Claim, Key, Rules
+from serve_app.engine.scheduler.fair_shares import LEAST_LUMP, MOST_LUMPS, FairShares
+from serve_app.engine.scheduler.policy import Claim, Key, Rules, divided
 from serve_app.engine.scheduler.sequence import Batch, Span
 from tests.engine.simulated import Simulation
 

@@ -15,10 +15,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Items
-from heapq import heapify, heappop, heapreplace, nlargest
+from heapq import nlargest
 
 from serve_app.core.shares import Share
-from serve_app.engine.scheduler.policy import NONE_BEYOND, RANKS, Beyond, Claim, Key, Rules
+from serve_app.engine.scheduler.policy import NONE_BEYOND, RANKS, Beyond, Claim, Key, Policy, Rules, divided
 
 MAX_KNOWN = 4096
 """Flows whose counters are kept; of those that ask for nothing the least served are forgotten beyond."""
@@ -34,7 +34,7 @@ prompts that are computed side by side all begin to decode late."""
 ROUNDING = 1e-9
 
 
-class FairShares:
+class FairShares(Policy):
     """Charged at every step for what was computed. Belongs to the engine's thread, but for `gap`.
 
     A flow that begins to wait is lifted to a quantum below the lowest counter of those that wait. If none waits, it is
@@ -49,8 +49,7 @@ class FairShares:
     """
 
     def __init__(self, rules: Rules | None = None) -> None:
-        self.rules = rules or Rules()
-        self.num_swaps = 0
+        super().__init__(rules)
         self.holder: str | None = None
         self._counters: dict[str, float] = {}
         self._num_lines = Counter[str]()
@@ -91,12 +90,6 @@ class FairShares:
             self._budgets[share.flow] += service
             if self._budgets[share.flow] >= self._most_given:
                 del self._budgets[share.flow]
-
-    def charge_swaps(self, share: Share, num_swaps: int) -> float:
-        self.num_swaps += num_swaps
-        service = self.rules.swap_weight * num_swaps
-        self.charge(share, service)
-        return service
 
     def holds_turn(self, share: Share) -> bool:
         return share.flow == self.holder
@@ -250,29 +243,6 @@ class FairShares:
         idle = {f: value for f, value in self._counters.items() if f not in self._num_lines and value > floor}
         kept = nlargest(MAX_KNOWN // 2, idle, key=idle.__getitem__)
         self._counters = {flow: self._counters[flow] for flow in (*self._num_lines, *kept)}
-
-
-def divided(claims: Items[Claim], amount: int, *, price: float, lump: int) -> list[int]:
-    """Return how much each claim is given: a lump at a time to the least key, whose counter that raises.
-
-    price: service that one of `amount` is charged as
-
-    What is given comes to `amount`, or to all that is wanted.
-    """
-    given = [0] * len(claims)
-    heap = [(claim.key, at) for at, claim in enumerate(claims) if claim.wanted]
-    heapify(heap)
-    while heap and amount:
-        (rank, counter, number), at = heap[0]
-        claim = claims[at]
-        more = min(lump, claim.wanted - given[at], amount)
-        given[at] += more
-        amount -= more
-        if given[at] < claim.wanted:
-            heapreplace(heap, ((rank, counter + more * price / claim.weight, number), at))
-        else:
-            heappop(heap)
-    return given
 
 
 def _is_lower(share: Share, claimant: Share) -> bool:

@@ -7,7 +7,8 @@ A policy answers four questions:
 3. rows: which of the sequences that decode sit out a step;
 4. places: who gives up its place where all are taken, or its blocks where none is free.
 
-`FirstCome` is the plain reference. `FairShares` answers all four from one account of what each flow was served.
+`Policy` itself is the plain reference: first come, first served. `FairShares` answers all four from one account of what
+each flow was served.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from heapq import heapify, heappop, heapreplace
+from typing import NamedTuple
 
 from serve_app.core.shares import Share
 
@@ -64,21 +66,24 @@ class Beyond(NamedTuple):
 NONE_BEYOND = Beyond()
 
 
-class Policy(Protocol):
-    """Who is served first. Runs in the engine's thread.
+class Policy:
+    """First come, first served; `FairShares` overrides what concerns several flows. Runs in the engine's thread.
 
     num_swaps: adapters that were loaded so far
-    gap:       between the highest and the lowest counter of the flows that wait; may be read by any thread
     """
 
-    rules: Rules
-    num_swaps: int
+    def __init__(self, rules: Rules | None = None) -> None:
+        self.rules = rules or Rules()
+        self.num_swaps = 0
 
     @property
-    def gap(self) -> float: ...
+    def gap(self) -> float:
+        """Between the highest and the lowest counter of the flows that wait; may be read by any thread."""
+        return 0.0
 
     def line_of(self, share: Share) -> Hashable:
         """Return which line of the queue such requests wait in; within a line the first that came is first."""
+        return ()
 
     def enter(self, share: Share) -> None:
         """Note that a line begins to wait."""
@@ -94,9 +99,14 @@ class Policy(Protocol):
 
     def charge_swaps(self, share: Share, num_swaps: int) -> float:
         """Note adapters that were loaded for a flow; return the service that they count as."""
+        service = self.rules.swap_weight * num_swaps
+        self.num_swaps += num_swaps
+        self.charge(share, service)
+        return service
 
     def holds_turn(self, share: Share) -> bool:
         """Return whether the last turn was of this flow."""
+        return False
 
     def turn_key(self, share: Share, *, owed: float, since: float, is_kept: bool, number: int, now: float) -> Key:
         """Return the key of a line's turn.
@@ -106,18 +116,22 @@ class Policy(Protocol):
         is_kept: it holds the turn, or its adapter is loaded
         number:  in which the lines came
         """
+        return 0, 0.0, number
 
     def divide(self, claims: Items[Claim], amount: int) -> list[int]:
         """Return the prompt tokens for each claim, `amount` in all or all that is wanted."""
+        return divided(claims, amount, price=0.0, lump=max(amount, 1))
 
     def rows(self, decoding: Items[Share], allowed: Callable[[int, int], int]) -> tuple[set[int], Beyond]:
         """Return which of the rows sit out a step, and how many of the others are beyond what all flows have.
 
         allowed: of the rows that all flows have and those beyond, how many of the latter a step may compute
         """
+        return set(), NONE_BEYOND
 
     def victim(self, running: Items[Share]) -> int:
         """Return which of the running, oldest first, is preempted where blocks run out."""
+        return len(running) - 1
 
     def giver(
         self, running: Items[Share], debts: Items[float], claimant: Share, *, resumes: Callable[[int], bool]
@@ -127,9 +141,11 @@ class Policy(Protocol):
         debts:   what the flow of each will be charged for it, divided by its weight
         resumes: whether one could go on later with next to nothing computed again
         """
+        return None
 
     def may_take_spare(self, running: Items[Share], debts: Items[float], claimant: Share) -> bool:
         """Return whether a claimant may have one of the spare places."""
+        return False
 
     def note_given(self, flow: str) -> None:
         """Note that a flow gave up a place."""
@@ -138,62 +154,24 @@ class Policy(Protocol):
         """Note tokens of a flow that are computed again, as a place was given up and their blocks were not kept."""
 
 
-class FirstCome:
-    """First come, first served: one line, the oldest prompt first, and the youngest sequence is preempted."""
+def divided(claims: Items[Claim], amount: int, *, price: float, lump: int) -> list[int]:
+    """Return how much each claim is given: a lump at a time to the least key, whose counter that raises.
 
-    gap = 0.0
+    price: service that one of `amount` is charged as
 
-    def __init__(self, rules: Rules | None = None) -> None:
-        self.rules = rules or Rules()
-        self.num_swaps = 0
-
-    def line_of(self, share: Share) -> Hashable:
-        return ()
-
-    def enter(self, share: Share) -> None:
-        pass
-
-    def leave(self, share: Share) -> None:
-        pass
-
-    def begin_turn(self, share: Share) -> None:
-        pass
-
-    def charge(self, share: Share, service: float) -> None:
-        pass
-
-    def charge_swaps(self, share: Share, num_swaps: int) -> float:
-        return self.rules.swap_weight * num_swaps
-
-    def holds_turn(self, share: Share) -> bool:
-        return False
-
-    def turn_key(self, share: Share, *, owed: float, since: float, is_kept: bool, number: int, now: float) -> Key:
-        return 0, 0.0, number
-
-    def divide(self, claims: Items[Claim], amount: int) -> list[int]:
-        given = []
-        for claim in claims:
-            given.append(min(claim.wanted, amount))
-            amount -= given[-1]
-        return given
-
-    def rows(self, decoding: Items[Share], allowed: Callable[[int, int], int]) -> tuple[set[int], Beyond]:
-        return set(), NONE_BEYOND
-
-    def victim(self, running: Items[Share]) -> int:
-        return len(running) - 1
-
-    def giver(
-        self, running: Items[Share], debts: Items[float], claimant: Share, *, resumes: Callable[[int], bool]
-    ) -> int | None:
-        return None
-
-    def may_take_spare(self, running: Items[Share], debts: Items[float], claimant: Share) -> bool:
-        return False
-
-    def note_given(self, flow: str) -> None:
-        pass
-
-    def note_recomputed(self, flow: str, num_tokens: int) -> None:
-        pass
+    What is given comes to `amount`, or to all that is wanted.
+    """
+    given = [0] * len(claims)
+    heap = [(claim.key, at) for at, claim in enumerate(claims) if claim.wanted]
+    heapify(heap)
+    while heap and amount:
+        (rank, counter, number), at = heap[0]
+        claim = claims[at]
+        more = min(lump, claim.wanted - given[at], amount)
+        given[at] += more
+        amount -= more
+        if given[at] < claim.wanted:
+            heapreplace(heap, ((rank, counter + more * price / claim.weight, number), at))
+        else:
+            heappop(heap)
+    return given

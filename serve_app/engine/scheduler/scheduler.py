@@ -21,7 +21,7 @@ from serve_app.engine.scheduler.accounting import Accounts
 from serve_app.engine.scheduler.admission import Admission, Shared
 from serve_app.engine.scheduler.pace import Pace
 from serve_app.engine.scheduler.planner import Planner
-from serve_app.engine.scheduler.policy import FirstCome, Policy
+from serve_app.engine.scheduler.policy import Policy
 from serve_app.engine.scheduler.queue import WaitingQueue
 from serve_app.engine.scheduler.sequence import Batch, Sequence
 from serve_app.engine.speculation.speculator import Speculator
@@ -67,7 +67,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._slots = store, slots
-        self._policy: Policy = policy or FirstCome()
+        self._policy = policy or Policy()
         self.waiting = WaitingQueue(self._policy, clock=clock) if waiting is None else waiting
         self.running: list[Sequence] = []
         self.paused: list[Sequence] = []
