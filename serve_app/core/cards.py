@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
+from serve_app.core.constraint import ConstraintKind
 from serve_app.core.delta import Load
 from serve_app.core.flow_usage import UsageReport
 from serve_app.core.images import ImageCard
@@ -12,9 +13,18 @@ from serve_app.core.ledger import News
 from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef, Part
 from serve_app.core.prompt_length import PromptLength
 from serve_app.core.recording import EmbeddingForm
+from serve_app.core.request import SamplerName
 from serve_app.core.tools import ReasoningParserName, ToolParserName
 
 ToolPrompt = Literal["template", "prompt", "ignore", "refuse"]
+OtherSampling = Literal[
+    "dynamic_temperature", "mirostat", "logit_bias", "allowed_token_ids", "bad_words", "sampler_order"
+]  # fmt: skip
+SamplingKind = SamplerName | OtherSampling
+"""A sampler, or another way to decide which token is drawn; `sampler_order` is any order but the usual one."""
+AdapterKind = Literal["plain", "scaled", "mixed"]
+"""One adapter as it was trained, one with a scale that the client chose, several at once."""
+RecordingKind = Literal["hidden_states", "routed_experts", "embeddings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +82,19 @@ class RecordCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an engine can do for a request. The router refuses a request that needs more."""
+
+    sampling: frozenset[SamplingKind] = frozenset((*get_args(SamplerName), *get_args(OtherSampling)))
+    constraints: frozenset[ConstraintKind] = frozenset(get_args(ConstraintKind))
+    adapters: frozenset[AdapterKind] = frozenset(get_args(AdapterKind))
+    recordings: frozenset[RecordingKind] = frozenset(get_args(RecordingKind))
+
+
+EVERYTHING = Capabilities()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     """A base model as it is served.
 
@@ -92,6 +115,7 @@ class ModelCard:
     max_mixed_adapters: in one mix; all of them have to be resident at once
     fills_gaps: whether it has the tokens with which a text behind a gap is told
     prompt_length: what it refuses by length alone; None is not known
+    capabilities: what its engine can do; a card that does not say so has an engine that can do everything
     """
 
     name: str
@@ -116,6 +140,7 @@ class ModelCard:
     max_mixed_adapters: int = MAX_MIXED_ADAPTERS
     fills_gaps: bool = False
     prompt_length: PromptLength | None = None
+    capabilities: Capabilities = EVERYTHING
 
     @property
     def usable_adapters(self) -> tuple[AdapterCard, ...]:

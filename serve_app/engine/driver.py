@@ -16,7 +16,7 @@ from typing import Protocol, Self
 import torch
 
 from serve_app.core.adapters import AdapterRecord
-from serve_app.core.cards import AdapterCard, ModelCard
+from serve_app.core.cards import EVERYTHING, AdapterCard, ModelCard
 from serve_app.core.concern import about
 from serve_app.core.delta import Delta, Load
 from serve_app.core.errors import EngineFailed
@@ -343,6 +343,7 @@ class ReplicaEngine:
             records=record_card(config, model.module),
             images=image_card(model),
             max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),
+            capabilities=EVERYTHING,
         )
         self._record_bounds = RecordBounds.of(model.module, max_bytes=config.max_recorded_bytes)
         self._started: Driver | None = None
