@@ -41,7 +41,8 @@ from serve_app.catalog.adapters import read_records
 from serve_app.core.delta import Delta
 from serve_app.core.errors import ServeError
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt, SamplingParams, StopParams
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import GenerationRequest, SamplingParams, StopParams
 from serve_app.core.shares import Share
 from serve_app.deployments.loading import exempt_what_is_loaded, load_replica
 from serve_app.engine import driver as driver_module

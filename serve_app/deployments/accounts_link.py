@@ -17,10 +17,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from serve_app.core.errors import ServeError, Unavailable
-from serve_app.core.ledger import Counted, Row, UsageLine, UsageQuestion
-from serve_app.core.prices import Prices
-from serve_app.core.quotas import Lease, Statement
-from serve_app.core.tenants import Identity
+from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
+from serve_app.core.tenants import Identity, Lease, Statement
 from serve_app.deployments.transport import by_value
 from serve_app.router.claims import Claim, Claimed, Standing
 from serve_app.router.replays import KeptAnswer, Message

@@ -13,13 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serve_app.catalog.adapters import read_records
-from serve_app.catalog.chat_template import chat_templates_of
-from serve_app.catalog.embedding import read_embedding_form
-from serve_app.catalog.generation_config import DefaultSampling, read_default_sampling
+from serve_app.catalog.defaults import DefaultSampling, chat_templates_of, read_default_sampling, read_embedding_form
 from serve_app.catalog.models import locate_model, read_model_folder
-from serve_app.core.adapters import AdapterRecord
-from serve_app.core.cards import ToolPrompt
-from serve_app.core.recording import EmbeddingForm
+from serve_app.core.cards import AdapterRecord, ToolPrompt
+from serve_app.core.request import EmbeddingForm
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.logs import log_as_configured
 

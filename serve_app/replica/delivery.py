@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
-from serve_app.core.concern import about
 from serve_app.core.delta import Delta, Frame, Load, PromptReport, TokenLogprob, joined
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import Spent
+from serve_app.core.log_context import about
 from serve_app.replica.requests import OpenRequests
 
 

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 from serve_app.constraints.matcher import Matcher
 from serve_app.core.cards import ModelCard
 from serve_app.core.delta import Delta, Load
-from serve_app.core.flow_usage import UsageReport
-from serve_app.core.ledger import News
+from serve_app.core.ledger import News, UsageReport
 from serve_app.core.request import GenerationRequest
 from serve_app.text.detokenizer import Detokenizer
 

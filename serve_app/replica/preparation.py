@@ -8,13 +8,10 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
 from serve_app.constraints.compiler import Compiled
-from serve_app.core.context import leaves_no_room
-from serve_app.core.conversation import Conversation, Rendering
+from serve_app.core.cards import PromptLength
 from serve_app.core.errors import ContextOverflow, InvalidRequest
-from serve_app.core.images import Image
-from serve_app.core.infill import Infill
-from serve_app.core.prompt_length import PromptLength
-from serve_app.core.request import GenerationRequest, Prompt, SamplingParams
+from serve_app.core.prompt import Conversation, Image, Infill, Prompt, Rendering
+from serve_app.core.request import GenerationRequest, SamplingParams, leaves_no_room
 from serve_app.replica.engine import EncodedImage, ImageMarks, PreparedRequest
 from serve_app.text.infill import arrange
 from serve_app.text.regex_stops import check_regexes

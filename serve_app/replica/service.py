@@ -17,9 +17,9 @@ from serve_app.core.backend import NOTHING
 from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound, EngineFailed, ReplicaLost
-from serve_app.core.flow_usage import UsageReport
+from serve_app.core.ledger import UsageReport
+from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.replica.delivery import Delivery, Leases, Outbox
 from serve_app.replica.engine import EncodedImage, Engine
 from serve_app.replica.preparation import Preparation, placed

@@ -14,12 +14,11 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from serve_app.core.backend import LONG_TEXT, text_size
-from serve_app.core.conversation import Conversation, Rendering
 from serve_app.core.errors import InvalidRequest, Overloaded
-from serve_app.core.niceness import take_leftovers
+from serve_app.core.machine import take_leftovers
+from serve_app.core.prompt import Conversation, Rendering, Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 from serve_app.core.shares import Share
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.text.tokenizer import TextTokenizer
 
 OLDEST_EVERY = 4

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from serve_app.core.errors import OutOfBudget, QuotaExceeded
-from serve_app.core.quotas import GAUGES, NANO, SETTLED, Amount, Amounts, Meter, Statement, bounds_of
-from serve_app.core.tenants import Tenant
+from serve_app.core.tenants import GAUGES, NANO, SETTLED, Amount, Amounts, Meter, Statement, Tenant, bounds_of
 from serve_app.router.appointments import MAX_RETRY_S, OBEYED_S, Appointments
 from serve_app.tenants.meters import MINUTE_S
 from serve_app.tenants.wallet import Wallet

@@ -11,11 +11,10 @@ from dataclasses import replace
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.responses import Choice
-from serve_app.core.constraint import Constraint
 from serve_app.core.delta import FinishReason
+from serve_app.core.request import Constraint
 from serve_app.core.tools import Tools
-from serve_app.tools.demands import call_constraint
-from serve_app.tools.forms import JSON
+from serve_app.tools.forms import JSON, call_constraint
 from serve_app.tools.parser import parse_whole
 
 

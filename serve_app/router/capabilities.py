@@ -9,8 +9,7 @@ from serve_app.api.shown import shown
 from serve_app.core.cards import EVERYTHING, ModelCard
 from serve_app.core.errors import UnsupportedParameter
 from serve_app.core.names import ModelRef
-from serve_app.core.recording import RecordParams
-from serve_app.core.request import TEMPERATURE_FIRST, GenerationRequest, SamplingParams, UnencodedParams
+from serve_app.core.request import TEMPERATURE_FIRST, GenerationRequest, RecordParams, SamplingParams, UnencodedParams
 
 SAMPLER_PARAMS: tuple[tuple[str, str, float], ...] = (
     ("penalties", "repetition_penalty", 1.0),

@@ -10,7 +10,7 @@ from serve_app.api.logprobs import LegacyLogprobs, ranked_body
 from serve_app.api.recordings import ShownRecording
 from serve_app.api.responses import Choice
 from serve_app.core.delta import Delta, PromptReport, TokenLogprob
-from serve_app.core.infill import SuffixMode
+from serve_app.core.prompt import SuffixMode
 from serve_app.router.calling import CallReader
 from serve_app.router.event import Event
 

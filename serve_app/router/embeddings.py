@@ -7,7 +7,7 @@ import asyncio
 from serve_app.api.chunks import dump
 from serve_app.api.embeddings import EmbeddingRequest, embeddings_body
 from serve_app.api.fragments import Fragment
-from serve_app.core.recording import Recording
+from serve_app.core.request import Recording
 from serve_app.router.run import Run
 
 

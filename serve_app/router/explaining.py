@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.explanation import ExplainedPart, LimitState, Room
 from serve_app.core.cards import ModelCard
-from serve_app.core.context import leaves_no_room
-from serve_app.core.request import GenerationRequest
-from serve_app.core.tokenization import TokenizeRequest
+from serve_app.core.prompt import TokenizeRequest
+from serve_app.core.request import GenerationRequest, leaves_no_room
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.router import Router
 

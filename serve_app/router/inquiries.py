@@ -8,7 +8,7 @@ from typing import TypeVar
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest, ModelLoading, ReplicaLost
 from serve_app.core.names import ModelRef
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.router.link import ReplicaLink
 from serve_app.router.view import View
 

@@ -9,12 +9,12 @@ from contextlib import aclosing
 
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ReplicaCard
-from serve_app.core.concern import about
 from serve_app.core.delta import Frame, Load
 from serve_app.core.errors import ServeError
 from serve_app.core.ledger import Spent
+from serve_app.core.log_context import about
+from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.router.calls import Calls, replica_lost
 from serve_app.router.placement import Standing
 from serve_app.router.registry import Receive, Registry

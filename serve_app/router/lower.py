@@ -9,22 +9,26 @@ from dataclasses import dataclass, replace
 from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.shown import shown
-from serve_app.catalog.mixes import write_mix
+from serve_app.catalog.resolve import write_mix
 from serve_app.core.cards import ModelCard
-from serve_app.core.constraint import Constraint
-from serve_app.core.context import ContextParams
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, UnsupportedParameter
-from serve_app.core.images import Image
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
+from serve_app.core.prompt import Image, Prompt
+from serve_app.core.request import (
+    Constraint,
+    ContextParams,
+    GenerationRequest,
+    LogprobParams,
+    SamplingParams,
+    StopParams,
+)
 from serve_app.core.tenants import LOCAL, Tenant
 from serve_app.router.calling import constraint_of
 from serve_app.router.capabilities import check_capabilities
 from serve_app.router.message import marks_to_show, writing_of
 from serve_app.router.recording import record_wanted
 from serve_app.router.sampling import lower_sampling, unencoded
-from serve_app.tools.demands import call_constraint
-from serve_app.tools.forms import Form
+from serve_app.tools.forms import Form, call_constraint
 
 CardOf = Callable[[ModelRef], ModelCard]
 

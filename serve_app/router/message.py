@@ -11,8 +11,7 @@ from serve_app.core.delta import Finish, FinishReason
 from serve_app.core.tools import ToolCallDelta, ToolParserName
 from serve_app.router.reasoning import ReasoningSplitter, Split, ThoughtForm, thoughts_for
 from serve_app.tools.forms import Form, form_for
-from serve_app.tools.parsed import Parsed
-from serve_app.tools.parser import CallParser
+from serve_app.tools.parser import CallParser, Parsed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,7 @@ from contextvars import Context
 from functools import partial
 
 from serve_app.core.errors import InvalidRequest, Unavailable
-from serve_app.core.quotas import COUNTS_REQUESTS, NANO, Amount, Amounts, Lender, Meter, bounds_of
-from serve_app.core.tenants import Tenant
+from serve_app.core.tenants import COUNTS_REQUESTS, NANO, Amount, Amounts, Lender, Meter, Tenant, bounds_of
 from serve_app.router.account import FREE, Account, Clock, Permit, Rate, Rates, Waiting
 
 logger = logging.getLogger(__name__)

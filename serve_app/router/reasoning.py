@@ -8,7 +8,7 @@ from enum import Enum, auto
 from types import MappingProxyType
 
 from serve_app.core.tools import ReasoningParserName
-from serve_app.tools.marks import MarkFinder
+from serve_app.tools.literals import MarkFinder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

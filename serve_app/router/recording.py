@@ -7,7 +7,7 @@ from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.shown import shown
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
-from serve_app.core.recording import RecordParams
+from serve_app.core.request import RecordParams
 
 STATES, EXPERTS = "return_hidden_states", "return_routed_experts"
 

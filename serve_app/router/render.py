@@ -14,7 +14,7 @@ from serve_app.api.recordings import ShownRecording
 from serve_app.api.responses import Choice, ResponseHead, completion_body, sglext_members, token_counts, usage_body
 from serve_app.api.sse import DONE
 from serve_app.core.delta import FinishReason, Usage
-from serve_app.core.recording import Recording
+from serve_app.core.request import Recording
 from serve_app.router.compose import Composer, Part
 from serve_app.router.event import Event
 from serve_app.router.ranking import Score, best_choices

@@ -14,8 +14,7 @@ from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.parameters import PARAMETERS
 from serve_app.api.responding import RESPONSES
 from serve_app.core.errors import ServeError
-from serve_app.core.quotas import Amount
-from serve_app.core.tenants import LOCAL, Identity
+from serve_app.core.tenants import LOCAL, Amount, Identity
 from serve_app.router.account import Permit
 from serve_app.router.admission import Ticket
 from serve_app.router.books import ERROR, Books

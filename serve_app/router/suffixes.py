@@ -6,7 +6,7 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.dialect import Suffix
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest, NotSupported
-from serve_app.core.infill import SuffixMode
+from serve_app.core.prompt import SuffixMode
 
 LACKS = "has no tokens for prefix, suffix and middle"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from serve_app.core.cards import ModelCard
+from serve_app.core.ledger import Prices
 from serve_app.core.names import ModelRef
-from serve_app.core.prices import Prices
-from serve_app.core.quotas import Amount
 from serve_app.core.request import GenerationRequest
+from serve_app.core.tenants import Amount
 
 TOOL_PROMPT_ROOM = " " * 1000
 """As long as the default text about tools, at least."""

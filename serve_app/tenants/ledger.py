@@ -14,8 +14,7 @@ from sqlalchemy import Connection, Engine, Executable, Table, bindparam, func, s
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, IntegrityError
 
-from serve_app.core.ledger import SUMS, UNATTRIBUTED, Counted, Row, UsageLine, UsageQuestion
-from serve_app.core.prices import Price, Prices
+from serve_app.core.ledger import SUMS, UNATTRIBUTED, Counted, Price, Prices, Row, UsageLine, UsageQuestion
 from serve_app.tenants import ledger_tables as tables
 from serve_app.tenants.meters import period_of
 from serve_app.tenants.mixes import Mixes

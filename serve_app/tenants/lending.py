@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from serve_app.core.quotas import GAUGES, Amounts, Lease, Meter, Statement, bounds_of
-from serve_app.core.tenants import Limits
+from serve_app.core.tenants import GAUGES, Amounts, Lease, Limits, Meter, Statement, bounds_of
 from serve_app.tenants.meters import MAX_PERIODS, AnyMeter, Budget, Gauge, Window, period_of
 
 LEASE_S = 5.0

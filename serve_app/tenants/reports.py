@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from types import MappingProxyType
 
-from serve_app.core.csv_lines import as_csv
-from serve_app.core.ledger import DIMENSIONS, UsageLine, UsageQuestion
-from serve_app.core.quotas import NANO
+from serve_app.core.ledger import DIMENSIONS, UsageLine, UsageQuestion, as_csv
+from serve_app.core.tenants import NANO
 from serve_app.tenants.declaration import is_name
 from serve_app.tenants.errors import TenancyError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from serve_app.core.images import Image
+from serve_app.core.prompt import Image
 from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.vision.images import Read, Seen
 from serve_app.engine.vision.support import Sight

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from serve_app.core.errors import ContextOverflow, InvalidRequest, Overloaded
-from serve_app.core.images import MARKER, Image
-from serve_app.core.request import GenerationRequest, Prompt
+from serve_app.core.prompt import MARKER, Image, Prompt
+from serve_app.core.request import GenerationRequest
 from serve_app.core.shares import Share
 from serve_app.engine.decoder.judgement import judge
 from serve_app.engine.decoder.loading import load_model

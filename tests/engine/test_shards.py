@@ -12,8 +12,7 @@ import torch
 
 from serve_app.catalog.adapters import read_adapter
 from serve_app.core.delta import TokenLogprob
-from serve_app.core.recording import RecordParams
-from serve_app.core.request import LogprobParams
+from serve_app.core.request import LogprobParams, RecordParams
 from serve_app.engine.decoder.loading import load_model, load_with
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.registration import bind_adapters

@@ -12,9 +12,9 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoTokenizer
 
-from serve_app.core.images import MARKER, Image
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt, StopParams
+from serve_app.core.prompt import MARKER, Image, Prompt
+from serve_app.core.request import GenerationRequest, StopParams
 from serve_app.engine.decoder.judgement import judge
 from serve_app.engine.decoder.loading import load_model
 from serve_app.engine.decoder.weights import held_bytes, weight_bytes

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from tokenizers import Tokenizer, normalizers
 
-from serve_app.core.context import ContextParams
 from serve_app.core.errors import ContextOverflow, InvalidRequest
+from serve_app.core.prompt import Prompt
 from serve_app.core.request import (
+    ContextParams,
     DryParams,
     GenerationRequest,
-    Prompt,
     SamplingParams,
     StopParams,
     UnencodedParams,

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from serve_app.core.context import ContextParams
 from serve_app.core.errors import ContextOverflow
-from serve_app.core.infill import ExtraFile, Infill
-from serve_app.core.request import GenerationRequest, Prompt, StopParams
+from serve_app.core.prompt import ExtraFile, Infill, Prompt
+from serve_app.core.request import ContextParams, GenerationRequest, StopParams
 from serve_app.replica.engine import PreparedRequest
 from serve_app.replica.preparation import Preparation
 from serve_app.text.tokenizer import TextTokenizer

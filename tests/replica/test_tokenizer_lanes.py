@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.context import ContextParams
 from serve_app.core.errors import Overloaded
-from serve_app.core.request import GenerationRequest, Prompt
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import ContextParams, GenerationRequest
 from serve_app.core.shares import Share
 from serve_app.deployments.loading import load_replica
 from serve_app.replica.tokenizer_lanes import LANES, OLDEST_EVERY, TextTurns, TokenizerLanes, Work

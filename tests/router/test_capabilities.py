@@ -19,11 +19,9 @@ from serve_app.core.cards import (
     RecordCard,
     RecordingKind,
 )
-from serve_app.core.constraint import ConstraintKind
 from serve_app.core.errors import UnsupportedParameter
 from serve_app.core.names import ModelRef, Part, mixed
-from serve_app.core.recording import EmbeddingForm, RecordParams
-from serve_app.core.request import GenerationRequest, SamplerName
+from serve_app.core.request import ConstraintKind, EmbeddingForm, GenerationRequest, RecordParams, SamplerName
 from serve_app.router.capabilities import check_capabilities
 from serve_app.router.lower import Wanted, lower
 from tests.fakes import model_card

@@ -38,7 +38,7 @@ from serve_app.engine.tensor_parallel.division import Division, divide, parts_of
 from serve_app.engine.tensor_parallel.workers import Crew, Mates, Shard
 from serve_app.engine.vision.support import Sight
 from serve_app.engine.vision.tower import Eyes, open_eyes
-from serve_app.text.pieces import UnsupportedTokenizer
+from serve_app.text.detokenizer import UnsupportedTokenizer
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from serve_app.core.adapters import AdapterRecord
-from serve_app.core.cards import AdapterCard
+from serve_app.core.cards import AdapterCard, AdapterRecord
 from serve_app.engine.decoder.judgement import judge
 from serve_app.engine.decoder.precision import choose_dtype
 from serve_app.engine.decoder.weights import shapes_of

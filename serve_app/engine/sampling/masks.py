@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from serve_app.constraints.matcher import Masks
-from serve_app.engine.scheduler.batch import Batch
+from serve_app.engine.scheduler.sequence import Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from serve_app.core.niceness import give_way
+from serve_app.core.machine import give_way
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.allocator import settle_memory
 from serve_app.engine.decoder.errors import ModelNotSupported

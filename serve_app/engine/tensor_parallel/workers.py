@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from serve_app.core.adapters import AdapterRecord
+from serve_app.core.cards import AdapterRecord
 from serve_app.core.errors import EngineFailed
-from serve_app.core.own_process import command, variables
+from serve_app.core.machine import command, variables
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.step import Layout

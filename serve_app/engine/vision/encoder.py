@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from serve_app.core.errors import ContextOverflow, Overloaded
-from serve_app.core.images import Image, ImageCard
-from serve_app.core.niceness import LONG_WORK, give_way
+from serve_app.core.machine import LONG_WORK, give_way
+from serve_app.core.prompt import Image, ImageCard
 from serve_app.core.request import GenerationRequest
-from serve_app.core.shares import Kept, first_to_go
+from serve_app.core.shares import CacheEntry, next_to_evict
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.vision.images import Read, Seen
@@ -57,7 +57,9 @@ class SeenImages:
                 self._forget_one()
 
     def _forget_one(self) -> None:
-        key = first_to_go(Kept(key=key, flow=flow, size=seen.num_bytes) for key, (flow, seen) in self._kept.items())
+        key = next_to_evict(
+            CacheEntry(key=key, flow=flow, size=seen.num_bytes) for key, (flow, seen) in self._kept.items()
+        )
         assert key is not None, "there are bytes of none"
         _, oldest = self._kept.pop(key)
         self.num_bytes -= oldest.num_bytes

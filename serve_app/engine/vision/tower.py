@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from serve_app.core.errors import EngineFailed, InvalidRequest
-from serve_app.core.images import Image
+from serve_app.core.prompt import Image
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.vision.images import Read, Seen
 from serve_app.engine.vision.support import Inputs, Sight
