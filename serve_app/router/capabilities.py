@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from serve_app.api.shown import shown
+from serve_app.api.error_text import shown
 from serve_app.core.cards import EVERYTHING, ModelCard
 from serve_app.core.errors import UnsupportedParameter
 from serve_app.core.names import ModelRef

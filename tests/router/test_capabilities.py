@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from serve_app.api.dialects.tables import DIALECTS
+from serve_app.api.dialects import DIALECTS
 from serve_app.api.parse import parse_completion
 from serve_app.core.cards import (
     EVERYTHING,
