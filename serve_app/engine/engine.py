@@ -42,8 +42,8 @@ from serve_app.engine.scheduler.sequence import Batch, Sequence
 from serve_app.engine.speculation.speculator import Speculator
 from serve_app.engine.speculation.verification import Verifier
 from serve_app.engine.tensor_parallel.adapters import make_bank
-from serve_app.engine.vision.encoder import image_card, make_looking
-from serve_app.engine.vision.images import illustrate
+from serve_app.engine.vision.encoder import image_card, make_encoder
+from serve_app.engine.vision.images import place_images
 from serve_app.replica.engine import Deliver, PreparedRequest
 from serve_app.text.tokenizer import TextTokenizer
 
@@ -313,7 +313,7 @@ class ReplicaEngine:
     def __init__(self, core: Engine, adapters: tuple[AdapterCard, ...] = ()) -> None:
         config, model = core.config, core.model
         self.core, self.config = core, config
-        self.images = make_looking(model, config)
+        self.images = make_encoder(model, config)
         self.card = ModelCard(
             name=config.name,
             root=config.path,
@@ -344,7 +344,7 @@ class ReplicaEngine:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         model, tokenizer = load_with_tokenizer(config)
-        bound, cards = bind_adapters(adapters, model.module, shard=model.shard, sees=model.eyes is not None)
+        bound, cards = bind_adapters(adapters, model.module, shard=model.shard, sees=model.tower is not None)
         loader = ThreadPoolExecutor(1, thread_name_prefix="adapters", initializer=compute_alone)
         return cls(Engine(config, model, tokenizer, bound, loader=loader), cards), tokenizer
 
@@ -378,10 +378,10 @@ class ReplicaEngine:
     def sequences(self, prepared: PreparedRequest) -> list[Sequence]:
         request, token_ids = prepared.request, prepared.token_ids
         records = self._record_bounds.records(request, len(token_ids), max_tokens=prepared.max_tokens)
-        eyes = self.core.model.eyes
+        tower = self.core.model.tower
         illustration = None
-        if prepared.images and eyes is not None:
-            illustration = illustrate(token_ids, prepared.images, token_id=eyes.token_id)
+        if prepared.images and tower is not None:
+            illustration = place_images(token_ids, prepared.images, token_id=tower.token_id)
         return [
             Sequence(
                 request,

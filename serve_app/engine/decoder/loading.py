@@ -36,8 +36,8 @@ from serve_app.engine.quantized.rounding import Bits
 from serve_app.engine.tensor_parallel.collectives import Sums, sum_outputs
 from serve_app.engine.tensor_parallel.division import Division, divide, parts_of
 from serve_app.engine.tensor_parallel.workers import Crew, Mates, Shard
-from serve_app.engine.vision.support import Sight
-from serve_app.engine.vision.tower import Eyes, open_eyes
+from serve_app.engine.vision.support import VisionSupport
+from serve_app.engine.vision.tower import VisionTower, take_tower
 from serve_app.text.detokenizer import UnsupportedTokenizer
 from serve_app.text.tokenizer import TextTokenizer
 
@@ -54,8 +54,8 @@ class LoadedModel:
     eos_token_ids:  tokens that end a text
     narrowing:      lays its weights out in 16 bits, once it serves
     scorings:       with which the loop computes it; None where transformers' modules do
-    eyes:           of a model that sees; nothing of them is in `module`
-    blindness:      why a model with eyes does not see here
+    tower:          of a model that takes images; nothing of it is in `module`
+    why_no_images:  why a model with a vision tower takes none here
     kernels:        who computes attention over pages, as it passed the probe
     shard:          which part of a divided model it is, and with whom; None where it is whole
     """
@@ -70,8 +70,8 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     narrowing: Narrowing
     scorings: Scorings | None = None
-    eyes: Eyes | None = None
-    blindness: str | None = None
+    tower: VisionTower | None = None
+    why_no_images: str | None = None
     kernels: Kernels = "torch"
     shard: Shard | None = None
 
@@ -138,7 +138,7 @@ def _load(config: EngineConfig, mates: Mates | None) -> LoadedModel:
         module, shard = _read_whole(config, judged, dtype, device), None
     else:
         module, shard = _read_part(config, judged, dtype, mates)
-    eyes = open_eyes(module, judged.sight, config) if isinstance(judged.sight, Sight) else None
+    tower = take_tower(module, judged.vision, config) if isinstance(judged.vision, VisionSupport) else None
     witness = hear(module)
     sums = None if shard is None else shard.sums
     shape, scorings = witness.shape, settle(module, witness, sums=sums)
@@ -165,8 +165,8 @@ def _load(config: EngineConfig, mates: Mates | None) -> LoadedModel:
         eos_token_ids=read_eos_token_ids(judged, Path(config.path)),
         narrowing=Narrowing(module),
         scorings=scorings,
-        eyes=eyes if isinstance(eyes, Eyes) else None,
-        blindness=next((each for each in (judged.sight, eyes) if isinstance(each, str)), None),
+        tower=tower if isinstance(tower, VisionTower) else None,
+        why_no_images=next((each for each in (judged.vision, tower) if isinstance(each, str)), None),
         kernels=kernels,
         shard=shard,
     )

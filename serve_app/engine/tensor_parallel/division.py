@@ -15,7 +15,7 @@ from serve_app.engine.decoder.family import FAMILIES
 from serve_app.engine.decoder.judgement import Judged
 from serve_app.engine.decoder.text_part import text_config
 from serve_app.engine.decoder.weights import shapes_of
-from serve_app.engine.vision.support import Sight
+from serve_app.engine.vision.support import VisionSupport
 
 Range: TypeAlias = tuple[int, int]
 """From … to."""
@@ -152,7 +152,7 @@ def divide(judged: Judged, count: int, *, number: int = 0, weights: str | None =
         raise ModelNotSupported(f"{asked}: models of type {text.model_type} are not divided; take one replica for each")
     if weights is not None or judged.formats is not None:
         raise ModelNotSupported(f"{asked}: weights in few bits are not divided; leave one of the two")
-    if isinstance(judged.sight, Sight):
+    if isinstance(judged.vision, VisionSupport):
         raise ModelNotSupported(f"{asked}: a model that sees is not divided; with `images: false` it is, for text")
     heads = int(text.num_attention_heads)
     division = Division(
