@@ -101,7 +101,7 @@ class Engine:
         self._verifier = Verifier(self._masks, sampler, self._output)
         self._flights = Flights(
             self._scheduler, self._masks, Recorder(model.module), self._runner, self._verifier,
-            runs_ahead=config.run_ahead == "auto" and model.device.type == "cuda" and model.crew is None,
+            runs_ahead=config.run_ahead == "auto" and model.device.type == "cuda" and model.workers is None,
         )  # fmt: skip
         self._unsampled: list[Sequence] = []
         self._work_clock = work_clock(model.device.type)
@@ -219,8 +219,8 @@ class Engine:
 
     def check(self) -> None:
         """Raise EngineFailed where a process is gone that steps need; may be asked by any thread."""
-        if self.model.crew is not None:
-            self.model.crew.check()
+        if self.model.workers is not None:
+            self.model.workers.check()
 
     def close(self) -> None:
         """Give the model its own modules and attention back, and end the processes that computed it with this one."""
@@ -230,8 +230,8 @@ class Engine:
         self._masks.close()
         if self._loader is not None:
             self._loader.shutdown(wait=False, cancel_futures=True)
-        if self.model.crew is not None:
-            self.model.crew.close()
+        if self.model.workers is not None:
+            self.model.workers.close()
 
     def _advance(self, deltas: list[Delta]) -> None:
         """Compute one batch; what it gives is added to `deltas` as it comes."""

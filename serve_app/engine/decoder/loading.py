@@ -33,9 +33,9 @@ from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.quantized.checkpoint import as_plain, kept_in, open_slices, outlines
 from serve_app.engine.quantized.receiving import receiving, settle_weights
 from serve_app.engine.quantized.rounding import Bits
-from serve_app.engine.tensor_parallel.collectives import Sums, sum_outputs
+from serve_app.engine.tensor_parallel.collectives import Collectives, sum_outputs
 from serve_app.engine.tensor_parallel.division import Division, divide, parts_of
-from serve_app.engine.tensor_parallel.workers import Crew, Mates, Shard
+from serve_app.engine.tensor_parallel.workers import Peers, Shard, Workers
 from serve_app.engine.vision.support import VisionSupport
 from serve_app.engine.vision.tower import VisionTower, take_tower
 from serve_app.text.detokenizer import UnsupportedTokenizer
@@ -80,12 +80,12 @@ class LoadedModel:
         return self.kernels != "torch"
 
     @property
-    def crew(self) -> Crew | None:
+    def workers(self) -> Workers | None:
         """The processes that follow this one's steps."""
-        return None if self.shard is None else self.shard.crew
+        return None if self.shard is None else self.shard.workers
 
     @property
-    def sums(self) -> Sums | None:
+    def sums(self) -> Collectives | None:
         return None if self.shard is None else self.shard.sums
 
 
@@ -99,45 +99,45 @@ def load_with_tokenizer(config: EngineConfig) -> tuple[LoadedModel, TextTokenize
     return replace(model, eos_token_ids=model.eos_token_ids | tokenizer.eos_token_ids), tokenizer
 
 
-def load_model(config: EngineConfig, *, mates: Mates | None = None) -> LoadedModel:
+def load_model(config: EngineConfig, *, peers: Peers | None = None) -> LoadedModel:
     """Read the weights and check by a probe that attention through our seam gives the model's own logits.
 
-    mates: who compute the other shards of a model that is divided; None starts them where the configuration wants it
+    peers: who compute the other shards of a model that is divided; None starts them where the configuration wants it
 
     Raises ModelNotSupported.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    if mates is not None or config.tensor_parallel == 1:
-        return _load(config, mates)
+    if peers is not None or config.tensor_parallel == 1:
+        return _load(config, peers)
     divide(judge(config.path, with_images=config.images), config.tensor_parallel, weights=config.weights)
     device = choose_device(config.device, count=config.tensor_parallel)
-    crew = Crew(config.tensor_parallel, device, threads=config.threads)
+    workers = Workers(config.tensor_parallel, device, threads=config.threads)
     try:
-        return load_with(crew, config)
+        return load_with(workers, config)
     except BaseException:
-        crew.close()
+        workers.close()
         raise
 
 
-def load_with(crew: Crew, config: EngineConfig) -> LoadedModel:
-    """Load a divided model together with these followers, in the place of what they had. Raises ModelNotSupported."""
-    crew.load(config)
+def load_with(workers: Workers, config: EngineConfig) -> LoadedModel:
+    """Load a divided model together with these workers, in the place of what they had. Raises ModelNotSupported."""
+    workers.load(config)
     try:
-        return load_model(config, mates=crew)
+        return load_model(config, peers=workers)
     except (RuntimeError, ModelNotSupported) as error:  # it may be of a sum that nobody came to
-        raise ModelNotSupported(crew.last_words() or str(error)) from error
+        raise ModelNotSupported(workers.refusal() or str(error)) from error
 
 
-def _load(config: EngineConfig, mates: Mates | None) -> LoadedModel:
+def _load(config: EngineConfig, peers: Peers | None) -> LoadedModel:
     judged = judge(config.path, with_images=config.images)
-    device = choose_device(config.device) if mates is None else mates.sums.device
+    device = choose_device(config.device) if peers is None else peers.sums.device
     dtype = choose_dtype(config.dtype, judged.dtype, device)
     if judged.dtype is not None and config.dtype == "auto" and dtype != judged.dtype:
         logger.warning("%s: %s instead of %s, which this CPU computes slowly", config.name, dtype, judged.dtype)
-    if mates is None:
+    if peers is None:
         module, shard = _read_whole(config, judged, dtype, device), None
     else:
-        module, shard = _read_part(config, judged, dtype, mates)
+        module, shard = _read_part(config, judged, dtype, peers)
     tower = take_tower(module, judged.vision, config) if isinstance(judged.vision, VisionSupport) else None
     witness = hear(module)
     sums = None if shard is None else shard.sums
@@ -185,17 +185,17 @@ def _read_whole(config: EngineConfig, judged: Judged, dtype: torch.dtype, device
     return read_module(config, judged, dtype).to(device).eval().requires_grad_(False)
 
 
-def _read_part(config: EngineConfig, judged: Judged, dtype: torch.dtype, mates: Mates) -> tuple[PreTrainedModel, Shard]:
+def _read_part(config: EngineConfig, judged: Judged, dtype: torch.dtype, peers: Peers) -> tuple[PreTrainedModel, Shard]:
     """This process's shard, when all of them are there: from then on what it computes is summed with theirs."""
-    device = mates.sums.device
-    division = divide(judged, mates.count, number=mates.number, weights=config.weights)
+    device = peers.sums.device
+    division = divide(judged, peers.count, number=peers.number, weights=config.weights)
     part = division.narrowed(judged)
-    num_in_memory = mates.count if device.type == "cpu" else 1
+    num_in_memory = peers.count if device.type == "cpu" else 1
     check_weights_fit(weight_bytes(part, dtype) * num_in_memory, device=device)
     module = read_module(config, part, dtype, division).to(device).eval().requires_grad_(False)
-    mates.meet()
-    sum_outputs(module.get_decoder(), mates.sums)
-    return module, Shard(division=division, sums=mates.sums, crew=mates if isinstance(mates, Crew) else None)
+    peers.meet()
+    sum_outputs(module.get_decoder(), peers.sums)
+    return module, Shard(division=division, sums=peers.sums, workers=peers if isinstance(peers, Workers) else None)
 
 
 def read_module(

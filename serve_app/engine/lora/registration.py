@@ -35,8 +35,8 @@ def bind_adapters(
     shard: of a model that is divided; all shards do this together
     sees:  whether images are served
     """
-    if shard is not None and shard.crew is not None:
-        shard.crew.tell(Bind(records=tuple(found)))
+    if shard is not None and shard.workers is not None:
+        shard.workers.tell(Bind(records=tuple(found)))
     bound, refused = _bind(found, module, is_divided=shard is not None, sees=sees)
     versions = {adapter.version: adapter for adapter in bound.values()}
     faults = probe(module, list(versions.values()), shard=shard)
