@@ -108,7 +108,7 @@ async def test_steps_are_saved_where_tokens_are_forced_and_nowhere_else(forcing:
     """Every token that was forced is one step less, but for those scored, of which a run takes one step."""
 
     async def cost(stack: Stack, name: str, **changes: Any) -> tuple[int, int]:
-        engine = stack.services[0].engine
+        engine = core_of(stack.services[0])
         before = engine.num_steps, engine.num_forced_tokens
         await choices_of(stack, name, **changes)
         await stack.settled()
