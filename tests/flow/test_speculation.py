@@ -20,7 +20,7 @@ PROMPT = "Once upon a time there was a little girl. She had a red ball. Once upo
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def guessing() -> AsyncIterator[Stack]:
     async with running_stack(num_replicas=1, speculation="prompt_lookup") as running:
-        running.services[0].engine.speculator.costs = FreeGuesses()
+        core_of(running.services[0]).speculator.costs = FreeGuesses()
         yield running
 
 

@@ -22,7 +22,7 @@ from serve_app.engine.lora.prefix import keeps_prefix
 from serve_app.engine.lora.probe import probe
 from serve_app.engine.lora.weights import read_weights
 from serve_app.engine.tensor_parallel.workers import Bind, Shard
-from serve_app.engine.vision.support import Sight
+from serve_app.engine.vision.support import VisionSupport
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +35,8 @@ def bind_adapters(
     shard: of a model that is divided; all shards do this together
     sees:  whether images are served
     """
-    if shard is not None and shard.crew is not None:
-        shard.crew.tell(Bind(records=tuple(found)))
+    if shard is not None and shard.workers is not None:
+        shard.workers.tell(Bind(records=tuple(found)))
     bound, refused = _bind(found, module, is_divided=shard is not None, sees=sees)
     versions = {adapter.version: adapter for adapter in bound.values()}
     faults = probe(module, list(versions.values()), shard=shard)
@@ -66,7 +66,7 @@ def judge_adapters(
     judged = judge(path, with_images=images)
     shapes: Any = shapes_of(judged)
     numbers = choose_dtype(dtype, judged.dtype, torch.device("cpu"))
-    bound, refused = _bind(found, shapes, is_divided=tensor_parallel > 1, sees=isinstance(judged.sight, Sight))
+    bound, refused = _bind(found, shapes, is_divided=tensor_parallel > 1, sees=isinstance(judged.vision, VisionSupport))
     for name, adapter in bound.items():
         try:
             read_weights(adapter, shapes, None, dtype=numbers)

@@ -14,7 +14,7 @@ from serve_app.engine.kv.storage import Holding
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.sampling.state import SamplingState
 from serve_app.engine.scheduler.policy import NONE_BEYOND, Beyond
-from serve_app.engine.vision.images import Illustration
+from serve_app.engine.vision.images import PlacedImages
 from serve_app.text.detokenizer import Detokenizer
 from serve_app.text.stops import Ending
 
@@ -109,7 +109,7 @@ class Sequence:
         shown_prompt: range | None = None,
         detokenizer: Detokenizer,
         matcher: Matcher | None = None,
-        illustration: Illustration | None = None,
+        illustration: PlacedImages | None = None,
         record: Record | None = None,
         prediction: Items[int] = (),
     ) -> None:

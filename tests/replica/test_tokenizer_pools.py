@@ -15,7 +15,7 @@ from serve_app.core.prompt import Prompt
 from serve_app.core.request import ContextParams, GenerationRequest
 from serve_app.core.shares import Share
 from serve_app.deployments.loading import load_replica
-from serve_app.replica.tokenizer_lanes import LANES, OLDEST_EVERY, TextTurns, TokenizerLanes, Work
+from serve_app.replica.tokenizer_pools import OLDEST_EVERY, POOLS, TextQueue, TokenizerPools, Work
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, request
 
@@ -28,10 +28,10 @@ def asked(size: int, share: Share = A, name: str = "r") -> list[GenerationReques
 
 
 class Behind:
-    """Work that is given to lanes while their one thread for such texts waits at a gate, and what was done of it."""
+    """Work that is given to pools while their one thread for such texts waits at a gate, and what was done of it."""
 
-    def __init__(self, lanes: TokenizerLanes) -> None:
-        self.lanes = lanes
+    def __init__(self, pools: TokenizerPools) -> None:
+        self.pools = pools
         self.done: list[tuple[str, int]] = []
         self.begun, self.gate = threading.Event(), threading.Event()
         self.tasks = [self._begin(asked(LONG), self._wait)]
@@ -47,19 +47,19 @@ class Behind:
     async def finish(self) -> None:
         self.gate.set()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        await asyncio.to_thread(self.lanes.close)
+        await asyncio.to_thread(self.pools.close)
 
     def _wait(self) -> None:
         self.begun.set()
         self.gate.wait()
 
     def _begin(self, requests: list[GenerationRequest], work: Callable[[], object]) -> asyncio.Task[object]:
-        return asyncio.create_task(self.lanes.run(requests, work))
+        return asyncio.create_task(self.pools.run(requests, work))
 
 
 @pytest.mark.law("Nobody is held up")
 async def test_one_text_of_another_flow_is_not_behind_many_long_ones() -> None:
-    behind = Behind(TokenizerLanes())
+    behind = Behind(TokenizerPools())
     for _ in range(200):
         await behind.add(LONG)
     await behind.add(40_000, B)
@@ -68,7 +68,7 @@ async def test_one_text_of_another_flow_is_not_behind_many_long_ones() -> None:
 
 
 async def test_shorter_texts_of_a_flow_pass_longer_ones() -> None:
-    behind = Behind(TokenizerLanes())
+    behind = Behind(TokenizerPools())
     for _ in range(200):
         await behind.add(LONG)
     await behind.add(40_000)
@@ -77,7 +77,7 @@ async def test_shorter_texts_of_a_flow_pass_longer_ones() -> None:
 
 
 async def test_what_nobody_waits_for_any_more_is_not_done() -> None:
-    behind = Behind(TokenizerLanes())
+    behind = Behind(TokenizerPools())
     gone = await behind.add(40_000)
     await behind.add(50_000)
     gone.cancel()
@@ -88,21 +88,21 @@ async def test_what_nobody_waits_for_any_more_is_not_done() -> None:
 
 
 async def test_an_error_in_the_work_is_that_of_who_asked_for_it() -> None:
-    lanes = TokenizerLanes()
+    pools = TokenizerPools()
 
     def fail() -> None:
         raise ValueError("of its own")
 
     with pytest.raises(ValueError, match="of its own"):
-        await lanes.run(asked(10), fail)
-    assert await lanes.run(asked(10), lambda: 5) == 5
-    await asyncio.to_thread(lanes.close)
+        await pools.run(asked(10), fail)
+    assert await pools.run(asked(10), lambda: 5) == 5
+    await asyncio.to_thread(pools.close)
 
 
 async def test_what_has_not_begun_when_the_lanes_close_is_dropped() -> None:
-    behind = Behind(TokenizerLanes())
+    behind = Behind(TokenizerPools())
     dropped = await behind.add(40_000)
-    closing = asyncio.create_task(asyncio.to_thread(behind.lanes.close))
+    closing = asyncio.create_task(asyncio.to_thread(behind.pools.close))
     while not dropped.done():
         await asyncio.sleep(0.001)
         behind.gate.set()
@@ -111,17 +111,17 @@ async def test_what_has_not_begun_when_the_lanes_close_is_dropped() -> None:
     assert behind.done == []
 
 
-def taken(turns: TextTurns) -> list[tuple[str, int]]:
+def taken(turns: TextQueue) -> list[tuple[str, int]]:
     return [(work.share.flow, work.size) for work in turns.take_all()]
 
 
-def put(turns: TextTurns, *sizes: int, share: Share = A) -> None:
+def put(turns: TextQueue, *sizes: int, share: Share = A) -> None:
     for size in sizes:
         turns.add(Work(share=share, size=size, do=lambda: None))
 
 
 def test_flows_get_as_many_characters_as_each_other_by_their_weights() -> None:
-    turns = TextTurns()
+    turns = TextQueue()
     put(turns, *[100] * 40)
     put(turns, *[10] * 400, share=B)
     put(turns, *[10] * 400, share=Share(flow="c", weight=2.0))
@@ -132,7 +132,7 @@ def test_flows_get_as_many_characters_as_each_other_by_their_weights() -> None:
 
 
 def test_a_flow_that_wanted_nothing_is_owed_nothing() -> None:
-    turns = TextTurns()
+    turns = TextQueue()
     put(turns, *[100] * 40)
     for _ in range(20):
         turns.take()
@@ -142,7 +142,7 @@ def test_a_flow_that_wanted_nothing_is_owed_nothing() -> None:
 
 
 def test_the_oldest_of_a_flow_waits_for_a_few_shorter_ones_only() -> None:
-    turns = TextTurns()
+    turns = TextQueue()
     put(turns, 1000)
     sizes = []
     for _ in range(OLDEST_EVERY):
@@ -154,56 +154,56 @@ def test_the_oldest_of_a_flow_waits_for_a_few_shorter_ones_only() -> None:
 
 
 def test_of_flows_that_have_gone_nothing_is_kept() -> None:
-    turns = TextTurns()
+    turns = TextQueue()
     for number in range(100):
         put(turns, 5, share=Share(flow=f"{number}"))
         turns.take()
     assert turns._given == {}
-    assert turns._lines == {}
+    assert turns._flows == {}
 
 
-def entered(lanes: TokenizerLanes, size: int, share: Share, rooms: ExitStack) -> int:
+def entered(pools: TokenizerPools, size: int, share: Share, rooms: ExitStack) -> int:
     """How many calls of such a size find room, one behind the other."""
     for number in range(1000):
         try:
-            rooms.enter_context(lanes.room_for(asked(size, share)))
+            rooms.enter_context(pools.room_for(asked(size, share)))
         except Overloaded:
             return number
     raise AssertionError("no bound")
 
 
 def test_so_many_characters_wait_and_no_more_and_no_flow_takes_the_room_of_all() -> None:
-    lanes, most = TokenizerLanes(8_000_000), 8_000_000
+    pools, most = TokenizerPools(8_000_000), 8_000_000
     with ExitStack() as rooms:
-        num_greedy = entered(lanes, LONG, A, rooms)
+        num_greedy = entered(pools, LONG, A, rooms)
         assert most / 4 <= num_greedy * LONG <= most / 2
-        assert entered(lanes, 40_000, A, rooms) > 10, "longer ones are refused before shorter ones"
-        assert entered(lanes, LONG, B, rooms) >= 1
-        assert lanes._num_waiting.total() <= most
+        assert entered(pools, 40_000, A, rooms) > 10, "longer ones are refused before shorter ones"
+        assert entered(pools, LONG, B, rooms) >= 1
+        assert pools._num_waiting.total() <= most
         for flow in range(20):
-            entered(lanes, 40_000, Share(flow=f"f{flow}"), rooms)
-        assert lanes._num_waiting.total() <= most
-        with lanes.room_for(asked(LANES[0][0] or 0)):
+            entered(pools, 40_000, Share(flow=f"f{flow}"), rooms)
+        assert pools._num_waiting.total() <= most
+        with pools.room_for(asked(POOLS[0][0] or 0)):
             pass
-    assert not lanes._num_waiting
-    lanes.close()
+    assert not pools._num_waiting
+    pools.close()
 
 
 def test_a_text_alone_has_room_however_long_it_is() -> None:
-    lanes = TokenizerLanes(100_000)
+    pools = TokenizerPools(100_000)
     with (
-        lanes.room_for(asked(LONG)),
+        pools.room_for(asked(LONG)),
         pytest.raises(Overloaded, match=r"40000 more .* beside 500000 .* of 100000") as told,
     ):
-        lanes.room_for(asked(40_000, B)).__enter__()
+        pools.room_for(asked(40_000, B)).__enter__()
     assert told.value.retry_after_s
-    lanes.close()
+    pools.close()
 
 
 @pytest.mark.slow
 async def test_a_replica_refuses_texts_beyond_what_may_wait_and_takes_them_when_there_is_room() -> None:
-    behind = Behind(TokenizerLanes(100_000))
-    service = load_replica(config(DEMO), replica_id="r1", lanes=behind.lanes)
+    behind = Behind(TokenizerPools(100_000))
+    service = load_replica(config(DEMO), replica_id="r1", pools=behind.pools)
     service.start()
     first, second = (
         [replace(each, context=ContextParams(truncates_prompt=True)) for each in asked(size, share, name)]

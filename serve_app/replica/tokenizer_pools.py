@@ -49,7 +49,7 @@ class Work:
             self.future.set_result(found)
 
 
-class Line:
+class FlowQueue:
     """What waits of one flow."""
 
     def __init__(self) -> None:
@@ -79,30 +79,30 @@ class Line:
         self._waiting = {number: each for number, each in self._waiting.items() if each is not work}
 
 
-class TextTurns:
+class TextQueue:
     """Flows get as much as each other where all want more, counted in characters divided by their weights.
 
     A flow that wanted nothing is owed nothing: it begins where those are that wait. Not for several threads at once.
     """
 
     def __init__(self) -> None:
-        self._lines: dict[str, Line] = {}
+        self._flows: dict[str, FlowQueue] = {}
         self._given: dict[str, float] = {}
         self._level = 0.0
 
     def add(self, work: Work) -> None:
         flow = work.share.flow
-        if flow not in self._lines:
-            self._lines[flow] = Line()
+        if flow not in self._flows:
+            self._flows[flow] = FlowQueue()
             self._given[flow] = max(self._given.get(flow, 0.0), self._level)
-        self._lines[flow].add(work)
+        self._flows[flow].add(work)
 
     def take(self) -> Work | None:
         """What is done next; None where nothing waits."""
-        if not self._lines:
+        if not self._flows:
             return None
-        flow = min(self._lines, key=self._given.__getitem__)
-        work = self._lines[flow].take()
+        flow = min(self._flows, key=self._given.__getitem__)
+        work = self._flows[flow].take()
         self._level = self._given[flow]
         self._given[flow] += work.size / work.share.weight
         self._forget()
@@ -110,7 +110,7 @@ class TextTurns:
 
     def discard(self, work: Work) -> None:
         """Take out what nobody waits for any more, if it is in it."""
-        if (line := self._lines.get(work.share.flow)) is not None:
+        if (line := self._flows.get(work.share.flow)) is not None:
             line.discard(work)
             self._forget()
 
@@ -122,15 +122,15 @@ class TextTurns:
 
     def _forget(self) -> None:
         """Lines that are empty, and what was given to flows beyond what others have had since."""
-        self._lines = {flow: line for flow, line in self._lines.items() if line}
-        if not self._lines:
+        self._flows = {flow: line for flow, line in self._flows.items() if line}
+        if not self._flows:
             self._given, self._level = {}, 0.0
-        self._given = {flow: each for flow, each in self._given.items() if flow in self._lines or each > self._level}
+        self._given = {flow: each for flow, each in self._given.items() if flow in self._flows or each > self._level}
 
 
 Result = TypeVar("Result")
 
-LANES = ((LONG_TEXT, 2), (524_288, 1), (None, 1))
+POOLS = ((LONG_TEXT, 2), (524_288, 1), (None, 1))
 """Characters and ids of all prompts together, at most, and threads. Long work is bounded to a thread, whoever sends it,
 and takes what steps leave of a core."""
 HEADROOM = 4
@@ -138,43 +138,43 @@ HEADROOM = 4
 RETRY_S = 5
 
 
-class Lane:
+class TokenizerPool:
     """One pool of threads. Each thread that is free does the work whose turn it is then."""
 
     def __init__(self, name: str, num_threads: int, *, is_long: bool) -> None:
         begin = take_leftovers if is_long else None
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name, initializer=begin)
-        self._turns = TextTurns()
+        self._queue = TextQueue()
         self._lock = Lock()
 
     async def run(self, work: Work) -> Any:
         """Do it when its turn has come; or not at all, where nobody waits for it until then."""
         with self._lock:
-            self._turns.add(work)
+            self._queue.add(work)
         try:
             self._pool.submit(self._take_turn)
             return await asyncio.wrap_future(work.future)
         finally:
             with self._lock:
-                self._turns.discard(work)
+                self._queue.discard(work)
 
     def close(self) -> None:
         """Wait for what runs; what has not begun is dropped."""
         self._pool.shutdown(cancel_futures=True)
         with self._lock:
-            dropped = self._turns.take_all()
+            dropped = self._queue.take_all()
         for work in dropped:
             work.future.cancel()
 
     def _take_turn(self) -> None:
         with self._lock:
-            work = self._turns.take()
+            work = self._queue.take()
         if work is not None:
             work.run()
 
 
-class TokenizerLanes:
-    """A lane per magnitude of work. Lives on one event loop.
+class TokenizerPools:
+    """A pool per magnitude of work. Lives on one event loop.
 
     max_waiting_chars: of long texts that were not cut into tokens yet; None is no bound
     """
@@ -182,16 +182,16 @@ class TokenizerLanes:
     def __init__(self, max_waiting_chars: int | None = None) -> None:
         self._max_waiting_chars = max_waiting_chars
         self._num_waiting: Counter[str] = Counter()
-        self._lanes = [
-            (most, Lane(f"tokenizer-{number}", num_threads, is_long=number > 0))
-            for number, (most, num_threads) in enumerate(LANES)
+        self._pools = [
+            (most, TokenizerPool(f"tokenizer-{number}", num_threads, is_long=number > 0))
+            for number, (most, num_threads) in enumerate(POOLS)
         ]
 
     async def run(self, requests: Items[GenerationRequest], work: Callable[[], Result]) -> Result:
-        """Do the work of these requests in the lane of their size. They are of one flow."""
+        """Do the work of these requests in the pool of their size. They are of one flow."""
         size = text_size(requests)
-        lane = next(lane for most, lane in self._lanes if most is None or size <= most)
-        found: Result = await lane.run(Work(share=_share(requests), size=size, do=work))
+        pool = next(pool for most, pool in self._pools if most is None or size <= most)
+        found: Result = await pool.run(Work(share=_share(requests), size=size, do=work))
         return found
 
     @contextmanager
@@ -214,8 +214,8 @@ class TokenizerLanes:
 
     def close(self) -> None:
         """Wait for what runs; what has not begun is dropped."""
-        for _, lane in self._lanes:
-            lane.close()
+        for _, pool in self._pools:
+            pool.close()
 
     def _check_room(self, size: int, flow: str) -> None:
         most, num_waiting = self._max_waiting_chars, self._num_waiting.total()
