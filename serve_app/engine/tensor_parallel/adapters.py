@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from serve_app.engine.lora.adapter import Adapter
-from serve_app.engine.lora.bank import AdapterBank, SwapIn
-from serve_app.engine.lora.weights import LowRank
+from serve_app.engine.lora.adapter import Adapter, LowRank
+from serve_app.engine.lora.pool import AdapterBank, SwapIn
 from serve_app.engine.tensor_parallel.crew import Crew
 from serve_app.engine.tensor_parallel.division import Division
 from serve_app.engine.tensor_parallel.orders import Bring, packed, unpacked

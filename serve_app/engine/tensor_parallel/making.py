@@ -8,8 +8,8 @@ from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.kv.budget import check_adapters_fit
 from serve_app.engine.lora.adapter import Adapter
-from serve_app.engine.lora.bank import AdapterBank
-from serve_app.engine.lora.shelf import shelf_rank
+from serve_app.engine.lora.buckets import shelf_rank
+from serve_app.engine.lora.pool import AdapterBank
 from serve_app.engine.tensor_parallel.adapters import LeadingBank
 from serve_app.engine.tensor_parallel.orders import Serve
 

@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 from serve_app.core.adapters import AdapterRecord
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.step import Layout
-from serve_app.engine.lora.weights import LowRank
+from serve_app.engine.lora.adapter import LowRank
 
 Call: TypeAlias = Literal["bring", "copy", "claim", "keep", "vacate", "discard"]
 
