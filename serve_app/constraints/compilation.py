@@ -10,24 +10,22 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import prod
+from multiprocessing.connection import Connection
 from random import Random
 from types import MappingProxyType
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from serve_app.constraints.forcing import MAX_LITERAL_CHARS, forces_little, without_forcing
-from serve_app.constraints.gbnf import read_gbnf
+from serve_app.constraints.gbnf import quoted, read_gbnf, to_lark
 from serve_app.constraints.json_schema import WHITESPACE, PreparedSchema, prepare_schema
-from serve_app.constraints.lark import quoted, to_lark
-from serve_app.constraints.limits import parser_limits
-from serve_app.constraints.marked_arguments import Special
-from serve_app.constraints.reach import check_length
-from serve_app.constraints.refusal import Refusal
-from serve_app.constraints.regex_length import shortest_match
+from serve_app.constraints.limits import ConstraintLimits, Refusal, check_length, parser_limits, shortest_match
 from serve_app.constraints.structural_tag import structural_tag_to_lark
-from serve_app.constraints.tool_calls import relaxed, schemas_in, tool_calls_to_lark
+from serve_app.constraints.tool_calls import Special, relaxed, schemas_in, tool_calls_to_lark
+from serve_app.constraints.vocabulary import Vocabulary
 from serve_app.core.request import ConstraintKind
+from serve_app.sandbox.child import Work, bound_memory, bound_time, send_pid
 
 MAX_REASON_CHARS = 300
 NUM_FOLLOWED = 32
@@ -185,3 +183,106 @@ def _reason(error: str) -> str:
         return NOTHING_FITS
     lines = [line.strip() for line in error.splitlines() if line.strip() and " | " not in line]
     return " ".join(lines)[:MAX_REASON_CHARS].rstrip(". ") or "the library does not take it"
+
+
+MAX_LITERAL_CHARS = 512
+"""Of a name, a constant, or one of a few."""
+MAX_REPEATED = 64
+"""Times that a pattern, or a least length, repeats a part."""
+WITHOUT = '%llguidance {"no_forcing": true}'
+"""Of several such lines the last one counts."""
+COUNT = re.compile(r"\{(\d+)(?:,\d*)?\}")
+
+
+def forces_little(schema: Any, *, is_compact: bool) -> bool:
+    """Whether every text that a prepared schema forces is short.
+
+    is_compact: there is no white space that would end such a text, so that parts of it follow each other
+    """
+    if is_compact and (len(json.dumps(schema)) > 4 * MAX_LITERAL_CHARS or _most(schema, "minItems") > 1):
+        return False
+    repeated = max(map(_repeated, _patterns(schema)), default=1)
+    is_repeated = repeated > MAX_REPEATED or (_most(schema, "minLength") > MAX_REPEATED and any(_patterns(schema)))
+    return not is_repeated and all(len(each) <= MAX_LITERAL_CHARS for each in _texts(schema))
+
+
+def without_forcing(text: str) -> str:
+    """The same grammar, in Lark or in the library's own JSON, whose forced tokens the library does not look for."""
+    if not text.lstrip().startswith("{"):
+        return f"{text}\n{WITHOUT}"
+    try:
+        members = json.loads(text)
+        grammars = [_unforced(each) for each in members["grammars"]]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return text  # the library will say what is wrong with it
+    return json.dumps({**members, "grammars": grammars})
+
+
+def _unforced(grammar: dict[str, Any]) -> dict[str, Any]:
+    """A schema is written within a grammar, which alone has such a line."""
+    if grammar.get("json_schema") is not None:
+        source = f"start: %json {json.dumps(grammar['json_schema'])}"
+        return {**grammar, "json_schema": None, "lark_grammar": f"{source}\n{WITHOUT}"}
+    return {**grammar, "lark_grammar": f"{grammar['lark_grammar']}\n{WITHOUT}"}
+
+
+def _members(value: Any) -> Iterator[tuple[str, Any]]:
+    """Every member of every object in it."""
+    match value:
+        case dict():
+            for name, each in value.items():
+                yield name, each
+                yield from _members(each)
+        case list():
+            for each in value:
+                yield from _members(each)
+
+
+def _texts(schema: Any) -> Iterator[str]:
+    for name, value in _members(schema):
+        yield name
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, str):
+                yield each
+
+
+def _patterns(schema: Any) -> Iterator[str]:
+    for name, value in _members(schema):
+        if name == "pattern" and isinstance(value, str):
+            yield value
+        if name == "patternProperties" and isinstance(value, dict):
+            yield from value
+
+
+def _repeated(pattern: str) -> int:
+    """Times that a part of it is repeated, at most; counts of groups within groups multiply."""
+    counts = [int(each) for each in COUNT.findall(pattern)]
+    return prod(counts) if "){" in pattern else max(counts, default=1)
+
+
+def _most(schema: Any, keyword: str) -> float:
+    return max((value for name, value in _members(schema) if name == keyword and isinstance(value, int)), default=0)
+
+
+def prepare(first: tuple[Vocabulary, ConstraintLimits]) -> Work:
+    """Each child takes one constraint and answers."""
+    vocabulary, limits = first
+    tokenizer = vocabulary.tokenizer()
+
+    def take_one(connection: Connection) -> None:
+        bound_time(cpu_s=limits.max_cpu_s, wall_s=limits.max_wall_s)
+        bound_memory(limits.max_trial_bytes)
+        send_pid(connection)
+        job = json.loads(connection.recv_bytes())
+        bound_time(cpu_s=limits.max_cpu_s, wall_s=job["wall_s"])
+        connection.send_bytes(json.dumps(_answer(job, tokenizer, vocabulary)).encode())
+
+    return take_one
+
+
+def _answer(job: dict[str, Any], tokenizer: LLTokenizer, vocabulary: Vocabulary) -> dict[str, object]:
+    try:
+        grammar = compile_source(job["kind"], job["source"], tokenizer, dict(vocabulary.special))
+    except Refusal as refusal:
+        return {"refused": refusal.message, "path": refusal.path}
+    return {"grammar": grammar.text, "formats": grammar.formats, "has_rules": grammar.has_rules}

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cached_property
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
 
 from llguidance import LLMatcher, LLTokenizer
 
-from serve_app.constraints.compilation import build_matcher
-from serve_app.constraints.limits import DEFAULT_LIMITS, ConstraintLimits
-from serve_app.constraints.matcher import Matcher
-from serve_app.constraints.places import Places
-from serve_app.constraints.refusal import Refusal
-from serve_app.constraints.trials import OutOfTime, Trials
-from serve_app.constraints.vocabulary import Encode, Vocabulary
+from serve_app.constraints.compilation import Grammar, build_matcher, prepare
+from serve_app.constraints.limits import DEFAULT_LIMITS, ConstraintLimits, Refusal
+from serve_app.constraints.vocabulary import Encode, Matcher, Vocabulary
 from serve_app.core.errors import EngineFailed, Overloaded
 from serve_app.core.request import Constraint, GenerationRequest
 from serve_app.core.shares import CacheEntry, next_to_evict
+from serve_app.sandbox.fork_server import ForkServer, await_answer
 
 Key = tuple[str, bytes]
 """The salt of whoever may find it, and the digest of what was compiled."""
@@ -183,3 +187,124 @@ class Compiler:
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
         return self._vocabulary.tokenizer(self._encode)
+
+
+Result = TypeVar("Result")
+COME_AGAIN_S = 2
+
+
+class Places:
+    """Lives on one event loop. num_quick, num_slow: that run"""
+
+    def __init__(self, limits: ConstraintLimits) -> None:
+        self._limits = limits
+        self._free = asyncio.Semaphore(limits.max_trials)
+        self.num_slow = 0
+
+    async def run(self, executor: Executor, work: Callable[[float], Result]) -> Result:
+        """Run it in a thread, given the seconds that it may take.
+
+        Raises Overloaded where no place is free in time, and where the clock ended it.
+        """
+        async with self._place() as release:
+            has_room = self.num_slow < self._limits.max_slow
+            seconds = self._limits.max_wall_s if has_room else self._limits.quick_s  # the kernel keeps to it
+            running = asyncio.get_running_loop().run_in_executor(executor, copy_context().run, work, seconds)
+            try:
+                with suppress(TimeoutError):
+                    return await asyncio.wait_for(asyncio.shield(running), self._limits.quick_s)
+                release()
+                return await self._slow(running)
+            except OutOfTime:  # it had not used up its processor time, so others had the processors
+                raise _overloaded("The machine was too busy to compile this constraint in time.") from None
+
+    async def _slow(self, running: asyncio.Future[Result]) -> Result:
+        self.num_slow += 1
+        try:
+            return await running
+        finally:
+            self.num_slow -= 1
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[Callable[[], None]]:
+        """A quick place, and what gives it back before the end."""
+        try:
+            await asyncio.wait_for(self._free.acquire(), self._limits.max_wait_s)
+        except TimeoutError:
+            raise _overloaded("Too many constraints are being compiled.") from None
+        is_held = True
+
+        def release() -> None:
+            nonlocal is_held
+            if is_held:
+                is_held = False
+                self._free.release()
+
+        try:
+            yield release
+        finally:
+            release()
+
+
+def _overloaded(message: str) -> Overloaded:
+    return Overloaded(message, None, {"retry_after_s": COME_AGAIN_S})
+
+
+logger = logging.getLogger(__name__)
+
+
+class OutOfTime(Refusal):
+    """The clock ended the trial before its processor time was used up: the machine is busy, not the sender to blame."""
+
+
+class Trials:
+    """Threads may share it. server: the process, which begins with the first trial, and again where it was lost"""
+
+    def __init__(self, vocabulary: Vocabulary, limits: ConstraintLimits) -> None:
+        self._limits = limits
+        self.server = ForkServer(prepare, (vocabulary, limits), doing="tries constraints")
+
+    def begin(self) -> None:
+        """Begin the process, so that the first trial does not wait for it. Raises EngineFailed."""
+        self.server.open().close()
+
+    def run(self, constraint: Constraint, *, max_wall_s: float | None = None) -> Grammar:
+        """Blocks for so long at most, `max_wall_s` of the limits unless it is said, and for the process to begin.
+
+        Raises Refusal, EngineFailed.
+        """
+        wall_s = self._limits.max_wall_s if max_wall_s is None else max_wall_s
+        with self.server.open() as connection:
+            started = time.monotonic()
+            try:
+                answer = self._ask(connection, constraint, wall_s)
+            except (EOFError, OSError) as error:
+                seconds = time.monotonic() - started
+                raise self._ended(constraint, seconds, wall_s) from error
+        if "refused" in answer:
+            raise Refusal(str(answer["refused"]), str(answer["path"]))
+        return Grammar(text=answer["grammar"], formats=tuple(answer["formats"]), has_rules=bool(answer["has_rules"]))
+
+    def close(self) -> None:
+        """End the process; trials that run end with it or by their own clocks."""
+        self.server.close()
+
+    def _ask(self, connection: Connection, constraint: Constraint, wall_s: float) -> dict[str, Any]:
+        """Raises EngineFailed where no child began, EOFError or OSError where it was ended."""
+        try:
+            process_id = int(connection.recv_bytes())  # after the process has begun
+        except (EOFError, OSError) as error:  # nothing of the constraint was looked at
+            raise EngineFailed("The process that tries constraints ended before it began with this one.") from error
+        job = {"kind": constraint.kind, "source": constraint.source, "wall_s": wall_s}
+        connection.send_bytes(json.dumps(job).encode())
+        told, _ = await_answer(connection, process_id, courtesy_s=self._limits.courtesy_s, wall_s=wall_s)
+        answer: dict[str, Any] = json.loads(told)
+        return answer
+
+    def _ended(self, constraint: Constraint, seconds: float, wall_s: float) -> Refusal:
+        logger.info(
+            "a %s of %d characters was not compiled in %.2f s", constraint.kind, len(constraint.source), seconds
+        )
+        if seconds >= wall_s * 0.95:
+            return OutOfTime("it takes too long to compile")
+        return Refusal("it takes too much time or memory to compile")

@@ -9,13 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-from serve_app.constraints.gbnf import read_gbnf
+from serve_app.constraints.gbnf import quoted, read_gbnf, to_lark
 from serve_app.constraints.json_schema import prepare_schema
-from serve_app.constraints.lark import quoted, to_lark
-from serve_app.constraints.pointers import child
-from serve_app.constraints.reach import check_length
-from serve_app.constraints.refusal import Refusal
-from serve_app.constraints.regex_length import shortest_match
+from serve_app.constraints.limits import Refusal, check_length, child, shortest_match
 
 ANY_TEXT = "/(?s:.*)/"
 MAX_PARTS = 1000

@@ -13,7 +13,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from serve_app.text.detokenizer import UnsupportedTokenizer
+from serve_app.text.detokenizer import BYTE_ALPHABET, UnsupportedTokenizer, steps_of
 
 FILE = "tokenizer.json"
 SENTENCEPIECE = "tokenizer.model"
@@ -115,7 +115,7 @@ def chars_per_token(tokenizer: Tokenizer) -> int | None:
 
 def _shrinkage(tokenizer: Tokenizer) -> int | None:
     """How many times shorter the normalizer can make a text; None where there is no bound."""
-    steps = _steps(tokenizer.normalizer, "normalizers")
+    steps = steps_of(tokenizer.normalizer, "normalizers")
     kinds = {step["type"] for step in steps if not _replaces_by_no_less(step)}
     if not kinds <= _KEEPING_NORMALIZERS | _COMPOSING_NORMALIZERS:
         return None
@@ -131,7 +131,7 @@ def _replaces_by_no_less(step: Mapping[str, Any]) -> bool:
 
 def _keeps_splits(tokenizer: Tokenizer) -> bool:
     """Whether all that goes into the pre-tokenizer comes out of it."""
-    steps = _steps(tokenizer.pre_tokenizer, "pretokenizers")
+    steps = steps_of(tokenizer.pre_tokenizer, "pretokenizers")
     splits = [step for step in steps if step["type"] in ("Split", "Punctuation")]
     others = {step["type"] for step in steps} - {"Split", "Punctuation"}
     return others <= _KEEPING_SPLITS and all(step["behavior"] != "Removed" for step in splits)
@@ -147,28 +147,9 @@ def _keeps_unknown(tokenizer: Tokenizer) -> bool:
     knows: Callable[[str], int | None] = tokenizer.token_to_id
     if model.byte_fallback:
         return all(knows(f"<0x{byte:02X}>") is not None for byte in range(256))
-    steps = [*_steps(tokenizer.normalizer, "normalizers"), *_steps(tokenizer.pre_tokenizer, "pretokenizers")]
+    steps = [*steps_of(tokenizer.normalizer, "normalizers"), *steps_of(tokenizer.pre_tokenizer, "pretokenizers")]
     is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
-    return is_byte_level and all(knows(letter) is not None for letter in _byte_letters())
-
-
-def _byte_letters() -> list[str]:
-    """The 256 characters that stand for bytes in a byte-level vocabulary (GPT-2's `bytes_to_unicode`)."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    return [chr(code) for code in (*shown, *range(256, 512 - len(shown)))]
-
-
-def _steps(part: Any, name: str) -> list[dict[str, Any]]:
-    """List the steps of a normalizer or pre-tokenizer, sequences flattened.
-
-    name: under which a sequence of that kind keeps its parts
-    """
-    if part is None:
-        return []
-    steps: list[dict[str, Any]] = [json.loads(part.__getstate__())]
-    while any(step["type"] == "Sequence" for step in steps):
-        steps = [inner for step in steps for inner in (step[name] if step["type"] == "Sequence" else (step,))]
-    return steps
+    return is_byte_level and all(knows(letter) is not None for letter in BYTE_ALPHABET)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

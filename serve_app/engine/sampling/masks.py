@@ -10,8 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from serve_app.constraints.matcher import Masks
-from serve_app.constraints.vocabulary import Vocabulary
+from serve_app.constraints.vocabulary import Masks, Vocabulary
 from serve_app.engine.scheduler.batch import Batch
 from serve_app.text.tokenizer import TextTokenizer
 
