@@ -31,8 +31,7 @@ from serve_app.core.prompt import Prompt
 from serve_app.core.request import ConstraintKind, GenerationRequest, SamplingParams
 from serve_app.engine.sampling.masks import MaskComputer
 from serve_app.engine.sampling.sampler import Sampler
-from serve_app.engine.scheduler.batch import Batch, Span
-from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 
 PERSON = {
     "type": "object",

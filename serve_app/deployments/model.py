@@ -16,8 +16,8 @@ from serve_app.core.errors import EngineFailed, ReplicaLost, ServeError
 from serve_app.core.log_context import log_context
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
+from serve_app.deployments.loading import exempt_what_is_loaded, resting
 from serve_app.deployments.packing import pack
-from serve_app.replica.collector import exempt_what_is_loaded, resting
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,8 @@ from serve_app.engine.lora.matching import Matcher
 from serve_app.engine.lora.prefix import keeps_prefix
 from serve_app.engine.lora.probe import probe
 from serve_app.engine.lora.weights import read_weights
-from serve_app.engine.tensor_parallel.orders import Bind
-from serve_app.engine.tensor_parallel.shard import Shard
-from serve_app.engine.vision.judgement import Sight
+from serve_app.engine.tensor_parallel.workers import Bind, Shard
+from serve_app.engine.vision.support import Sight
 
 logger = logging.getLogger(__name__)
 
