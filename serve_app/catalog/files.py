@@ -1,4 +1,4 @@
-"""Reads files of unknown origin: confined to a folder, of a bounded size, plain JSON."""
+"""Reads files of unknown origin: confined to a folder, of a bounded size, plain JSON; and safetensors headers."""
 
 from __future__ import annotations
 

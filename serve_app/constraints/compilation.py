@@ -1,4 +1,6 @@
-"""Turns a constraint into the one form that everything behind it knows: a grammar of the library.
+"""Compiles a constraint's source to a grammar of llguidance, and tries the grammar.
+
+The trial runs in the sandbox, where the kernel may end it at any moment.
 
 Runs in a trial, a process that may be ended at any moment: see `trial_process`.
 """
@@ -50,7 +52,7 @@ class Grammar:
 
 
 def compile_source(kind: ConstraintKind, source: str, tokenizer: LLTokenizer, special: Special = NO_SPECIAL) -> Grammar:
-    """The grammar, tried: it was built, begins with some token, and was followed for a few. Raises Refusal.
+    """Compile a source, build its grammar and follow it for a few tokens. Raises Refusal.
 
     special: tokens of the model by their names, which calls of tools may be written with
     """
@@ -78,12 +80,12 @@ def _compiled(kind: ConstraintKind, source: str, tokenizer: LLTokenizer, special
 
 
 def build_matcher(text: str, tokenizer: LLTokenizer, *, has_rules: bool = False) -> LLMatcher:
-    """Of a grammar that was tried, with the limits for its kind. Other threads run meanwhile."""
+    """Build the matcher of a tried grammar, with the limits for its kind. Releases the GIL."""
     return LLMatcher(tokenizer, text, log_level=0, limits=parser_limits(has_rules=has_rules))
 
 
 def _schemas(kind: ConstraintKind, source: str) -> Iterator[tuple[str, str]]:
-    """Those that a source is made of, with what stands before their paths."""
+    """Yield the schemas in a source, with the prefix of their paths."""
     if kind in ("json_schema", "compact_json"):
         yield "#", source
     if kind == "tools":
@@ -154,7 +156,7 @@ def _follow(matcher: LLMatcher, mask: bytes, ending: Sequence[int], num_tokens: 
 
 
 def _some_token(mask: bytes, ending: Sequence[int], draw: Random) -> int | None:
-    """One that the mask allows and that ends nothing, from anywhere in it; None where there is no other."""
+    """Return a token that the mask allows and that ends nothing, from anywhere in it; None if there is no other."""
     begins = draw.randrange(len(mask))
     for found in (*ALLOWING.finditer(mask, begins, begins + 64), *islice(ALLOWING.finditer(mask), 4)):
         for bit in range(8):
@@ -178,7 +180,7 @@ def _find_culprit(prepared: PreparedSchema, within: str) -> None:
 
 
 def _reason(error: str) -> str:
-    """The library's words on one line, without what it quotes of the grammar."""
+    """Return the library's message on one line, without its quotes of the grammar."""
     if "NoExtension" in error:
         return NOTHING_FITS
     lines = [line.strip() for line in error.splitlines() if line.strip() and " | " not in line]
@@ -195,7 +197,11 @@ COUNT = re.compile(r"\{(\d+)(?:,\d*)?\}")
 
 
 def forces_little(schema: Any, *, is_compact: bool) -> bool:
-    """Whether every text that a prepared schema forces is short.
+    """Return whether every text that a prepared schema forces is short.
+
+    Wherever a constraint leaves one text, the library looks at all of it at every token, to find the token that comes
+    first: 0.1 s each time for fifty thousand characters. So it looks for forced tokens only if no forced text is long;
+    otherwise it allows every token that begins the text, at the cost of any other mask.
 
     is_compact: there is no white space that would end such a text, so that parts of it follow each other
     """
@@ -207,7 +213,7 @@ def forces_little(schema: Any, *, is_compact: bool) -> bool:
 
 
 def without_forcing(text: str) -> str:
-    """The same grammar, in Lark or in the library's own JSON, whose forced tokens the library does not look for."""
+    """Return the same grammar, in Lark or in the library's JSON, without the search for forced tokens."""
     if not text.lstrip().startswith("{"):
         return f"{text}\n{WITHOUT}"
     try:
@@ -219,7 +225,7 @@ def without_forcing(text: str) -> str:
 
 
 def _unforced(grammar: dict[str, Any]) -> dict[str, Any]:
-    """A schema is written within a grammar, which alone has such a line."""
+    """Return one grammar without the search; a schema is wrapped in Lark, which alone has such a line."""
     if grammar.get("json_schema") is not None:
         source = f"start: %json {json.dumps(grammar['json_schema'])}"
         return {**grammar, "json_schema": None, "lark_grammar": f"{source}\n{WITHOUT}"}
@@ -227,7 +233,7 @@ def _unforced(grammar: dict[str, Any]) -> dict[str, Any]:
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:
-    """Every member of every object in it."""
+    """Yield every member of every object in the value."""
     match value:
         case dict():
             for name, each in value.items():
@@ -255,7 +261,7 @@ def _patterns(schema: Any) -> Iterator[str]:
 
 
 def _repeated(pattern: str) -> int:
-    """Times that a part of it is repeated, at most; counts of groups within groups multiply."""
+    """Return how often a pattern repeats a part at most; counts of nested groups multiply."""
     counts = [int(each) for each in COUNT.findall(pattern)]
     return prod(counts) if "){" in pattern else max(counts, default=1)
 
@@ -265,7 +271,7 @@ def _most(schema: Any, keyword: str) -> float:
 
 
 def prepare(first: tuple[Vocabulary, ConstraintLimits]) -> Work:
-    """Each child takes one constraint and answers."""
+    """Build the tokenizer and return the work of each child: it takes one constraint and answers."""
     vocabulary, limits = first
     tokenizer = vocabulary.tokenizer()
 

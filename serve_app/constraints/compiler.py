@@ -1,4 +1,4 @@
-"""Compiles constraints beside everything else, each once, and keeps what was asked for last."""
+"""Compiles each constraint once, in the sandbox and then here, and keeps the last ones in a cache."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,7 +39,7 @@ class Compiled:
         self._formats = formats
 
     def matcher(self) -> Matcher:
-        """At the beginning of a text; some microseconds."""
+        """Return a matcher at the beginning of a text; takes some microseconds."""
         return Matcher(self._matcher.deep_copy(), num_words=self._num_words, formats=self._formats)
 
 
@@ -72,7 +72,7 @@ class Compiler:
         self._make_vocabulary = make_vocabulary
         self._encode = encode
         self._limits = limits
-        self._places = Places(limits)
+        self._slots = TrialSlots(limits)
         self._pool = ThreadPoolExecutor(2 * limits.max_trials + limits.max_slow, thread_name_prefix="constraints")
         self._first = ThreadPoolExecutor(1, thread_name_prefix="constraints-first")
         self._kept: OrderedDict[Key, _Entry] = OrderedDict()
@@ -85,7 +85,7 @@ class Compiler:
         await asyncio.get_running_loop().run_in_executor(self._first, self._begin_all)
 
     async def compile_all(self, requests: Iterable[GenerationRequest]) -> Mapping[str, Compiled]:
-        """By the ids of those that are constrained; each constraint once, however often it is there.
+        """Compile the constraints of requests, each once, and return them by request id.
 
         Raises InvalidRequest where one is not taken.
         """
@@ -100,8 +100,11 @@ class Compiler:
         return found
 
     async def compile(self, constraint: Constraint, *, salt: str = "", flow: str = "") -> Compiled:
-        """salt: of those who may find it;  flow: that asks. Raises InvalidRequest where it is not taken, Overloaded
-        where too many wait."""
+        """Compile a constraint, or find it compiled. Raises InvalidRequest if it is refused, Overloaded if too many
+        wait.
+
+        salt: of those who may find it;  flow: that asks
+        """
         key = salt, constraint.digest
         if key in self._kept:
             self._kept.move_to_end(key)
@@ -141,7 +144,7 @@ class Compiler:
         self._forget_some()
 
     def _forget_some(self) -> None:
-        """As many as there are too many. One that is small takes a place, and with it its part of the characters."""
+        """Evict until the cache is within its bounds; a small entry counts as an average one."""
         limits = self._limits
         place = limits.max_cached_chars // limits.max_cached
         while len(self._kept) > limits.max_cached or self._num_chars > limits.max_cached_chars:
@@ -161,15 +164,15 @@ class Compiler:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._first, lambda: (self._trials, self._tokenizer))
         self.num_compiled += 1
-        return await self._places.run(self._pool, lambda seconds: self._compile(constraint, seconds))
+        return await self._slots.run(self._pool, lambda seconds: self._compile(constraint, seconds))
 
     def _begin_all(self) -> None:
-        """Runs in the first thread."""
+        """Build the vocabulary and start the sandbox; runs in the first thread."""
         assert self._tokenizer is not None
         self._trials.begin()
 
     def _compile(self, constraint: Constraint, seconds: float) -> Compiled:
-        """Runs in a thread, for so long at most."""
+        """Try a constraint for at most so many seconds, then build it here; runs in a thread."""
         grammar = self._trials.run(constraint, max_wall_s=seconds)
         matcher = build_matcher(grammar.text, self._tokenizer, has_rules=grammar.has_rules)
         if matcher.is_error():
@@ -193,8 +196,11 @@ Result = TypeVar("Result")
 COME_AGAIN_S = 2
 
 
-class Places:
-    """Lives on one event loop. num_quick, num_slow: that run"""
+class TrialSlots:
+    """Slots for trials: quick ones, in which every trial begins, and slow ones, for trials that take longer.
+
+    However many constraints are slow, other ones find a quick slot within moments. Lives on one event loop.
+    """
 
     def __init__(self, limits: ConstraintLimits) -> None:
         self._limits = limits
@@ -202,18 +208,23 @@ class Places:
         self.num_slow = 0
 
     async def run(self, executor: Executor, work: Callable[[float], Result]) -> Result:
-        """Run it in a thread, given the seconds that it may take.
+        """Run the work in a thread, given the seconds that it may take.
 
-        Raises Overloaded where no place is free in time, and where the clock ended it.
+        Raises Overloaded if no slot is free in time, or if the clock ended the trial.
         """
-        async with self._place() as release:
+        try:
+            await asyncio.wait_for(self._free.acquire(), self._limits.max_wait_s)
+        except TimeoutError:
+            raise _overloaded("Too many constraints are being compiled.") from None
+        with ExitStack() as slot:
+            slot.callback(self._free.release)
             has_room = self.num_slow < self._limits.max_slow
             seconds = self._limits.max_wall_s if has_room else self._limits.quick_s  # the kernel keeps to it
             running = asyncio.get_running_loop().run_in_executor(executor, copy_context().run, work, seconds)
             try:
                 with suppress(TimeoutError):
                     return await asyncio.wait_for(asyncio.shield(running), self._limits.quick_s)
-                release()
+                slot.close()
                 return await self._slow(running)
             except OutOfTime:  # it had not used up its processor time, so others had the processors
                 raise _overloaded("The machine was too busy to compile this constraint in time.") from None
@@ -224,26 +235,6 @@ class Places:
             return await running
         finally:
             self.num_slow -= 1
-
-    @asynccontextmanager
-    async def _place(self) -> AsyncIterator[Callable[[], None]]:
-        """A quick place, and what gives it back before the end."""
-        try:
-            await asyncio.wait_for(self._free.acquire(), self._limits.max_wait_s)
-        except TimeoutError:
-            raise _overloaded("Too many constraints are being compiled.") from None
-        is_held = True
-
-        def release() -> None:
-            nonlocal is_held
-            if is_held:
-                is_held = False
-                self._free.release()
-
-        try:
-            yield release
-        finally:
-            release()
 
 
 def _overloaded(message: str) -> Overloaded:
@@ -290,7 +281,9 @@ class Trials:
         self.server.close()
 
     def _ask(self, connection: Connection, constraint: Constraint, wall_s: float) -> dict[str, Any]:
-        """Raises EngineFailed where no child began, EOFError or OSError where it was ended."""
+        """Send a constraint to a child and return its answer. Raises EngineFailed if no child began, EOFError or
+        OSError if it was ended.
+        """
         try:
             process_id = int(connection.recv_bytes())  # after the process has begun
         except (EOFError, OSError) as error:  # nothing of the constraint was looked at

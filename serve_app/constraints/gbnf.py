@@ -1,4 +1,8 @@
-"""Reads GBNF, the grammars of llama.cpp; xgrammar's EBNF is the same but for details.
+"""Reads GBNF, the grammars of llama.cpp and (nearly the same) xgrammar, and writes them as Lark for the library.
+
+The library cuts a text into lexemes before it parses them, and takes the longest. So every regular part becomes one
+terminal, and only recursive rules become rules. `llguidance.gbnf_to_lark` does not do that, so `"a"* b` loses texts; it
+also lacks single quotes, `{,3}`, rules over several lines and limits.
 
 root  ::= item ("," item)*      # rules by name, `root` first in meaning
 item  ::= [0-9]{1,3} | 'none'   # literals in either quotes, classes, groups, repetitions
@@ -84,7 +88,7 @@ class Token:
 
 
 def read_gbnf(text: str) -> dict[str, Node]:
-    """The rules by name, in their order. Raises Refusal, which names the line."""
+    """Return the rules by name, in their order. Raises Refusal, which names the line."""
     rules = _Reader(_tokens(text)).rules()
     if ROOT not in rules:
         raise Refusal(f'the grammar has no rule "{ROOT} ::= …", where a text begins')
@@ -140,7 +144,7 @@ class _Reader:
         return parts[0] if len(parts) == 1 else Items(tuple(parts))
 
     def _part(self) -> Node | None:
-        """The next literal, class, name or group; None where none follows."""
+        """Read the next literal, class, name or group; None if none follows."""
         token = self._peek()
         if token is None or self._begins_rule():
             return None
@@ -207,7 +211,7 @@ class _Reader:
         return Class(tuple(ranges), is_negated=is_negated)
 
     def _characters(self, token: Token, *, first: int = 1, marks_escapes: bool = False) -> list[int]:
-        """Code points between the quotes or brackets; escaped ones negative where they are marked."""
+        """Return the code points between quotes or brackets; escaped ones are negative if `marks_escapes`."""
         codes, place, end = [], first, len(token.text) - 1
         while place < end:
             if token.text[place] != "\\":
@@ -250,8 +254,11 @@ class _Reader:
 
 
 def check_rules(rules: Mapping[str, Node], order: Sequence[str]) -> None:
-    """Raises Refusal. order: names of rules, each behind those that it is made of; those that are missing there refer
-    to themselves, and count for what is plain of them."""
+    """Raise Refusal if the shortest text is too long.
+
+    order: names of rules, each behind those it is made of. Recursive rules are missing there and count by their plain
+    parts.
+    """
     known: dict[str, int] = {}
     circular = [name for name in rules if name not in frozenset(order)]
     for name in (*order, *reversed(circular), *reversed(circular)):
@@ -278,7 +285,7 @@ def _shortest(node: Node, known: Mapping[str, int]) -> int:
 
 
 def to_lark(rules: Mapping[str, Node], *, prefix: str = "") -> tuple[str, list[str]]:
-    """The symbol of the rule `root`, and lines of Lark that define it; names begin with the prefix.
+    """Return the symbol of the rule `root`, and the lines of Lark that define it; names begin with the prefix.
 
     Raises Refusal for a name that no rule has, and where the shortest text is out of reach.
     """
@@ -286,7 +293,7 @@ def to_lark(rules: Mapping[str, Node], *, prefix: str = "") -> tuple[str, list[s
 
 
 def quoted(text: str) -> str:
-    """A literal."""
+    """Return a text as a literal of Lark."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -321,7 +328,7 @@ class _Writer:
         return _references(node) <= self._regular
 
     def _rule(self, node: Node) -> str:
-        """An expression of rules, whose regular parts are terminals of their own."""
+        """Return an expression of rules; its regular parts become terminals of their own."""
         if self._is_regular(node):
             return self._hoisted(node)
         match node:
@@ -339,7 +346,7 @@ class _Writer:
                 assert_never(node)
 
     def _joined(self, parts: tuple[Node, ...]) -> list[Node]:
-        """Neighbours that are regular, joined."""
+        """Return the parts with regular neighbours joined."""
         joined: list[Node] = []
         run: list[Node] = []
         for part in parts:
@@ -376,7 +383,7 @@ class _Writer:
 
 
 def _references(node: Node) -> frozenset[str]:
-    """The names of the rules that an expression is made of."""
+    """Return the names of the rules that an expression refers to."""
     match node:
         case Reference(name):
             return frozenset((name,))
@@ -393,7 +400,7 @@ def _references(node: Node) -> frozenset[str]:
 
 
 def _regular(references: Mapping[str, frozenset[str]]) -> list[str]:
-    """Names from which no chain of references leads back, each behind those that it refers to."""
+    """Return the names of rules that are not recursive, each behind those it refers to."""
     users = defaultdict(list)
     num_open = {name: len(others) for name, others in references.items()}
     for name, others in references.items():

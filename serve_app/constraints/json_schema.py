@@ -1,5 +1,7 @@
-"""Prepares a JSON schema for the library: refuses what cannot be enforced, by keyword and path, and drops what says
-nothing.
+"""Prepares a JSON schema for the library's compiler: refuses, by keyword and path, what cannot be enforced.
+
+What comes out has the same meaning, or is stricter, and has only keywords that the library enforces. The library itself
+ignores some keywords in silence and names no path.
 
 What comes out has the same meaning, or is stricter, and no other keyword than the library enforces.
 """
@@ -50,7 +52,9 @@ class PreparedSchema:
 
 
 def prepare_schema(source: str, *, whitespace: str | None = WHITESPACE) -> PreparedSchema:
-    """whitespace: what may stand between two parts of JSON, as an expression; None is nothing at all
+    """Prepare a schema. Raises Refusal, which says where.
+
+    whitespace: what may stand between two parts of JSON, as an expression; None is nothing at all
 
     Raises Refusal, which says where.
     """
@@ -119,7 +123,7 @@ class _Preparation:
         return found
 
     def _plain(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
-        """The keywords that hold no schemas."""
+        """Return the keywords that hold no schemas."""
         found: dict[str, Any] = {}
         for name, value in _without_old_bounds(schema).items():
             if name in SHAPES:
@@ -159,7 +163,7 @@ class _Preparation:
         return [self._schema(each, child(path, name, at)) for at, each in enumerate(value)]
 
     def _add_items(self, schema: dict[str, Any], path: str, found: dict[str, Any]) -> None:
-        """Older drafts call `prefixItems` `items`, and what follows them `additionalItems`."""
+        """Add `items`. Older drafts call `prefixItems` `items`, and what follows them `additionalItems`."""
         items = schema.get("items")
         if isinstance(items, list):
             found["prefixItems"] = self._list(items, path, "items") if items else []
@@ -170,7 +174,7 @@ class _Preparation:
             found["items"] = self._schema(items, child(path, name))
 
     def _add_properties(self, schema: dict[str, Any], path: str, found: dict[str, Any]) -> None:
-        """What other names than those listed may have, and which names they may be."""
+        """Add what other names may have, and which names are allowed."""
         others = schema.get("additionalProperties")
         if others is not None:
             found["additionalProperties"] = self._schema(others, child(path, "additionalProperties"))
@@ -184,7 +188,7 @@ class _Preparation:
             self._restrict_names(names, path, found)
 
     def _restrict_names(self, names: Any, path: str, found: dict[str, Any]) -> None:
-        """Names of a few, or of a pattern, where nothing else says which there are."""
+        """Allow only a few names, or those of a pattern, if nothing else says which there are."""
         others = found.pop("additionalProperties", True)
         names = self._resolved(names)
         saying = (
@@ -205,8 +209,9 @@ class _Preparation:
         found["additionalProperties"] = False
 
     def _settle_one_of(self, path: str, found: dict[str, Any]) -> None:
-        """Of options that exclude each other one fits exactly where any does; so do those that a tag tells apart, once
-        it must be there."""
+        """Turn `oneOf` into `anyOf` if its options exclude each other, or if a tag tells them apart that is then
+        required.
+        """
         options = found.get("oneOf")
         if options is None:
             return
@@ -237,7 +242,7 @@ class _Preparation:
         }
 
     def _resolved(self, schema: Schema) -> Schema:
-        """What the names of our own lead to, as it was sent."""
+        """Return what one of our own names leads to, as it was sent."""
         for _ in range(8):
             if not (isinstance(schema, dict) and "$ref" in schema):
                 return schema
@@ -248,7 +253,7 @@ class _Preparation:
 
 
 def _without_old_bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    """With exclusive bounds as numbers; draft 4 has booleans that say so of the others."""
+    """Return the schema with exclusive bounds as numbers; draft 4 writes them as booleans."""
     found = dict(schema)
     for exclusive, inclusive in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         is_exclusive = found.get(exclusive)
@@ -267,7 +272,7 @@ TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "o
 
 
 def are_disjoint(left: Any, right: Any, resolve: Resolve, *, depth: int = MAX_DEPTH) -> bool:
-    """True where it is certain: by type, by their values, or by a property that both require, as a discriminator is."""
+    """Return True if certainly no value fits both schemas: by type, by values, or by a property that both require."""
     left, right = resolve(left), resolve(right)
     if left is False or right is False:
         return True
@@ -288,7 +293,7 @@ def are_disjoint(left: Any, right: Any, resolve: Resolve, *, depth: int = MAX_DE
 
 
 def tag_of(options: Sequence[Any], resolve: Resolve) -> str | None:
-    """A property that tells all options apart wherever it is there, as a discriminator with a default is."""
+    """Return a property that tells all options apart if it is there, such as a discriminator with a default."""
     resolved = [resolve(option) for option in options]
     if not all(isinstance(option, dict) and _types(option) == {"object"} for option in resolved):
         return None
@@ -301,7 +306,7 @@ def tag_of(options: Sequence[Any], resolve: Resolve) -> str | None:
 
 
 def _values(schema: dict[str, Any]) -> set[str] | None:
-    """As JSON, whose text tells true from 1; None where they are not listed."""
+    """Return the allowed values as JSON, which tells true from 1; None if they are not listed."""
     if "const" in schema:
         return {_text(schema["const"])}
     if isinstance(schema.get("enum"), list):
@@ -315,7 +320,7 @@ def _text(value: Any) -> str:
 
 
 def _types(schema: dict[str, Any]) -> frozenset[str]:
-    """Those that may fit; an integer is a number."""
+    """Return the types that may fit; an integer is a number."""
     found = schema.get("type")
     if found is None:
         values = _values(schema)

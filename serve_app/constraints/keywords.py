@@ -1,4 +1,7 @@
-"""The keywords of JSON Schema: what each must hold, and which of them cannot be enforced token by token."""
+"""The keywords of JSON Schema: what each must hold, which cannot be enforced, what `$ref` means, and known patterns.
+
+Nothing is ever fetched.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ UNENFORCED: Mapping[str, Check] = MappingProxyType(
 
 
 def check_shape(name: str, value: Any, path: str) -> None:
-    """Raises Refusal where a keyword does not hold what it must."""
+    """Raise Refusal if a keyword does not hold what it must."""
     is_right, words = SHAPES[name]
     if not is_right(value):
         raise Refusal(f'"{name}" must be {words}', path)
@@ -93,7 +96,7 @@ def check_shape(name: str, value: Any, path: str) -> None:
 
 
 def _is_exact(value: Any) -> bool:
-    """Whether every integer in it is one to the library, which reads longer ones as the nearest float."""
+    """Return whether the library reads every integer exactly; it reads longer ones as the nearest float."""
     match value:
         case bool():
             return True
@@ -108,7 +111,7 @@ def _is_exact(value: Any) -> bool:
 
 
 def check_enforced(schema: Mapping[str, Any], path: str) -> None:
-    """Raises Refusal where a keyword would have to be enforced and cannot be."""
+    """Raise Refusal if a keyword would have to be enforced and cannot be."""
     for name, changes_nothing in UNENFORCED.items():
         if name in schema and not changes_nothing(schema[name]):
             if name == "contains" and schema.get("minContains") == 0 and "maxContains" not in schema:
@@ -156,7 +159,7 @@ class References:
         self._named: dict[str, str] | None = None
 
     def path_of(self, reference: object, path: str) -> str:
-        """The pointer of what a reference at `path` means. Raises Refusal."""
+        """Return the pointer of what a reference at `path` means. Raises Refusal."""
         if not isinstance(reference, str):
             raise Refusal('"$ref" must be a string', path)
         target = urljoin(self._base, reference) if self._base else reference
@@ -173,7 +176,7 @@ class References:
         return found
 
     def at(self, target: str, path: str) -> Any:
-        """What a pointer leads to. Raises Refusal for one that leads nowhere; `path` is where it stands."""
+        """Return what a pointer leads to. Raises Refusal if it leads nowhere; `path` is where the pointer stands."""
         found = self._root
         for step in target.split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")

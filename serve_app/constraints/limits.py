@@ -1,4 +1,4 @@
-"""Bounds on what one constraint may cost, before it is taken and at every token."""
+"""Bounds on what one constraint may cost and on its shortest text, and the refusal of a constraint."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MAX_SHORTEST_CHARS = 65_536
 
 
 def parser_limits(*, has_rules: bool = False) -> LLParserLimits:
-    """What the library itself bounds: the grammar's size, the lexer's states and the work for one mask.
+    """Return what the library itself bounds: the grammar's size, the lexer's states, the work for one mask.
 
     A quarter of its own limits or less, as many sequences share a step. What a mask may cost by these is some
     milliseconds; what people write stays far below.
@@ -97,19 +97,19 @@ class Refusal(Exception):
         self.path = path
 
     def of(self, constraint: Constraint) -> InvalidRequest:
-        """The same for the client that sent this constraint."""
+        """Return the refusal for the client that sent this constraint."""
         where = f" at {self.path}" if self.path else ""
         must = f"hold {LANGUAGES[constraint.kind]} that can be followed"
         return InvalidRequest.refusing(constraint.name, must=must, found=f"this{where}: {self.message}")
 
 
 def child(path: str, *steps: str | int) -> str:
-    """The pointer of a part of what `path` points to."""
+    """Return the pointer of a part of what `path` points to."""
     return "/".join((path, *(str(step).replace("~", "~0").replace("/", "~1") for step in steps)))
 
 
 def check_length(num_chars: int, path: str = "") -> int:
-    """Raises Refusal where the shortest text has so many characters and may not."""
+    """Raise Refusal if the shortest text has more characters than may be."""
     if num_chars > MAX_SHORTEST_CHARS:
         least = f"{num_chars}" if num_chars < MOST else f"{MOST} or more"
         raise Refusal(f"its shortest text has {least} characters, and {MAX_SHORTEST_CHARS} are allowed", path)
@@ -117,7 +117,7 @@ def check_length(num_chars: int, path: str = "") -> int:
 
 
 def check_schema(schema: Any, definitions: Mapping[str, Any], paths: Mapping[str, str]) -> None:
-    """Raises Refusal, which names the part. Of a schema that is prepared.
+    """Raise Refusal, which names the part, if the shortest JSON of a prepared schema is too long.
 
     definitions, paths: what `$ref` leads to, and where that stood in what was sent
     """
@@ -133,7 +133,7 @@ class _Schemas:
         self._known: dict[str, int] = {}
 
     def shortest(self, schema: Any, path: str) -> int:
-        """Characters of the shortest JSON, or fewer where that is not plain."""
+        """Return the characters of the shortest JSON, or fewer if that is not plain."""
         if not isinstance(schema, dict):
             return 1
         found = [1, self._of_types(schema, path)]
@@ -228,7 +228,7 @@ class _Group:
 
 
 def shortest_match(regex: str) -> int:
-    """Characters of the shortest text, at most `MOST`; 0 where parentheses do not fit together."""
+    """Return the characters of a regular expression's shortest text, at most `MOST`; 0 if parentheses do not match."""
     groups = [_Group()]
     for token in TOKEN.finditer(regex):
         match token.lastgroup:
@@ -251,7 +251,7 @@ def shortest_match(regex: str) -> int:
 
 
 def _least(count: str) -> int:
-    """Times that it asks for at least; no more digits of them are read than mean something."""
+    """Return how often a count repeats at least; only its last 20 digits are read."""
     number = FIRST_NUMBER.search(count)
     if number is None:
         return int(count.startswith("+"))

@@ -1,4 +1,6 @@
-"""Structural tags as SGLang and xgrammar document them: free text, and forms that begin where a trigger is written.
+"""Writes structural tags as a grammar: free text, and forms that begin where a trigger is written.
+
+The forms are those that SGLang and xgrammar document; `llguidance.StructTag` knows only the older one.
 
 {"structures": [{"begin": "<f=a>", "schema": {…}, "end": "</f>"}], "triggers": ["<f="]}
 {"format": {"type": "triggered_tags", "triggers": […], "tags": [{"begin", "content", "end"}]}}
@@ -18,7 +20,7 @@ MAX_PARTS = 1000
 
 
 def structural_tag_to_lark(source: str) -> tuple[str, tuple[str, ...]]:
-    """The grammar, and the formats in its schemas that nobody enforces. Raises Refusal, which says where."""
+    """Return the grammar, and the formats in its schemas that are not enforced. Raises Refusal, which says where."""
     tag = json.loads(source)
     writer = Writer()
     if "format" in tag:
@@ -30,7 +32,7 @@ def structural_tag_to_lark(source: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _as_triggered(tag: dict[str, Any]) -> dict[str, Any]:
-    """The older form as the newer one."""
+    """Return the older form as the newer one."""
     structures = tag.get("structures")
     if not isinstance(structures, list) or not all(isinstance(each, dict) for each in structures):
         raise Refusal('a structural tag has a "format", or "structures" and "triggers"')
@@ -55,8 +57,10 @@ class Writer:
         self._num_parts = 0
 
     def format(self, part: Any, path: str, *, follows: str | None) -> str:
-        """The symbol of a part; `follows` is the literal that stands behind it and that it is to take in, where it
-        has no end of its own."""
+        """Return the symbol of a part.
+
+        follows: the literal behind it, which the part takes in because it has no end of its own
+        """
         kind = part.get("type") if isinstance(part, dict) else None
         match kind:
             case "const_string":
@@ -89,7 +93,7 @@ class Writer:
         return self.define(body)
 
     def triggered(self, part: dict[str, Any], path: str) -> str:
-        """Free text, in which each trigger begins one of the tags that begin with it."""
+        """Return free text in which each trigger begins one of the tags that begin with it."""
         triggers = [each for each in _parts(part, "triggers", path) if isinstance(each, str) and each]
         tags = _parts(part, "tags", path)
         if len(triggers) != len(part["triggers"]):
@@ -114,7 +118,7 @@ class Writer:
         return f"{quoted(_text(part, 'begin', path))} {self._content(part, path)}"
 
     def _content(self, part: Any, path: str) -> str:
-        """What stands between the beginning of a tag and behind its end."""
+        """Return what stands between the beginning of a tag and the end of its end mark."""
         end = _text(part, "end", path)
         content, where = part.get("content"), child(path, "content")
         is_free = isinstance(content, dict) and content.get("type") == "any_text"
@@ -160,7 +164,7 @@ class Writer:
         return symbol
 
     def define(self, body: str, *, is_lazy: bool = False) -> str:
-        """A rule of this body; return its symbol. Raises Refusal where there are too many."""
+        """Add a rule and return its symbol. Raises Refusal if there are too many."""
         self._num_parts += 1
         if self._num_parts > MAX_PARTS:
             raise Refusal(f"the structural tag has more than {MAX_PARTS} parts")
@@ -184,7 +188,7 @@ def _parts(part: Any, name: str, path: str) -> list[Any]:
 
 
 def _pattern(regex: str) -> str:
-    """A regular expression between the slashes of Lark."""
+    """Return a regular expression between Lark's slashes."""
     return "/" + regex.replace("/", "\\u{2f}").replace("\n", "\\n").replace("\r", "\\r") + "/"
 
 

@@ -1,4 +1,4 @@
-"""Calls of tools as a grammar: a text that has to be calls, or one in which what begins as a call is one.
+"""Writes tool calls as a grammar: a text that must be calls, or one in which whatever begins as a call is one.
 
 {"is_required", "trigger", "opening", "closing", "separator",
  "calls": [{"begin", "schema", "is_strict", "end", "at", "marks": null or {"key", "value", "end"}}],
@@ -24,7 +24,7 @@ NO_CALL = r'/(?s:.*)/ & ~/(?s:[ \t\r\n]*(\[[ \t\r\n]*)?\{[ \t\r\n]*"name".*)/'
 
 
 def tool_calls_to_lark(source: str, special: Special) -> tuple[str, tuple[str, ...]]:
-    """The grammar, and the formats in its schemas that nobody enforces. Raises Refusal, which says where.
+    """Return the grammar, and the formats in its schemas that are not enforced. Raises Refusal, which says where.
 
     What is written around calls becomes special tokens where the model has them by that name.
     """
@@ -35,12 +35,12 @@ def tool_calls_to_lark(source: str, special: Special) -> tuple[str, tuple[str, .
 
 
 def schemas_in(source: str) -> list[tuple[str, str]]:
-    """Every schema with its path, as it is told to who sent it."""
+    """Return every schema with its path, as its sender is told it."""
     return [(_path(call), json.dumps(call["schema"])) for call in json.loads(source)["calls"]]
 
 
 def relaxed(source: str) -> str | None:
-    """The same with any object for the arguments of tools that are not strict; None where it is the same already."""
+    """Return the source with any object as the arguments of tools that are not strict; None if nothing changes."""
     job = json.loads(source)
     calls = [call if call["is_strict"] else {**call, "schema": ANY_OBJECT} for call in job["calls"]]
     return None if calls == job["calls"] else json.dumps({**job, "calls": calls})
@@ -67,7 +67,7 @@ def _start(job: dict[str, Any], writer: Writer, special: Special) -> str:
 
 
 def _calls(job: dict[str, Any], writer: Writer, special: Special, opening: str) -> str:
-    """One call, or several where there is a separator."""
+    """Return one call, or several if there is a separator."""
     options = []
     for call in job["calls"]:
         options.append(
@@ -95,7 +95,7 @@ def _path(call: Mapping[str, Any]) -> str:
 
 
 def _beside(other: dict[str, str], writer: Writer) -> str:
-    """What the text may be instead. Raises Refusal, which names where that came from."""
+    """Return what the text may be instead. Raises Refusal, which names where that came from."""
     match other["kind"]:
         case "json_schema":
             part: dict[str, Any] = {"type": "json_schema", "json_schema": json.loads(other["source"])}
@@ -122,7 +122,7 @@ Special = Mapping[str, int]
 
 
 class MarkedArguments:
-    """The arguments of one function.
+    """The arguments of one function, each between marks: strings as they are, all else as JSON.
 
     marks: what stands before a key, between it and its value, and behind that
     """
@@ -138,7 +138,7 @@ class MarkedArguments:
         self._references = References(schema)
 
     def symbol(self) -> str:
-        """What all arguments are, "" where there are none. Raises Refusal for what cannot be told between marks."""
+        """Return the symbol of all arguments, "" if there are none. Raises Refusal for what marks cannot hold."""
         schema, path = self._schema, self._path
         _check(schema, NOT_OF_ARGUMENTS, path)
         properties, required = schema.get("properties") or {}, schema.get("required") or ()
@@ -166,7 +166,7 @@ class MarkedArguments:
         )
 
     def _values(self, schema: Any, path: str, *, is_alone: bool) -> Iterator[str]:
-        """Every form of value that a schema allows, its end included.
+        """Return every form of value that a schema allows, its end mark included.
 
         is_alone: whether the schema allows strings and nothing else
         """
@@ -216,7 +216,7 @@ class MarkedArguments:
         return self._ended(" & ".join(parts if is_alone else [*parts, f"~{LIKE_JSON}"]))
 
     def _ended(self, terminal: str) -> str:
-        """A text that this terminal describes, up to the mark behind it, which is not within it."""
+        """Return a text of this terminal up to the mark behind it, which the text does not contain."""
         end = self._marks["end"]
         mark = end.strip()
         inner = f"({terminal} & ~/(?s:.*){re.escape(mark).replace('/', chr(92) + '/')}(?s:.*)/)"
@@ -231,7 +231,7 @@ class MarkedArguments:
 
 
 def literal(text: str, special: Special) -> str:
-    """A text, with tokens where it names special ones."""
+    """Return a text, with tokens in place of the names of special ones."""
     names = [name for name in special if name and name in text]
     if not names:
         return quoted(text) if text else ""
@@ -240,7 +240,7 @@ def literal(text: str, special: Special) -> str:
 
 
 def _branches(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The alternatives that a schema names, one for each type; nothing where it names none."""
+    """Return the alternatives that a schema names, one for each type; none if it names none."""
     for name in ALTERNATIVES:
         if isinstance(schema.get(name), list):
             rest = {key: value for key, value in schema.items() if key != name}
@@ -256,7 +256,7 @@ def _is_of_strings(schema: Mapping[str, Any]) -> bool:
 
 
 def _check(schema: Mapping[str, Any], unknown: tuple[str, ...], path: str) -> None:
-    """Raises Refusal for a keyword that would have to be enforced and cannot be."""
+    """Raise Refusal for a keyword that would have to be enforced and cannot be."""
     check_enforced(schema, path)
     for name, value in schema.items():
         if name in SHAPES:
@@ -266,7 +266,7 @@ def _check(schema: Mapping[str, Any], unknown: tuple[str, ...], path: str) -> No
 
 
 def _searched(pattern: str) -> str:
-    """A pattern that a text has to hold, as an expression of whole texts."""
+    """Return an expression of whole texts that contain a match of the pattern."""
     head, tail = ("" if pattern.startswith("^") else "(?s:.*)"), ("" if pattern.endswith("$") else "(?s:.*)")
     inner = pattern.removeprefix("^").removesuffix("$")
     return "/" + f"{head}({inner}){tail}".replace("/", "\\u{2f}").replace("\n", "\\n").replace("\r", "\\r") + "/"

@@ -1,4 +1,4 @@
-"""A model's tokens as the constraint library knows them: bytes, ids that end a text, and how text is cut into them."""
+"""A model's tokens as the constraint library knows them, and the matcher that follows one text along its constraint."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Vocabulary:
         return (self.num_ids + 31) // 32
 
     def tokenizer(self, encode: Encode | None = None) -> LLTokenizer:
-        """The library's own; takes some milliseconds per ten thousand tokens, and 50 MB of 152k.
+        """Return the library's own tokenizer; takes some milliseconds per ten thousand tokens, and 50 MB for 152k.
 
         Forced text is cut into tokens by `encode`; without it the longest piece that fits comes first. The library
         could read a tokenizer's file by itself and do that, no sooner, with a second copy of the tokenizer in memory.
@@ -84,7 +84,7 @@ class _Source(SimpleNamespace):
         )
 
     def forget_words(self) -> None:
-        """The library has made its own of them, and holds this for as long as there may be text to cut."""
+        """Drop the words: the library has copied them, and keeps this object as long as there may be text to cut."""
         self.tokens.clear()
         self.special_token_ids.clear()
 
@@ -115,7 +115,7 @@ class Matcher:
         self._matcher.consume_token(token_id)
 
     def go_back(self, num_tokens: int) -> None:
-        """Forget the last tokens."""
+        """Undo the last tokens."""
         self._matcher.rollback(num_tokens)
 
     @property

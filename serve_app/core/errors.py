@@ -66,7 +66,7 @@ class ServeError(Exception):
         remedy: str = "",
         facts: Mapping[str, int | float | str] | None = None,
     ) -> Self:
-        """The one form of a message about a parameter: its name, what it must do or be, what was found.
+        """Return the refusal of a parameter in the one form: its name, what it must be, what was found.
 
         remedy: a sentence that follows
         """
@@ -74,7 +74,7 @@ class ServeError(Exception):
         return cls(f"{message} {remedy}" if remedy else message, param, facts)
 
     def about(self, model: str) -> Self:
-        """The same, of this one of several models."""
+        """Return the same error with a message that names this one of several models."""
         return type(self)(f'Model "{model}": {self.message}', self.param, self.facts)
 
     def __str__(self) -> str:

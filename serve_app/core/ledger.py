@@ -1,4 +1,4 @@
-"""Who used what: a row per request, what replicas counted beside, and what the two come to."""
+"""Who used what: rows of requests, what replicas counted beside them, prices, sums, and reports as CSV."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Spent:
     engine_ns: int = 0
 
     def at_least(self, other: Spent) -> Spent:
-        """The later of two."""
+        """Return the larger value of each count: the later of two reports."""
         return Spent(
             flow=self.flow,
             prompt_tokens=max(self.prompt_tokens, other.prompt_tokens),
@@ -135,7 +135,7 @@ class Ledger(Protocol):
         ...
 
     async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
-        """What was used, in the order of what is asked for by."""
+        """Return what was used, one line for each combination of what is asked for."""
         ...
 
 
@@ -152,7 +152,7 @@ class Price:
     completion: float = 0.0
 
     def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
-        """In billionths. The prompt's tokens are with those of them that were cached."""
+        """Return the cost in billionths. `prompt_tokens` include the cached ones."""
         if self is FREE:
             return 0
         cached = self.prompt if self.cached is None else self.cached
@@ -203,7 +203,7 @@ class FlowUsage:
     service: float = 0.0
 
     def plus(self, other: FlowUsage) -> FlowUsage:
-        """Both together, under the name of this one."""
+        """Return the sum of both, under this one's name."""
         return replace(
             self,
             engine_ns=self.engine_ns + other.engine_ns,
@@ -230,7 +230,7 @@ class UsageReport:
     gap: float = 0.0
 
     def bounded(self, most: int) -> UsageReport:
-        """The same with no more than `most` flows by name, the first ones, and all others as one."""
+        """Return the same report with the first `most` flows by name and all others as one."""
         if len(self.flows) <= most:
             return self
         named = {usage.flow: usage for usage in self.flows[:most] if usage.flow != REST}
@@ -242,7 +242,8 @@ class UsageReport:
 
 
 def as_csv(columns: Iterable[str], report: Iterable[Mapping[str, object]]) -> str:
-    """With a line of names (RFC 4180), also where nothing follows. What a spreadsheet would take for a formula is text.
+    """Return the report as CSV with a line of names (RFC 4180), even if empty. Values that look like formulas become
+    text.
 
     columns: those of every line of the report
     """

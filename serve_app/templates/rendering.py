@@ -1,4 +1,4 @@
-"""Renders conversations with the templates of one model, in the process that the kernel may end."""
+"""Renders conversations with the templates of one model; runs in the sandbox."""
 
 from __future__ import annotations
 
@@ -162,13 +162,13 @@ class Template:
         )
 
     def _tried(self, **members: object) -> str:
-        """The text that comes of these, or nothing."""
+        """Return the text of a rendering, or "" if it fails."""
         with suppress(Exception):
             return self._written(self._plain, {"add_generation_prompt": True, **members}, self._work.special_tokens)
         return ""
 
     def _first_shown(self, members: Members, *, continues_last: bool) -> tuple[Members, str]:
-        """The first variant that the template shows, and its text. Raises what the last one came to."""
+        """Return the first variant that the template shows, and its text. Raises the last variant's error."""
         is_ours = not self.shown.tools and self._work.tells_form is not None
         tools = [tool["function"]["name"] for tool in members.get("tools") or ()] if is_ours else []
         failure: Exception = Refused("the template shows nothing")
@@ -187,7 +187,7 @@ class Template:
         raise failure
 
     def _shows_none(self, members: Members, text: str) -> bool:
-        """Whether a template that knows no content that is null wrote None for it."""
+        """Return whether the template wrote `None` for a content that is null."""
         if "None" not in text or None not in [message.get("content", "") for message in members["messages"]]:
             return False
         emptied_text = self._tried(**{**members, "messages": [emptied(each) for each in members["messages"]]})
@@ -213,7 +213,7 @@ class Template:
         return before if behind.startswith(" ") else before.rstrip()  # as transformers where the template trims it
 
     def _with_end(self, members: Members) -> Members:
-        """The same with a mark behind the last message's text."""
+        """Return the members with a mark behind the last message's text."""
         *others, last = members["messages"]
         content, end = last.get("content"), f"{self._marks.end} "
         if isinstance(content, list):
@@ -237,7 +237,8 @@ MAX_JOBS = 1000
 
 
 def prepare(work: Work) -> Callable[[Connection], None]:
-    """Each child takes conversations one after the other, answers each, and ends with the other side.
+    """Compile the templates and return the work of each child: conversations one after the other, until the client
+    leaves.
 
     Each is told to have come before it is looked at: what is lost behind that was lost to it.
     """
@@ -257,7 +258,7 @@ def prepare(work: Work) -> Callable[[Connection], None]:
 
 
 def _compiled(work: Work) -> Templates | Refused:
-    """The templates, once a child of ours has seen that compiling them ends well; or why there are none."""
+    """Return the templates, after a child has seen that compiling them ends well; otherwise the reason."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -292,7 +293,10 @@ def _try_to_compile(work: Work, writing: int) -> None:
 
 
 def _answer(job: Mapping[str, Any], templates: Templates | Refused) -> bytes:
-    """source: what is to be rendered; None only asks whether tools are shown"""
+    """Return the answer to one job.
+
+    source: what is to be rendered; None only asks whether tools are shown
+    """
     try:
         if isinstance(templates, Refused):
             raise templates

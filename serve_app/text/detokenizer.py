@@ -1,4 +1,4 @@
-"""Turns the tokens of one sequence into text, one token at a time and only in whole characters."""
+"""Turns tokens into text: the bytes of each token, and the text of a sequence in whole characters as it grows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Detokenizer:
         return self._num_chars + len(text) + bool(held) - 1  # the byte is of the last character that has begun
 
     def _piece(self, token_id: int) -> bytes | None:
-        """What the next token adds; None where it adds nothing and ends no character."""
+        """Return the bytes that the next token adds; None if it adds nothing and ends no character."""
         piece = self._pieces.middle(token_id)
         if piece is not None:
             return self._pieces.first(token_id) if self._is_at_start else piece

@@ -1,4 +1,7 @@
-"""Reads or makes the fast tokenizer of a model folder by transformers' own classes; no code of the folder is run."""
+"""Reads the fast tokenizer of a model folder, the characters a token can hold, and the fill-in-the-middle markers.
+
+Only transformers' own classes read or convert it; no code of the folder is run.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +117,7 @@ def chars_per_token(tokenizer: Tokenizer) -> int | None:
 
 
 def _shrinkage(tokenizer: Tokenizer) -> int | None:
-    """How many times shorter the normalizer can make a text; None where there is no bound."""
+    """Return how many times shorter the normalizer can make a text; None if there is no bound."""
     steps = steps_of(tokenizer.normalizer, "normalizers")
     kinds = {step["type"] for step in steps if not _replaces_by_no_less(step)}
     if not kinds <= _KEEPING_NORMALIZERS | _COMPOSING_NORMALIZERS:
@@ -130,7 +133,7 @@ def _replaces_by_no_less(step: Mapping[str, Any]) -> bool:
 
 
 def _keeps_splits(tokenizer: Tokenizer) -> bool:
-    """Whether all that goes into the pre-tokenizer comes out of it."""
+    """Return whether the pre-tokenizer keeps all of the text."""
     steps = steps_of(tokenizer.pre_tokenizer, "pretokenizers")
     splits = [step for step in steps if step["type"] in ("Split", "Punctuation")]
     others = {step["type"] for step in steps} - {"Split", "Punctuation"}
@@ -138,7 +141,7 @@ def _keeps_splits(tokenizer: Tokenizer) -> bool:
 
 
 def _keeps_unknown(tokenizer: Tokenizer) -> bool:
-    """Whether every character that the vocabulary lacks gives a token of its own, or tokens of its bytes."""
+    """Return whether each character outside the vocabulary gives a token of its own, or tokens of its bytes."""
     model = tokenizer.model
     if not isinstance(model, models.BPE):
         return False
@@ -206,7 +209,7 @@ SPELLINGS = (
 
 
 def find_markers(tokenizer: Tokenizer, named: Mapping[str, str], *, vocab_size: int) -> Markers | None:
-    """The markers that the tokenizer names or that are spelled as a known kind's; None where some are missing.
+    """Return the markers that the tokenizer names, or that a known kind of models uses; None if some are missing.
 
     vocab_size: of the model, which may lack tokens of its tokenizer
     """

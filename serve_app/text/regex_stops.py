@@ -60,7 +60,7 @@ class RegexStopMatcher:
     """
 
     def __init__(self, sources: tuple[str, ...]) -> None:
-        """Raises BadRegex; `check_regexes` reports it to a client."""
+        """Compile the expressions. Raises BadRegex, which `check_regexes` reports to a client."""
         self._program = program_of(sources)
         self._reached = 0  # positions of the program behind what was read
         self._held = ""  # read and not shown
@@ -161,7 +161,7 @@ class Program:
     """
 
     def __init__(self, sources: tuple[str, ...]) -> None:
-        """Raises BadRegex."""
+        """Compile the expressions. Raises BadRegex."""
         self.sources = sources
         self.of_source: list[int] = []
         self._anchors: set[str] = set()

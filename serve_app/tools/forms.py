@@ -1,4 +1,6 @@
-"""The forms that model families write calls in: a row each, and which row a model's chat template asks for."""
+"""The forms that model families write calls in, a row each; which form a template shows; how a demanded call is
+written.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ class Form:
 
 
 def mark_of(token: str) -> str:
-    """The mark without what stands around it."""
+    """Return the mark without the signs around it."""
     return token.lstrip("?~").rstrip("*").strip()
 
 
@@ -346,7 +348,7 @@ SHOWN: tuple[tuple[tuple[str, ...], Form], ...] = (
 
 
 def form_for(template: str, tool_parser: ToolParserName | None = None) -> Form:
-    """The form that was named, else the one that the template shows the model."""
+    """Return the form that was named, else the one that the template shows the model."""
     if tool_parser is not None:
         return FORMS[tool_parser]
     return next((form for marks, form in SHOWN if all(mark in template for mark in marks)), UNKNOWN)
@@ -379,7 +381,7 @@ class Layout:
 
 
 def call_constraint(tools: Tools, form: Form, beside: Constraint | None = None) -> Constraint | None:
-    """What the text has to be, `beside` being what else is demanded of it; None is any text.
+    """Return what the text has to be, given what else (`beside`) is demanded of it; None is any text.
 
     Where calls are required it is one of them, or several where these are parallel. Where the model chooses, it may
     also be what `beside` says; without that it is any text, in which a call that begins is one of these, as soon as one
@@ -407,7 +409,7 @@ def call_constraint(tools: Tools, form: Form, beside: Constraint | None = None) 
 
 
 def layout_of(form: Form, *, is_parallel: bool) -> Layout:
-    """How a demanded call is written in this form."""
+    """Return how a demanded call is written in this form."""
     opener, closing, ends = form.openers[0], "".join(form.closers), "".join(form.ends)
     is_list = form.written == "list" or (form.name == "json" and is_parallel)
     default = ", " if is_list else f"{closing}\n{opener}"
@@ -426,7 +428,10 @@ def layout_of(form: Form, *, is_parallel: bool) -> Layout:
 
 
 def _call(tool: Tool, form: Form, layout: Layout, *, is_required: bool) -> dict[str, object]:
-    """at: the tool's place in the list that was sent"""
+    """Return what the constraint's source says of one tool.
+
+    at: the tool's place in the list that was sent
+    """
     marks = None
     if form.between is not None and form.written == "head":
         before, _, between = "".join(token for token in form.between.key if not token.startswith("~")).partition(KEY)
