@@ -15,17 +15,10 @@ GENERATION_CONFIG = "generation_config.json"
 MAX_GENERATION_BYTES = 2**20
 COUNT = 2**31 - 1
 NUMBER = 1e9
-ELSEWHERE = frozenset(
-    {
-        "do_sample",
-        "eos_token_id",
-        "bos_token_id",
-        "pad_token_id",
-        "transformers_version",
-        "use_cache",
-        "cache_implementation",
-    }
-)
+ELSEWHERE = frozenset((
+    "do_sample", "eos_token_id", "bos_token_id", "pad_token_id", "transformers_version", "use_cache",
+    "cache_implementation",
+))  # fmt: skip
 """Read below or by others, or of no text."""
 
 

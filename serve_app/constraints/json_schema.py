@@ -9,7 +9,7 @@ What comes out has the same meaning, or is stricter, and no other keyword than t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from serve_app.constraints.keywords import (
     SCHEMA_LISTS,
     SCHEMA_MAPS,
     SHAPES,
+    TYPE_NAMES,
     References,
     check_enforced,
     check_shape,
@@ -268,7 +269,10 @@ Resolve = Callable[[Any], Any]
 """From a schema to the one that its `$ref` leads to; another stays."""
 
 MAX_DEPTH = 4
-TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
+TYPES_OF: Mapping[type, tuple[str, ...]] = {
+    type(None): ("null",), bool: ("boolean",), int: ("number", "integer"), float: ("number", "integer"),
+    str: ("string",), list: ("array",),
+}  # fmt: skip
 
 
 def are_disjoint(left: Any, right: Any, resolve: Resolve, *, depth: int = MAX_DEPTH) -> bool:
@@ -324,25 +328,13 @@ def _types(schema: dict[str, Any]) -> frozenset[str]:
     found = schema.get("type")
     if found is None:
         values = _values(schema)
-        return TYPES if values is None else frozenset(t for text in values for t in _types_of(json.loads(text)))
+        return TYPE_NAMES if values is None else frozenset(t for text in values for t in _types_of(json.loads(text)))
     types = frozenset(found if isinstance(found, list) else (found,))
     return types | {"integer"} if "number" in types else types
 
 
 def _types_of(value: Any) -> tuple[str, ...]:
-    match value:
-        case None:
-            return ("null",)
-        case bool():
-            return ("boolean",)
-        case int() | float():
-            return ("number", "integer")
-        case str():
-            return ("string",)
-        case list():
-            return ("array",)
-        case _:
-            return ("object",)
+    return TYPES_OF.get(type(value), ("object",))
 
 
 def _properties(schema: dict[str, Any]) -> set[str]:

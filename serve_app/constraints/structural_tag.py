@@ -9,7 +9,7 @@ The forms are those that SGLang and xgrammar document; `llguidance.StructTag` kn
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import Any
 
 from serve_app.constraints.gbnf import quoted, read_gbnf, to_lark
 from serve_app.constraints.json_schema import prepare_schema
@@ -66,11 +66,11 @@ class Writer:
             case "const_string":
                 body = quoted(_text(part, "value", path))
             case "json_schema":
-                body = self._schema(part.get("json_schema", True), path)
+                body = self.schema(part.get("json_schema", True), path)
             case "regex":
                 regex = _text(part, "pattern", path)
                 check_length(shortest_match(regex), path)
-                body = _pattern(regex)
+                body = lark_regex(regex)
             case "grammar":
                 body = self._grammar(_text(part, "grammar", path))
             case "any_text":
@@ -89,7 +89,8 @@ class Writer:
             case "tags_with_separator":
                 body = self._separated(part, path)
             case _:
-                _refuse_kind(kind, path)
+                what = f'"type" is {str(kind)[:60]!r}, which is no format of a structural tag that can be enforced'
+                raise Refusal(what, path)
         return self.define(body)
 
     def triggered(self, part: dict[str, Any], path: str) -> str:
@@ -128,11 +129,10 @@ class Writer:
     def _sequence(self, elements: list[Any], path: str, follows: str | None) -> list[str]:
         symbols = []
         for at, element in enumerate(elements):
-            where, following = child(path, "elements", at), elements[at + 1] if at + 1 < len(elements) else None
-            is_free = isinstance(element, dict) and element.get("type") == "any_text"
-            if is_free and following is not None:
+            where, is_last = child(path, "elements", at), at + 1 == len(elements)
+            if not is_last and isinstance(element, dict) and element.get("type") == "any_text":
                 raise Refusal('"any_text" must be the last element, or stand in a tag with an "end"', where)
-            symbols.append(self.format(element, where, follows=follows if following is None else None))
+            symbols.append(self.format(element, where, follows=follows if is_last else None))
         return symbols
 
     def _separated(self, part: Any, path: str) -> str:
@@ -150,7 +150,8 @@ class Writer:
             return self.define(ANY_TEXT)
         return self.define(f"{ANY_TEXT} {quoted(follows)}", is_lazy=True)
 
-    def _schema(self, schema: Any, path: str) -> str:
+    def schema(self, schema: Any, path: str) -> str:
+        """Return a schema as the body of a rule. Raises Refusal."""
         try:
             prepared = prepare_schema(json.dumps(schema))
         except Refusal as refusal:
@@ -187,10 +188,6 @@ def _parts(part: Any, name: str, path: str) -> list[Any]:
     return value
 
 
-def _pattern(regex: str) -> str:
+def lark_regex(regex: str) -> str:
     """Return a regular expression between Lark's slashes."""
     return "/" + regex.replace("/", "\\u{2f}").replace("\n", "\\n").replace("\r", "\\r") + "/"
-
-
-def _refuse_kind(kind: object, path: str) -> NoReturn:
-    raise Refusal(f'"type" is {str(kind)[:60]!r}, which is no format of a structural tag that can be enforced', path)

@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from serve_app.constraints.gbnf import quoted
-from serve_app.constraints.json_schema import prepare_schema
 from serve_app.constraints.keywords import KNOWN, SHAPES, References, check_enforced, check_shape, unenforced
 from serve_app.constraints.limits import Refusal, check_length, child
-from serve_app.constraints.structural_tag import ANY_TEXT, Writer
+from serve_app.constraints.structural_tag import ANY_TEXT, Writer, lark_regex
 
+Special = Mapping[str, int]
+"""Special tokens by their names."""
 ANY_OBJECT = {"type": "object"}
 NO_CALL = r'/(?s:.*)/ & ~/(?s:[ \t\r\n]*(\[[ \t\r\n]*)?\{[ \t\r\n]*"name".*)/'
 """Text that does not begin as a call does."""
@@ -68,17 +69,10 @@ def _start(job: dict[str, Any], writer: Writer, special: Special) -> str:
 
 def _calls(job: dict[str, Any], writer: Writer, special: Special, opening: str) -> str:
     """Return one call, or several if there is a separator."""
-    options = []
-    for call in job["calls"]:
-        options.append(
-            " ".join(
-                (
-                    literal(call["begin"], special),
-                    _arguments(call, writer, special),
-                    literal(call["end"], special),
-                )
-            )
-        )
+    options = [
+        f"{literal(call['begin'], special)} {_arguments(call, writer, special)} {literal(call['end'], special)}"
+        for call in job["calls"]
+    ]
     one = writer.define(" | ".join(options))
     more = f"({literal(job['separator'], special)} {one})*" if job["separator"] is not None else ""
     return writer.define(f"{literal(opening, special)} {one} {more} {literal(job['closing'], special)}")
@@ -116,9 +110,6 @@ NOT_OF_ARGUMENTS = (*NOT_OF_STRINGS, *ALTERNATIVES, "$ref", "patternProperties",
 ANY_KEY = r"""/[^<>"\r\n \t][^<>"\r\n]{0,99}/"""
 LIKE_JSON = r"/[ \t\r\n]*([\-0-9\[{](?s:.*)|(true|false|null|True|False|None)[ \t\r\n]*)/"
 """Beside values of other types, a string that looks like one of these would be read as such."""
-
-Special = Mapping[str, int]
-"""Special tokens by their names."""
 
 
 class MarkedArguments:
@@ -189,12 +180,7 @@ class MarkedArguments:
 
     def _json(self, schema: Mapping[str, Any], path: str) -> str:
         shared = {name: self._schema[name] for name in ("$defs", "definitions") if name in self._schema}
-        try:
-            prepared = prepare_schema(json.dumps({**shared, **schema}))
-        except Refusal as refusal:
-            raise Refusal(refusal.message, path + refusal.path.removeprefix("#")) from None
-        self._writer.formats |= dict.fromkeys(prepared.formats)
-        return self._writer.define(f"%json {json.dumps(prepared.schema)}")
+        return self._writer.define(self._writer.schema({**shared, **schema}, path))
 
     def _string(self, schema: Mapping[str, Any], path: str, *, is_alone: bool) -> str:
         _check(schema, NOT_OF_STRINGS, path)
@@ -268,5 +254,4 @@ def _check(schema: Mapping[str, Any], unknown: tuple[str, ...], path: str) -> No
 def _searched(pattern: str) -> str:
     """Return an expression of whole texts that contain a match of the pattern."""
     head, tail = ("" if pattern.startswith("^") else "(?s:.*)"), ("" if pattern.endswith("$") else "(?s:.*)")
-    inner = pattern.removeprefix("^").removesuffix("$")
-    return "/" + f"{head}({inner}){tail}".replace("/", "\\u{2f}").replace("\n", "\\n").replace("\r", "\\r") + "/"
+    return lark_regex(f"{head}({pattern.removeprefix('^').removesuffix('$')}){tail}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Protocol
 
@@ -35,13 +35,8 @@ class Spent:
 
     def at_least(self, other: Spent) -> Spent:
         """Return the larger value of each count: the later of two reports."""
-        return Spent(
-            flow=self.flow,
-            prompt_tokens=max(self.prompt_tokens, other.prompt_tokens),
-            cached_tokens=max(self.cached_tokens, other.cached_tokens),
-            completion_tokens=max(self.completion_tokens, other.completion_tokens),
-            engine_ns=max(self.engine_ns, other.engine_ns),
-        )
+        numbers = (each.name for each in fields(self) if each.name != "flow")
+        return replace(self, **{name: max(getattr(self, name), getattr(other, name)) for name in numbers})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,15 +199,8 @@ class FlowUsage:
 
     def plus(self, other: FlowUsage) -> FlowUsage:
         """Return the sum of both, under this one's name."""
-        return replace(
-            self,
-            engine_ns=self.engine_ns + other.engine_ns,
-            num_rows=self.num_rows + other.num_rows,
-            num_cached=self.num_cached + other.num_cached,
-            num_generated=self.num_generated + other.num_generated,
-            num_swaps=self.num_swaps + other.num_swaps,
-            service=self.service + other.service,
-        )
+        numbers = (each.name for each in fields(self) if each.name != "flow")
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in numbers})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

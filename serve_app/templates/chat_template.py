@@ -16,40 +16,17 @@ from typing import Any
 from serve_app.core.errors import EngineFailed, InvalidRequest, Overloaded
 from serve_app.core.prompt import Conversation, Rendering
 from serve_app.sandbox.fork_server import ForkServer, await_answer
-from serve_app.templates.rendering import COME, DEFAULT_LIMITS, Refused, TemplateLimits, Work, prepare
+from serve_app.templates.rendering import COME, Refused, Work, prepare
 
 
 class ChatTemplate:
-    """Lives on one event loop, with threads that wait for the process. A short conversation never waits for long ones.
+    """Renders beside one event loop, in threads that wait for the sandbox. Short conversations never wait for long ones."""
 
-    template, tool_template: of all chats, and of those with tools where that is another one; "" is none
-    tells_form, special_names, special_tokens: of the model's tokenizer, see `Work`
-    """
-
-    def __init__(
-        self,
-        template: str,
-        *,
-        tool_template: str = "",
-        tells_form: bool | None = True,
-        model_name: str,
-        special_names: tuple[str, ...] = (),
-        special_tokens: Mapping[str, str] | None = None,
-        limits: TemplateLimits = DEFAULT_LIMITS,
-    ) -> None:
-        self._has_template = bool(template or tool_template)
+    def __init__(self, work: Work, *, model_name: str) -> None:
+        self._has_template = bool(work.template or work.tool_template)
         self._model_name = model_name
-        self._limits = limits
-        self._renderer = Renderer(
-            Work(
-                template=template,
-                tool_template=tool_template,
-                tells_form=tells_form,
-                special_names=special_names,
-                special_tokens=dict(special_tokens or {}),
-                limits=limits,
-            )
-        )
+        self._limits = limits = work.limits
+        self._renderer = Renderer(work)
         self._pools = [
             ThreadPoolExecutor(num_threads, thread_name_prefix=f"template-{name}")
             for name, num_threads in zip(("short", "long"), limits.max_renderings, strict=True)

@@ -268,36 +268,20 @@ ALIASES: Mapping[Form, tuple[ToolParserName, ...]] = MappingProxyType(
         FIREFUNCTION: ("functools",),
     }
 )
+ALL_FORMS = (
+    HERMES, QWEN3_CODER, SEED_OSS, GLM45, GLM47, GLM4, LONGCAT, MINIMAX_M2, DEEPSEEK_V32, STEP3, LLAMA3, LLAMA4,
+    PYTHONIC, OLMO3, LFM2, GEMMA3, GEMMA4, FUNCTION_GEMMA, MISTRAL, MISTRAL_NAMED, DEEPSEEK_V3, DEEPSEEK_V31,
+    KIMI_K2, HARMONY, GRANITE, PHI4_MINI, COHERE, INTERNLM, HUNYUAN, NEMOTRON, APERTUS, FUNCTIONARY, REACT,
+    FIREFUNCTION, XLAM, GIGACHAT, JSON,
+)  # fmt: skip
 FORMS: Mapping[ToolParserName, Form] = MappingProxyType(
-    {
-        name: form
-        for form in (
-            *(
-                HERMES,
-                QWEN3_CODER,
-                SEED_OSS,
-                GLM45,
-                GLM47,
-                GLM4,
-                LONGCAT,
-                MINIMAX_M2,
-                DEEPSEEK_V32,
-                STEP3,
-                LLAMA3,
-                LLAMA4,
-            ),
-            *(PYTHONIC, OLMO3, LFM2, GEMMA3, GEMMA4, FUNCTION_GEMMA, MISTRAL, MISTRAL_NAMED, DEEPSEEK_V3, DEEPSEEK_V31),
-            *(KIMI_K2, HARMONY, GRANITE, PHI4_MINI, COHERE, INTERNLM, HUNYUAN, NEMOTRON, APERTUS, FUNCTIONARY, REACT),
-            *(FIREFUNCTION, XLAM, GIGACHAT, JSON),
-        )
-        for name in (form.name, *ALIASES.get(form, ()))
-    }
+    {name: form for form in ALL_FORMS for name in (form.name, *ALIASES.get(form, ()))}
 )
 UNKNOWN = replace(
     JSON,
     others=tuple(
         form
-        for form in dict.fromkeys(FORMS.values())
+        for form in ALL_FORMS
         if form not in (JSON, GLM47, MISTRAL_NAMED, DEEPSEEK_V31, PHI4_MINI, FUNCTIONARY, REACT, FIREFUNCTION, XLAM)
     ),
 )

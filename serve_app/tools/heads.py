@@ -242,6 +242,9 @@ def _as_object(value: Any, written: str) -> str:
 
 EVERY_TYPE = frozenset(("null", "boolean", "number", "string", "array", "object"))
 MAX_REFERENCES = 16
+JSON_TYPES: Mapping[type, str] = {
+    type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array"
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,15 +302,4 @@ def _target(reference: str, root: Mapping[str, Any]) -> Any:
 
 
 def _type_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
+    return JSON_TYPES.get(type(value), "object")

@@ -68,12 +68,7 @@ class CallParser:
     """
 
     def __init__(
-        self,
-        form: Form,
-        tools: Sequence[Tool],
-        *,
-        new_id: Callable[[], str] = new_call_id,
-        shows_marks: bool = True,
+        self, form: Form, tools: Sequence[Tool], *, new_id: Callable[[], str] = new_call_id, shows_marks: bool = True
     ) -> None:
         self.num_calls = 0
         self.is_whole = False
@@ -416,12 +411,7 @@ class CallParser:
 
 
 def parse_whole(
-    form: Form,
-    text: str,
-    tools: Sequence[Tool],
-    *,
-    new_id: Callable[[], str] = new_call_id,
-    is_cut: bool = False,
+    form: Form, text: str, tools: Sequence[Tool], *, new_id: Callable[[], str] = new_call_id, is_cut: bool = False
 ) -> tuple[str, tuple[ToolCall, ...]]:
     """Return the content and the calls of a complete text."""
     parser = CallParser(form, tools, new_id=new_id)
