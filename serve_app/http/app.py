@@ -33,7 +33,6 @@ from serve_app.http.routes import route
 from serve_app.http.service_routes import service_routes
 from serve_app.http.settings import HttpSettings
 from serve_app.http.slashes import TrailingSlash
-from serve_app.http.slots import TellsSlots
 from serve_app.http.styles import (
     ChatStyle,
     EmbeddingStyle,
@@ -44,9 +43,8 @@ from serve_app.http.styles import (
     Style,
 )
 from serve_app.http.upgrades import Upgrades
-from serve_app.router.claims import ClaimBook
+from serve_app.router.idempotency import ClaimBook, Replays
 from serve_app.router.inquiries import Inquiries
-from serve_app.router.replays import Replays
 from serve_app.router.router import Router
 
 
@@ -142,7 +140,6 @@ def _styles(router: Router, inquiries: Inquiries) -> dict[Path, Style]:
 def _middleware(router: Router, settings: HttpSettings, metrics: Metrics, door: Door) -> list[Middleware]:
     """What a request passes on its way in, the outermost first."""
     return [
-        Middleware(TellsSlots, fleet=router.fleet),
         Middleware(TrailingSlash),
         Middleware(CountedRequests, metrics=metrics),
         *(cors(settings.cors_origins) if door.is_open else cors_of_tenants(settings.cors_origins, door.origins)),

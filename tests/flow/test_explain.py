@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
-from serve_app.api.dialects.tables import UNION
+from serve_app.api.dialects import UNION
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.openapi import openapi_document
 from tests.engine.harness import core_of

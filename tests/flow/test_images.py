@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from serve_app.api.dialects.tables import DIALECTS
+from serve_app.api.dialects import DIALECTS
 from serve_app.api.limits import WireLimits
 from serve_app.engine.decoder.judgement import judge
 from serve_app.engine.vision.encoder import Looking, SeenImages
