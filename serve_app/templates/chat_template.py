@@ -20,7 +20,7 @@ from serve_app.templates.rendering import COME, Refused, Work, prepare
 
 
 class ChatTemplate:
-    """Renders beside one event loop, in threads that wait for the sandbox. Short conversations never wait for long ones."""
+    """Renders, from one event loop, in threads that wait for the sandbox. Short chats never wait for long ones."""
 
     def __init__(self, work: Work, *, model_name: str) -> None:
         self._has_template = bool(work.template or work.tool_template)
