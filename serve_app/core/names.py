@@ -67,7 +67,7 @@ class ModelRef:
 
 
 def mixed(base: str, parts: Iterable[Part]) -> ModelRef:
-    """The model that these adapters make together, the same one however the same mix was written.
+    """Return the model that these adapters make together; the same mix, written differently, is the same model.
 
     Scales of one adapter add up; none left is the base, and one adapter alone at scale 1 is that adapter.
     """

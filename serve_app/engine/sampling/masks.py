@@ -11,7 +11,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from serve_app.constraints.matcher import Masks
+from serve_app.constraints.vocabulary import Masks
 from serve_app.engine.decoder.crossing import sent
 from serve_app.engine.scheduler.sequence import Batch
 
