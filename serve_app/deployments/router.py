@@ -6,6 +6,7 @@ import asyncio
 import os
 from contextlib import suppress
 from contextvars import Context
+from dataclasses import fields
 from typing import Any, ClassVar
 
 from pydantic import BaseModel
@@ -14,7 +15,6 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.api.dialects import DIALECTS
-from serve_app.api.limits import WireLimits
 from serve_app.core.errors import Unavailable
 from serve_app.deployments.accounts_link import AccountsLink
 from serve_app.deployments.arguments import RouterSettings
@@ -24,17 +24,16 @@ from serve_app.http.app import build_app
 from serve_app.http.enclosed import TakesBodies
 from serve_app.http.guard import Door, door_without_keys
 from serve_app.http.metrics import Metrics
-from serve_app.http.settings import HttpSettings
+from serve_app.http.settings import ClientSettings, HttpSettings
 from serve_app.http.shortcut_start import TakesShortcuts
 from serve_app.observe.switch import Switch
-from serve_app.router.admission import Admission, AdmissionSettings
+from serve_app.router.admission import Admission
 from serve_app.router.books import Books
 from serve_app.router.discovery import Discovery
 from serve_app.router.fleet import Fleet
 from serve_app.router.quotas import Quotas
 from serve_app.router.replays import Replays, ReplaySettings
 from serve_app.router.router import Router, RouterConfig
-from serve_app.router.run import RunSettings
 from serve_app.router.scribe import Scribe
 
 STOPPED = Unavailable("The server is being stopped; retry.", None, {"retry_after_s": 5})
@@ -94,9 +93,7 @@ class RouterReplica:
         """Take over new settings; requests that run keep theirs."""
         settings = RouterSettings.model_validate(user_config)
         self._fleet.rename(settings.aliases)
-        self._admission.settings = AdmissionSettings(
-            max_wait_s=settings.max_wait_s, max_open_requests=settings.max_open_requests
-        )
+        self._admission.settings = settings
         if self._accounts is not None:
             self._accounts.last_for(settings.auth_grace_s)
         if self._books is not None:
@@ -146,13 +143,8 @@ class RouterReplica:
         self._admission.stop(STOPPED)
 
     def _app_for(self, settings: RouterSettings) -> ASGIApp:
-        run_settings = RunSettings(
-            timeout_s=settings.timeout_s,
-            max_pending_events=settings.max_pending_events,
-            slow_reader=settings.slow_reader,
-        )
         config = RouterConfig(
-            run=run_settings,
+            run=settings,
             dialect=DIALECTS[settings.dialect],
             accepts_any_model=settings.accept_any_model,
         )
@@ -160,11 +152,7 @@ class RouterReplica:
         books = self._books if asks_for_keys else None
         router = Router(self._fleet, config, admission=self._admission, books=books)
         http_settings = HttpSettings(
-            max_body_bytes=settings.max_body_bytes,
-            keep_alive_s=settings.keep_alive_s,
-            max_stall_s=settings.max_stall_s,
-            cors_origins=settings.cors_origins,
-            limits=WireLimits(**settings.limits.model_dump()),
+            **{each.name: getattr(settings, each.name) for each in fields(ClientSettings)},
             sends_request_id=False,  # Serve does
             trace=self._tracing.turned(settings.traces),
         )

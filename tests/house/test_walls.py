@@ -27,7 +27,7 @@ def wall(ours: str = "", theirs: str = "") -> Wall:
 
 
 WALLS = {
-    "core": wall(),
+    "core": wall(theirs="annotated_types"),
     "sandbox": wall("core"),
     "api": wall("core", "pydantic"),
     "catalog": wall("core", "safetensors"),
@@ -37,7 +37,8 @@ WALLS = {
     "constraints": wall("core sandbox", "llguidance"),
     "templates": wall("core sandbox", "jinja2"),
     "engine": wall(
-        "core text constraints templates", "torch transformers peft safetensors PIL triton flashinfer llvmlite"
+        "core text constraints templates",
+        "torch transformers peft safetensors PIL triton flashinfer llvmlite annotated_types",
     ),
     "replica": wall("core text constraints templates engine", "torch"),
     "router": wall("core api catalog tenants tools"),
