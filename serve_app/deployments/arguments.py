@@ -14,10 +14,10 @@ from serve_app.core.request import Pooling
 from serve_app.core.tools import ReasoningParserName, ToolParserName
 from serve_app.engine.config import EngineConfig
 from serve_app.http.settings import ClientSettings
-from serve_app.observe.settings import TraceSettings
+from serve_app.observe.switch import TraceSettings
 from serve_app.router.admission import AdmissionSettings
 from serve_app.router.run import RunSettings
-from serve_app.tenants.pepper import DEFAULT_PEPPER
+from serve_app.tenants.keys import DEFAULT_PEPPER
 
 
 def known_dialect(name: str) -> str:

@@ -16,10 +16,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.api.dialects import DIALECTS
 from serve_app.core.errors import Unavailable
-from serve_app.deployments.accounts_link import AccountsLink
 from serve_app.deployments.arguments import RouterSettings
 from serve_app.deployments.logs import log_as_configured
 from serve_app.deployments.serve_cluster import ServeCluster, http_host
+from serve_app.deployments.transport import calls_of
 from serve_app.http.app import build_app
 from serve_app.http.enclosed import TakesBodies
 from serve_app.http.guard import Door, door_without_keys
@@ -27,14 +27,15 @@ from serve_app.http.metrics import Metrics
 from serve_app.http.settings import ClientSettings, HttpSettings
 from serve_app.http.shortcut_start import TakesShortcuts
 from serve_app.observe.switch import Switch
+from serve_app.router.accounting import Books
+from serve_app.router.accounts import AccountsClient
 from serve_app.router.admission import Admission
-from serve_app.router.books import Books
 from serve_app.router.discovery import Discovery
 from serve_app.router.fleet import Fleet
+from serve_app.router.idempotency import Replays, ReplaySettings
+from serve_app.router.ledger_writer import Scribe
 from serve_app.router.quotas import Quotas
-from serve_app.router.replays import Replays, ReplaySettings
 from serve_app.router.router import Router, RouterConfig
-from serve_app.router.scribe import Scribe
 
 STOPPED = Unavailable("The server is being stopped; retry.", None, {"retry_after_s": 5})
 
@@ -70,7 +71,7 @@ class RouterReplica:
         self._accounts = None
         if accounts is not None:
             kept, on_look = self._replays.kept, self._admission.end_keys
-            self._accounts = AccountsLink(accounts, router_id, grace_s=grace_s, kept=kept, on_look=on_look)
+            self._accounts = AccountsClient(calls_of(accounts), router_id, grace_s=grace_s, kept=kept, on_look=on_look)
         self._metrics = Metrics(self._fleet, router_id=router_id, admission=self._admission)
         self._books = None if self._accounts is None else self._books_with(self._accounts, router_id)
         self._tracing = Switch(os.environ)
@@ -135,7 +136,7 @@ class RouterReplica:
                     await self._books.scribe.flush()
             self._shortcuts.close()
 
-    def _books_with(self, accounts: AccountsLink, router_id: str) -> Books:
+    def _books_with(self, accounts: AccountsClient, router_id: str) -> Books:
         return Books(Quotas(router_id, accounts), Scribe(accounts, self._fleet.counts), accounts)
 
     def _stop(self) -> None:
@@ -166,7 +167,7 @@ class RouterReplica:
         )
 
 
-def door_for(settings: RouterSettings, link: AccountsLink | None, host: str | None) -> Door:
+def door_for(settings: RouterSettings, link: AccountsClient | None, host: str | None) -> Door:
     """Return who is let in. Raises ValueError where keys are asked for and nobody knows any; Serve then keeps what was
     before. Where no keys are asked for, only this machine may come: whoever started Serve may have checked nothing.
 

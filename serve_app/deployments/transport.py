@@ -1,9 +1,9 @@
-"""Carries the calls of a router to one replica over Ray, and the replica's frames back."""
+"""Carries the calls of a router over Ray: to one replica, whose frames come back, and to Accounts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
 from typing import Any
 
@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from serve_app.core.backend import NOTHING, may_take_long
 from serve_app.core.cards import ReplicaCard
 from serve_app.core.delta import Frame
-from serve_app.core.errors import EngineFailed, Overloaded, ReplicaLost, ServeError
+from serve_app.core.errors import EngineFailed, Overloaded, ReplicaLost, ServeError, Unavailable
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 from serve_app.deployments.packing import unpack
@@ -119,3 +119,24 @@ def as_serve_error(error: Exception, replica_id: str) -> ServeError:
     if isinstance(error, BackPressureError):
         return Overloaded(f"Replica {replica_id} takes no more calls.", None, {"retry_after_s": 1})
     return ReplicaLost(f"Replica {replica_id} is gone.")
+
+
+def calls_of(accounts: DeploymentHandle[Any]) -> Callable[..., Awaitable[Any]]:
+    """Return what carries a router's calls to Accounts, see `Call` in `router/accounts.py`."""
+    handle = by_value(accounts)
+
+    async def call(method: str, *arguments: object, timeout_s: float) -> Any:
+        """In an empty context, as Serve would cancel the call with the client's request."""
+        response = Context().run(getattr(handle, method).remote, *arguments)
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await response
+        except (TimeoutError, RayError, RayServeException) as error:
+            response.cancel()
+            facts = {"retry_after_s": 2}
+            raise Unavailable(f"Accounts do not answer ({type(error).__name__}); retry.", None, facts) from error
+        if isinstance(answer, ServeError):
+            raise answer
+        return answer
+
+    return call

@@ -44,9 +44,8 @@ from serve_app.http.styles import (
     Style,
 )
 from serve_app.http.upgrades import Upgrades
-from serve_app.router.claims import ClaimBook
+from serve_app.router.idempotency import ClaimBook, Replays
 from serve_app.router.inquiries import Inquiries
-from serve_app.router.replays import Replays
 from serve_app.router.router import Router
 
 

@@ -25,7 +25,7 @@ from serve_app.http.settings import HttpSettings
 from serve_app.http.streams import Renderer, in_time, stream
 from serve_app.http.styles import Style
 from serve_app.http.time_limit import time_limit_of
-from serve_app.router.responding import ResponseRenderer
+from serve_app.router.chat import ResponseRenderer
 from serve_app.router.router import Router
 from serve_app.router.run import Run
 from serve_app.router.story import Story

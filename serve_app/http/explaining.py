@@ -15,8 +15,7 @@ from serve_app.api.paths import Path
 from serve_app.http.bodies import body_of
 from serve_app.http.counted import counted
 from serve_app.http.routes import route
-from serve_app.router.explaining import Explainer
-from serve_app.router.inquiries import Inquiries
+from serve_app.router.inquiries import Explainer, Inquiries
 from serve_app.router.router import Router
 
 

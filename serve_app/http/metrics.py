@@ -22,7 +22,7 @@ from serve_app.http.untold import told
 from serve_app.router.admission import Admission, Reason
 from serve_app.router.fleet import Fleet
 from serve_app.router.run import Run
-from serve_app.router.tally import Tally
+from serve_app.router.stats import Tally
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OTHER = "other"

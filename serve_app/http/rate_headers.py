@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from serve_app.core.tenants import Meter
-from serve_app.router.account import Rates
+from serve_app.router.quotas import Rates
 
 NAMES = {
     meter: tuple(f"x-ratelimit-{told}-{what}".encode() for told in ("limit", "remaining", "reset"))

@@ -12,8 +12,7 @@ from serve_app.api.sse import comment
 from serve_app.core.errors import DeadlineExceeded, ServeError
 from serve_app.http.exchange import Exchange
 from serve_app.http.patience import Patience
-from serve_app.router.event import Event
-from serve_app.router.run import Run
+from serve_app.router.run import Event, Run
 from serve_app.router.story import Story
 
 KEEP_ALIVE = comment("keep-alive")

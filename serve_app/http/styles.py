@@ -18,12 +18,10 @@ from serve_app.api.responding import ResponsesRequest, read_responses
 from serve_app.api.responses import ResponseHead
 from serve_app.core.errors import UnsupportedParameter
 from serve_app.http.streams import Renderer
-from serve_app.router.chat import chat_renderer, collect_chat
-from serve_app.router.embeddings import collect_embeddings
+from serve_app.router.chat import ResponseRenderer, chat_renderer, collect_chat, collect_response
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.native import NativeRenderer, collect_native
-from serve_app.router.render import collect, completion_renderer
-from serve_app.router.responding import ResponseRenderer, collect_response
+from serve_app.router.render import collect, collect_embeddings, completion_renderer
 from serve_app.router.router import Router
 from serve_app.router.run import Run
 

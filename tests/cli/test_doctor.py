@@ -34,10 +34,9 @@ from serve_app.cli.doctor.probes import routes
 from serve_app.cli.doctor.report import CHECKS, examine, lines_of, object_of
 from serve_app.cli.processes import Process
 from serve_app.core.tenants import Limits, Scope, Tenant
-from serve_app.tenants.inspection import Inspection, PepperState, inspect_store
+from serve_app.tenants.admin_service import Office
 from serve_app.tenants.keys import Key
-from serve_app.tenants.office import Office
-from serve_app.tenants.opening import open_store
+from serve_app.tenants.opening import Inspection, PepperState, inspect_store, open_store
 from serve_app.tenants.records import Author
 from tests.cli.runs import needs_proc
 

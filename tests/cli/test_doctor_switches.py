@@ -29,8 +29,8 @@ from serve_app.cli.doctor.kept import DEBUG_SWITCHES
 from serve_app.cli.doctor.probes import tried
 from serve_app.cli.doctor.report import CHECKS, examine, object_of
 from serve_app.core.tenants import Limits, Tenant
-from serve_app.observe.guard import VARIABLE as LOG_MESSAGES
-from serve_app.tenants.inspection import PepperState
+from serve_app.observe.lines import VARIABLE as LOG_MESSAGES
+from serve_app.tenants.opening import PepperState
 from tests.cli.served import serving
 from tests.cli.test_doctor import (
     BOSS,

@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.cli.processes import Process, send
 from serve_app.core.ledger import CLIENT_LEFT
-from serve_app.router.scribe import FLUSH_S
+from serve_app.router.ledger_writer import FLUSH_S
 from tests.agreement import SPENT, TOKENS, Asked, Kept, disagreements, kept_in, unexplained
 from tests.cluster.clients import PATIENCE_S, TENANTS, Heard, Request, clients
 from tests.cluster.house import House, with_keys

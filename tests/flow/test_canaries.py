@@ -18,15 +18,15 @@ from serve_app.core.errors import EngineFailed, InvalidRequest
 from serve_app.deployments.logs import ACCESS_LOGGER, SERVES_LOGGER
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
-from serve_app.observe.guard import GuardedFormatter
-from serve_app.router.books import Books
+from serve_app.observe.lines import GuardedFormatter
+from serve_app.router.accounting import Books
 from serve_app.router.fleet import Fleet
+from serve_app.router.idempotency import Replays
+from serve_app.router.ledger_writer import Scribe
 from serve_app.router.quotas import Quotas
-from serve_app.router.replays import Replays
 from serve_app.router.router import Router
-from serve_app.router.scribe import Scribe
+from serve_app.tenants.admin_service import Office
 from serve_app.tenants.lending import Lending
-from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
 from serve_app.tenants.records import Author
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card

@@ -17,8 +17,7 @@ from serve_app.http.app import build_app
 from serve_app.http.guard import OPEN_DOOR, Door, anybody, door_without_keys
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
-from serve_app.tenants.directory import Directory
-from serve_app.tenants.keys import Key, digest_of, new_key
+from serve_app.tenants.keys import Directory, Key, digest_of, new_key
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 
 PEPPER = b"p" * 32

@@ -21,9 +21,9 @@ from serve_app.http.turnstile import (
     REPORT_PERIOD_S,
     Turnstile,
     TurnstileSettings,
-    Visit,
     settings_of_environment,
 )
+from serve_app.http.visits import Visit
 from serve_app.router.appointments import JITTER
 
 PACE = 40.0

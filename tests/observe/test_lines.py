@@ -16,8 +16,7 @@ from ray._common.formatters import JSONFormatter
 
 from serve_app.core.log_context import MAX_NAMED, about, log_context
 from serve_app.deployments.logs import SERVES_LOGGER, serve_writes_json
-from serve_app.observe.guard import WITHHELD
-from serve_app.observe.lines import Lines
+from serve_app.observe.lines import WITHHELD, Lines
 
 
 def line(*, as_json: bool, error: bool = False, **extra: object) -> str:

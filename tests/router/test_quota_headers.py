@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from serve_app.core.errors import QuotaExceeded
 from serve_app.core.tenants import Amount, Limits, Meter, Tenant, bounds_of
 from serve_app.http.rate_headers import rate_headers
-from serve_app.router.account import Permit
-from serve_app.router.quotas import Quotas
+from serve_app.router.quotas import Permit, Quotas
 from tests.router.test_quotas import FakeAccounts, quotas
 
 LIMITS = Limits(requests_per_minute=40, tokens_per_minute=900, max_in_flight=12)

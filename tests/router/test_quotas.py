@@ -12,11 +12,10 @@ import pytest
 
 from serve_app.core.errors import InvalidRequest, OutOfBudget, QuotaExceeded, Unavailable
 from serve_app.core.tenants import Amount, Lease, Limits, Meter, Statement, Tenant, bounds_of
-from serve_app.router.account import Permit
 from serve_app.router.appointments import OBEYED_S
-from serve_app.router.quotas import AGAIN_S, Quotas
+from serve_app.router.quotas import AGAIN_S, Permit, Quotas
+from serve_app.tenants.leased_limits import NEVER_TOLD
 from serve_app.tenants.lending import Lending
-from serve_app.tenants.wallet import NEVER_TOLD
 
 LIMITED = Limits(budget_per_day=1.0, requests_per_minute=10)
 

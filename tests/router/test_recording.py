@@ -14,7 +14,7 @@ from serve_app.core.cards import RecordCard
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.prompt import Prompt
 from serve_app.core.request import EmbeddingForm, RecordParams
-from serve_app.router.recording import record_wanted
+from serve_app.router.lower import record_wanted
 from tests.fakes import model_card
 
 OPEN = RecordCard(

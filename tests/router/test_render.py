@@ -24,13 +24,12 @@ from serve_app.api.responses import (
 )
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport
 from serve_app.router.chat import ChatComposer
-from serve_app.router.compose import Composer
-from serve_app.router.event import Event
 from serve_app.router.fleet import Fleet
 from serve_app.router.message import writing_of
-from serve_app.router.render import StreamRenderer, collect, completion_renderer
+from serve_app.router.render import Composer, StreamRenderer, collect, completion_renderer
 from serve_app.router.router import Router
-from serve_app.router.tally import Tally
+from serve_app.router.run import Event
+from serve_app.router.stats import Tally
 from tests.fakes import EOS, FakeBackend, model_card
 
 HEAD = ResponseHead(id="cmpl-1", created=7, model="tiny")

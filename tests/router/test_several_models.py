@@ -17,9 +17,8 @@ from serve_app.api.responses import ResponseHead
 from serve_app.core.errors import AdapterNotFound, ContextOverflow, InvalidRequest, ModelNotFound, Overloaded
 from serve_app.core.request import GenerationRequest
 from serve_app.router.admission import Admission
-from serve_app.router.explaining import Explainer
 from serve_app.router.fleet import Fleet
-from serve_app.router.inquiries import Inquiries
+from serve_app.router.inquiries import Explainer, Inquiries
 from serve_app.router.native import collect_native
 from serve_app.router.render import collect, completion_renderer
 from serve_app.router.router import Router

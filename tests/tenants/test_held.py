@@ -6,9 +6,7 @@ import pytest
 
 from serve_app.core.errors import Unauthenticated, Unavailable
 from serve_app.core.tenants import Scope, Tenant
-from serve_app.tenants.directory import Directory
-from serve_app.tenants.held import HeldDirectory
-from serve_app.tenants.keys import Key, digest_of, new_key
+from serve_app.tenants.keys import Directory, HeldDirectory, Key, digest_of, new_key
 
 PEPPER = b"p" * 32
 SECRET = new_key()

@@ -12,10 +12,8 @@ import pytest
 from sqlalchemy import create_engine, delete, select
 
 from serve_app.core.ledger import OTHER_MIXES, SUMS, UNATTRIBUTED, Counted, Price, Prices, Row, Spent, UsageQuestion
-from serve_app.tenants import ledger_tables as tables
-from serve_app.tenants.ledger import MAX_ROWS, LedgerStore
-from serve_app.tenants.mixes import MAX_MIXES
-from serve_app.tenants.retention import prune
+from serve_app.tenants import tables
+from serve_app.tenants.ledger import MAX_MIXES, MAX_ROWS, LedgerStore, prune
 
 DAY_S = 86_400.0
 SPENT = ("prompt_tokens", "cached_tokens", "completion_tokens", "engine_ns")
@@ -207,7 +205,7 @@ def test_old_rows_go_and_their_sums_stay(store: LedgerStore) -> None:
 
 
 def test_more_rows_than_one_transaction_takes_go_too(store: LedgerStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.tenants.retention.BATCH", 7)
+    monkeypatch.setattr("serve_app.tenants.ledger.BATCH", 7)
     store.record([row(str(number)) for number in range(40)], (), 0.0)
     assert prune(store.engine, now=10 * DAY_S, days=1) == 40
 

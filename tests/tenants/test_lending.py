@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from serve_app.core.tenants import NANO, Amount, Limits, Meter, Statement, bounds_of
+from serve_app.tenants.leased_limits import SHARE, Wallet
 from serve_app.tenants.lending import KEPT_S, LEASE_S, Lending
-from serve_app.tenants.wallet import SHARE, Wallet
 
 LIMITS = Limits(
     requests_per_minute=60,

@@ -9,7 +9,7 @@ from typing import Any
 from serve_app.check.findings import Severity
 from serve_app.cli.processes import Process
 from serve_app.core.machine import is_loopback
-from serve_app.tenants.inspection import Inspection
+from serve_app.tenants.opening import Inspection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

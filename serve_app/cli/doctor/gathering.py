@@ -29,8 +29,8 @@ from serve_app.cli.processes import (
     with_words,
 )
 from serve_app.cli.screen import KEY_VARIABLES
-from serve_app.tenants.inspection import Inspection, inspect_store
-from serve_app.tenants.pepper import DEFAULT_PEPPER, VARIABLE
+from serve_app.tenants.keys import DEFAULT_PEPPER, VARIABLE
+from serve_app.tenants.opening import Inspection, inspect_store
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 SESSION = "session_"

@@ -8,7 +8,7 @@ from pathlib import Path
 from serve_app.check.findings import Severity
 from serve_app.cli.doctor.facts import RESTART, Facts, Verdict
 from serve_app.core.tenants import Scope
-from serve_app.tenants.pepper import DEFAULT_PEPPER
+from serve_app.tenants.keys import DEFAULT_PEPPER
 
 OTHERS = 0o077
 DEBUG_SWITCHES = {

@@ -7,8 +7,7 @@ import random
 import pytest
 
 from serve_app.core.ledger import Counted, Row, Spent, UsageLine, UsageQuestion
-from serve_app.router.counts import Counts
-from serve_app.router.scribe import Scribe
+from serve_app.router.ledger_writer import Counts, Scribe
 
 
 class DeafLedger:

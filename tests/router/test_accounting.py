@@ -12,8 +12,8 @@ from serve_app.api.parse import parse_completion
 from serve_app.core.ledger import Price, Prices
 from serve_app.core.names import ModelRef
 from serve_app.core.tenants import Amount
+from serve_app.router.accounting import NUM_SPECIAL, worst_case
 from serve_app.router.lower import lower
-from serve_app.router.worst_case import NUM_SPECIAL, worst_case
 from tests.fakes import model_card
 
 CONTEXT = 100

@@ -8,9 +8,8 @@ from types import FrameType
 import pytest
 
 from serve_app.core.errors import KeyReused
-from serve_app.router import claims as claims_module
-from serve_app.router.claims import LOST_S, Claim, Claims, Standing
-from serve_app.router.replays import MESSAGE_BYTES, Message, ReplaySettings
+from serve_app.router import idempotency as claims_module
+from serve_app.router.idempotency import LOST_S, MESSAGE_BYTES, Claim, Claims, Message, ReplaySettings, Standing
 
 YOURS, RUNNING = Standing.YOURS, Standing.RUNNING
 ANSWER: tuple[Message, ...] = ({"type": "http.response.body", "body": b"x" * 100},)
@@ -208,4 +207,4 @@ def test_what_is_old_goes_of_whichever_tenant(clock: Clock) -> None:
         claims.deliver(claim(tenant=tenant), "a", ANSWER)
     clock.now = 60.0
     claims.deliver(claim("k2"), "a", ANSWER)
-    assert (claims.num_bytes, set(claims._shelves)) == (SIZE, {"acme"})
+    assert (claims.num_bytes, set(claims._kept.tenants)) == (SIZE, {"acme"})

@@ -1,4 +1,4 @@
-"""The way of a router to the deployment that owns the store of tenants."""
+"""What a router knows of tenants and keys, and what it asks of Accounts, which owns their store."""
 
 from __future__ import annotations
 
@@ -6,24 +6,18 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import Context
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle
-
-from serve_app.core.errors import ServeError, Unavailable
+from serve_app.core.errors import Unavailable
 from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
 from serve_app.core.tenants import Identity, Lease, Statement
-from serve_app.deployments.transport import by_value
-from serve_app.router.claims import Claim, Claimed, Standing
-from serve_app.router.replays import KeptAnswer, Message
-from serve_app.tenants.held import HeldDirectory
-from serve_app.tenants.keys import KEY
+from serve_app.router.idempotency import Answer, Claim, Claimed, Message, Standing
+from serve_app.tenants.keys import KEY, HeldDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -34,31 +28,38 @@ TIMEOUT_S = 2.0
 ADMINISTRATION_TIMEOUT_S = 20.0
 
 
-class AccountsLink:
-    """A router's way to Accounts: it asks again and again for what changed, and goes on with what it has.
+class Call(Protocol):
+    """Calls a method of Accounts. Raises the ServeError that it answers, and Unavailable where it does not answer."""
 
-    accounts: handle of the deployment
-    kept:     answers that this router has under an Idempotency-Key, of which Accounts that were away are told again
-    on_look:  called behind every look, with whether the key of an id is still good
+    def __call__(self, method: str, *arguments: object, timeout_s: float) -> Awaitable[Any]: ...
+
+
+class AccountsClient:
+    """Asks Accounts again and again for what changed; where they do not answer, goes on with what it has.
+
+    call:    carries each call
+    kept:    answers that this router has under an Idempotency-Key, of which Accounts that were away are told again;
+             of each, for how many seconds it is good
+    on_look: called behind every look, with whether the key of an id is still good
     """
 
     def __init__(
         self,
-        accounts: DeploymentHandle[Any],
+        call: Call,
         router_id: str,
         *,
         grace_s: float,
-        kept: Callable[[], Iterable[KeptAnswer]] = tuple,
+        kept: Callable[[], Iterable[tuple[Answer, float]]] = tuple,
         on_look: Callable[[Callable[[str], bool]], None] = lambda is_good: None,
     ) -> None:
-        self._on_look = on_look
-        self._accounts = by_value(accounts)
+        self._call = call
         self._router_id = router_id
+        self._kept = kept
+        self._on_look = on_look
         self._held = HeldDirectory(grace_s=grace_s)
         self._answering: dict[str, Claim] = {}  # by attempt
         self._given: set[str] = set()  # of those, what is known to be this router's to answer
         self._prices: Prices | None = None
-        self._kept = kept
         self._is_reached = True
         self._telling: asyncio.Task[None] | None = None
         self._looked_at = -math.inf
@@ -70,51 +71,41 @@ class AccountsLink:
         self._held.grace_s = grace_s
 
     def identify(self, presented: str | None) -> Identity:
-        """Raises Unauthenticated; Unavailable where nothing was heard for too long."""
+        """Return whose key it is. Raises Unauthenticated; Unavailable where nothing was heard for too long."""
         return self._held.identify(presented, now=time.time(), at=time.monotonic())
 
     def origins(self) -> frozenset[str]:
         return self._held.origins
 
     async def administer(self, service: str, arguments: Mapping[str, object], actor: str) -> Mapping[str, object]:
-        """Raises ServeError. What this router holds is as new as the answer."""
-        ask = partial(self._accounts.administer.remote, service, dict(arguments), actor)
-        answer = await self._ask(ask, timeout_s=ADMINISTRATION_TIMEOUT_S)
-        if isinstance(answer, ServeError):
-            raise answer
+        """Have something administered; what this router knows is then as new as the answer. Raises ServeError."""
+        found: Mapping[str, object] = await self._call(
+            "administer", service, dict(arguments), actor, timeout_s=ADMINISTRATION_TIMEOUT_S
+        )
         await self.look()
-        found: Mapping[str, object] = answer
         return found
 
     async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
         """Raises Unavailable."""
-        leases: Sequence[Lease] = await self._ask(
-            partial(self._accounts.renew.remote, router_id, statements), timeout_s=TIMEOUT_S
-        )
+        leases: Sequence[Lease] = await self._call("renew", router_id, statements, timeout_s=TIMEOUT_S)
         return leases
 
     async def record(self, rows: Sequence[Row], counted: Sequence[Counted]) -> None:
-        """Raises Unavailable; what was kept by then, nobody knows."""
-        ask = partial(self._accounts.record.remote, rows, counted, self._prices)
-        await self._ask(ask, timeout_s=ADMINISTRATION_TIMEOUT_S)
+        """Raises Unavailable; nobody knows then what was kept."""
+        await self._call("record", rows, counted, self._prices, timeout_s=ADMINISTRATION_TIMEOUT_S)
 
     def charge_by(self, prices: Prices) -> None:
         self._prices = prices
 
     async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
         """Raises Unavailable."""
-        lines: Sequence[UsageLine] = await self._ask(
-            partial(self._accounts.usage.remote, question), timeout_s=ADMINISTRATION_TIMEOUT_S
-        )
+        lines: Sequence[UsageLine] = await self._call("usage", question, timeout_s=ADMINISTRATION_TIMEOUT_S)
         return lines
 
     async def claim(self, claim: Claim) -> Claimed:
         """Raises KeyReused, Unavailable."""
         self._answering[claim.attempt] = claim
-        found = await self._ask(partial(self._accounts.claim.remote, claim, self._router_id), timeout_s=TIMEOUT_S)
-        if isinstance(found, ServeError):
-            raise found
-        claimed: Claimed = found
+        claimed: Claimed = await self._call("claim", claim, self._router_id, timeout_s=TIMEOUT_S)
         if claimed is Standing.YOURS:
             self._given.add(claim.attempt)
         return claimed
@@ -123,8 +114,7 @@ class AccountsLink:
         """Raises Unavailable."""
         if answer is None:  # a book that knows nothing of it need not learn of it
             self._given.discard(claim.attempt)
-        ask = partial(self._accounts.deliver.remote, claim, self._router_id, answer)
-        await self._ask(ask, timeout_s=ADMINISTRATION_TIMEOUT_S)
+        await self._call("deliver", claim, self._router_id, answer, timeout_s=ADMINISTRATION_TIMEOUT_S)
 
     def leave(self, claim: Claim) -> None:
         self._answering.pop(claim.attempt, None)
@@ -137,16 +127,15 @@ class AccountsLink:
             await asyncio.sleep(PERIOD_S)
 
     async def look(self) -> None:
-        """Hear what changed, and tell what became of keys; where nobody answers, what is held stays."""
+        """Hear what changed, and tell what became of keys; where nobody answers, what was heard stays."""
         await self._look()
         self._on_look(partial(self._held.is_good, now=time.time()))
 
     async def _look(self) -> None:
         asked_at = time.monotonic()
         attempts = [(each, each.attempt in self._given) for each in self._answering.values()]
-        ask = partial(self._accounts.directory.remote, self._held.version, self._router_id, attempts)
         try:
-            found = await self._ask(ask, timeout_s=TIMEOUT_S)
+            found = await self._call("directory", self._held.version, self._router_id, attempts, timeout_s=TIMEOUT_S)
         except Exception as error:  # whatever it is, this loop is how it ends
             if self._is_reached:
                 logger.warning("accounts cannot be reached, what is known goes on being good: %s", error)
@@ -159,16 +148,9 @@ class AccountsLink:
 
     async def _tell_again(self) -> None:
         """Deliver what is kept here; where they are away again, they are told when they are back."""
-        for each in tuple(self._kept()):
-            claim = Claim(
-                tenant=each.tenant,
-                key=each.key,
-                fingerprint=each.fingerprint,
-                attempt=uuid4().hex,
-                seconds=each.seconds,
-            )
+        for answer, seconds in tuple(self._kept()):
             try:
-                await self.deliver(claim, each.messages)
+                await self.deliver(replace(answer.claim, attempt=uuid4().hex, seconds=seconds), answer.messages)
             except Unavailable:
                 return
 
@@ -189,14 +171,3 @@ class AccountsLink:
             self._looked_at = time.monotonic()
             self._again = None  # who comes from here on may ask for what is newer
             await self.look()
-
-    async def _ask(self, ask: Any, *, timeout_s: float) -> Any:
-        """In an empty context, as Serve would cancel the call with the client's request. Raises Unavailable."""
-        response = Context().run(ask)
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await response
-        except (TimeoutError, RayError, RayServeException) as error:
-            response.cancel()
-            facts = {"retry_after_s": 2}
-            raise Unavailable(f"Accounts do not answer ({type(error).__name__}); retry.", None, facts) from error

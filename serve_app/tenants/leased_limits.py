@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 
 from serve_app.core.tenants import BUDGETS, RATES, SETTLED, Amounts, Lease, Meter, Statement
-from serve_app.tenants.meters import MINUTE_S
+from serve_app.tenants.lending import MINUTE_S
 
 SHARE = 8
 """Routers hold at most so small a part of each limit together beyond what is waited for: that is a lease."""

@@ -9,11 +9,10 @@ import pytest
 
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import Scope, Tenant
-from serve_app.deployments.accounts_link import SPACING_S, AccountsLink
-from serve_app.router.claims import Claim, Standing
-from serve_app.router.replays import KeptAnswer
-from serve_app.tenants.directory import Directory
-from serve_app.tenants.keys import Key, digest_of, new_key
+from serve_app.deployments.transport import calls_of
+from serve_app.router.accounts import SPACING_S, AccountsClient
+from serve_app.router.idempotency import Answer, Claim, Standing
+from serve_app.tenants.keys import Directory, Key, digest_of, new_key
 
 PEPPER = b"p" * 32
 
@@ -74,10 +73,10 @@ class AskedAnswer:
         pass
 
 
-def linked() -> tuple[AskedAccounts, AccountsLink]:
+def linked() -> tuple[AskedAccounts, AccountsClient]:
     accounts = AskedAccounts()
     handle: Any = accounts
-    return accounts, AccountsLink(handle, "router-0", grace_s=60.0)
+    return accounts, AccountsClient(calls_of(handle), "router-0", grace_s=60.0)
 
 
 async def test_a_key_is_good_once_it_is_made() -> None:
@@ -176,8 +175,9 @@ async def test_accounts_that_were_away_are_told_what_was_answered_under_keys() -
     """Another replica of them knows no answers: a repeat elsewhere would be computed, and billed, again."""
     accounts = AskedAccounts()
     handle: Any = accounts
-    answer = KeptAnswer(tenant="a", key="k", fingerprint=b"f", messages=({"type": "x"},), seconds=7.0)
-    link = AccountsLink(handle, "router-0", grace_s=60.0, kept=lambda: [answer] * 2)
+    claim = Claim(tenant="a", key="k", fingerprint=b"f", attempt="1", seconds=60.0)
+    answer = Answer(claim, 67.0, ({"type": "x"},), 400)
+    link = AccountsClient(calls_of(handle), "router-0", grace_s=60.0, kept=lambda: [(answer, 7.0)] * 2)
     await link.look()
     accounts.does_answer = False
     await link.look()
@@ -196,8 +196,8 @@ async def test_a_look_tells_which_keys_are_no_longer_good() -> None:
     accounts = AskedAccounts()
     good: list[list[bool]] = []
     handle: Any = accounts
-    link = AccountsLink(
-        handle, "router-0", grace_s=60.0, on_look=lambda is_good: good.append([is_good("k0"), is_good("k1")])
+    link = AccountsClient(
+        calls_of(handle), "router-0", grace_s=60.0, on_look=lambda is_good: good.append([is_good("k0"), is_good("k1")])
     )
     accounts.does_answer = False
     await link.look()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport, Usage
-from serve_app.router.tally import Tally
+from serve_app.router.stats import Tally
 
 
 def delta(*, tokens: int = 1, prompt: PromptReport | None = None, finish: Finish | None = None) -> Delta:

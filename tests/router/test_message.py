@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from serve_app.core.tools import ReasoningParserName
-from serve_app.router.reasoning import (
+from serve_app.router.message import (
     NONE,
     THINK,
     THOUGHTS,

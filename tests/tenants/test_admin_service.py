@@ -13,8 +13,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from serve_app.api.admin import SERVICES
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import Scope
+from serve_app.tenants.admin_service import DEFAULT_OVERLAP_S, Office
 from serve_app.tenants.errors import NotThere, TenancyError
-from serve_app.tenants.office import DEFAULT_OVERLAP_S, Office
 from serve_app.tenants.opening import open_store
 from serve_app.tenants.records import Author
 from serve_app.tenants.store import TenantStore
@@ -143,7 +143,7 @@ def test_every_change_leaves_an_event_and_what_is_refused_none(ask: Ask) -> None
 
 
 def test_events_say_whether_there_are_more(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.tenants.office.MOST_EVENTS", 2)
+    monkeypatch.setattr("serve_app.tenants.admin_service.MOST_EVENTS", 2)
     for name in "abc":
         ask("add_tenant", name=name)
     first = ask("list_events")

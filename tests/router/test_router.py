@@ -12,7 +12,7 @@ from serve_app.api.dialects import DIALECTS
 from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest, NotSupported
 from serve_app.core.prompt import Infill, SuffixMode
-from serve_app.router.suffixes import with_suffix_mode
+from serve_app.router.router import with_suffix_mode
 from tests.fakes import model_card
 
 PLAIN = model_card("plain")
