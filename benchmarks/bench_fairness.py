@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from serve_app.core.shares import Share
 from serve_app.engine.engine import Engine
-from serve_app.engine.scheduler.charging import charge
+from serve_app.engine.scheduler.accounting import charge
 from tests.engine.harness import config, make_engine, request, sequences
 from tests.engine.simulated import Simulation, percentile
 

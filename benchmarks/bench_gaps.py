@@ -41,11 +41,12 @@ from serve_app.catalog.adapters import read_records
 from serve_app.core.delta import Delta
 from serve_app.core.errors import ServeError
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt, SamplingParams, StopParams
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import GenerationRequest, SamplingParams, StopParams
 from serve_app.core.shares import Share
+from serve_app.deployments.loading import exempt_what_is_loaded
 from serve_app.engine.config import EngineConfig
 from serve_app.replica import service as service_module
-from serve_app.replica.collector import exempt_what_is_loaded
 from serve_app.replica.service import ModelService
 
 NUM_STREAMS = 8

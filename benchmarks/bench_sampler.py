@@ -28,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-sys.path.insert(0, os.environ.get("MEASURED_CHECKOUT", str(Path(__file__).parents[2])))
+sys.path.insert(0, os.environ.get("MEASURED_CHECKOUT", str(Path(__file__).parents[1])))
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ from serve_app.engine.sampling.sampler import Sampler
 from serve_app.engine.scheduler.sequence import Sequence
 from tests.engine.sampling_reference import row
 
-HERE = str(Path(__file__).parents[2])
+HERE = str(Path(__file__).parents[1])
 
 
 def mixed(index: int) -> SamplingParams:

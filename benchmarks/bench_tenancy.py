@@ -31,10 +31,8 @@ from starlette.types import ASGIApp, Message, Scope
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport
-from serve_app.core.ledger import Counted, Row, UsageLine, UsageQuestion
-from serve_app.core.prices import Prices
-from serve_app.core.quotas import Lease, Statement
-from serve_app.core.tenants import Limits, Rights, Tenant
+from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
+from serve_app.core.tenants import Lease, Limits, Rights, Statement, Tenant
 from serve_app.core.tenants import Scope as Scopes
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door, Guard

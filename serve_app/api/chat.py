@@ -19,9 +19,7 @@ from serve_app.api.forms.shared import FLAG
 from serve_app.api.groups.conversed import Conversed, conversation_of
 from serve_app.api.parameters import PARAMETERS, declared
 from serve_app.core.cards import ModelCard
-from serve_app.core.conversation import Conversation
-from serve_app.core.images import Image
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import Conversation, Image, Prompt
 from serve_app.core.tools import Tool, Tools
 
 MAX_TOP_LOGPROBS = 20

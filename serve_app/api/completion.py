@@ -23,9 +23,8 @@ from serve_app.api.groups.suffixed import Suffixed
 from serve_app.api.groups.target import Target
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.core.cards import ModelCard
-from serve_app.core.conversation import Conversation
-from serve_app.core.images import Image
-from serve_app.core.request import Prompt, SamplerName, samplers_in_order
+from serve_app.core.prompt import Conversation, Image, Prompt
+from serve_app.core.request import SamplerName, samplers_in_order
 from serve_app.core.tools import Tool
 
 SEED_BITS = 53

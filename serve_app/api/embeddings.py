@@ -24,7 +24,7 @@ from serve_app.api.parameters import PARAMETERS, declared
 from serve_app.api.recordings import numbers_text
 from serve_app.core.delta import Usage
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.recording import Recording
+from serve_app.core.request import Recording
 
 
 def _max_model_chars(terms: Terms) -> int:

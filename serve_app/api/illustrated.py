@@ -5,8 +5,7 @@ from __future__ import annotations
 from serve_app.api.forms.images import Illustrations, in_places
 from serve_app.api.limits import WireLimits
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.images import Image
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import Image, Prompt
 
 
 def illustrated(

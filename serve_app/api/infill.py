@@ -17,8 +17,7 @@ from serve_app.api.parse import NATIVE, Body, read_request
 from serve_app.api.paths import Path
 from serve_app.api.spelling import nearest
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
-from serve_app.core.infill import Infill
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import Infill, Prompt
 
 TEXT = Text(max_chars=lambda terms: terms.limits.max_prompt_chars)
 INFILL: Mapping[str, Parameter] = MappingProxyType(

@@ -22,7 +22,7 @@ from serve_app.api.native import RESPONSE_FIELDS
 from serve_app.api.parameters import PARAMETERS, STREAM_OPTIONS, form_of
 from serve_app.api.stream_options import StreamOptions
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import Prompt
 
 Request = TypeVar("Request", bound=CompletionRequest)
 ChooseDialect = Callable[[object], Dialect]

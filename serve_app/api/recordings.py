@@ -8,7 +8,7 @@ from array import array
 from dataclasses import dataclass
 
 from serve_app.api.fragments import Fragment
-from serve_app.core.recording import Recording
+from serve_app.core.request import Recording
 
 DIGITS = "%.9g"
 """So many tell every float32 apart from every other."""

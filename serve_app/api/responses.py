@@ -9,7 +9,7 @@ from typing import Protocol
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.api.recordings import ShownRecording, experts_text
 from serve_app.core.delta import FinishReason, Usage
-from serve_app.core.recording import Recording
+from serve_app.core.request import Recording
 from serve_app.core.tools import ToolCall
 
 OBJECT = "text_completion"

@@ -19,7 +19,7 @@ from serve_app.api.parameters import declared
 from serve_app.api.paths import Path
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.tools import Tool
 
 TEXT = Text(max_chars=lambda terms: terms.limits.max_prompt_chars)

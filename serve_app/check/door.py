@@ -8,7 +8,7 @@ from typing import Any
 
 from serve_app.check.findings import Finding, Path, Severity
 from serve_app.check.ray_token import check_ray_token
-from serve_app.core.hosts import is_loopback
+from serve_app.core.machine import is_loopback
 from serve_app.deployments.apps import ACCOUNTS_DEPLOYMENT, ROUTER_DEPLOYMENT, router
 
 HAPROXYS_HOST = "0.0.0.0"  # nosec B104 # told, not bound

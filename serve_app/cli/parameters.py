@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from serve_app.cli.exits import CommandFailed, Exit
 from serve_app.cli.offering import Offer
+from serve_app.cli.screen import CommandFailed, Exit
 
 OWN = frozenset({"model", "prompt", "messages", "stream", "stream_options"})
 """Said by the commands themselves."""

@@ -20,15 +20,13 @@ from serve_app.api.paths import Path as Route
 from serve_app.check.findings import Finding, Severity
 from serve_app.cli.address import Address, address_of, read_cluster_file
 from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
-from serve_app.cli.exits import CommandFailed, Exit
-from serve_app.cli.guard import start_guard
 from serve_app.cli.log_file import MAX_READ, last_lines, log_path, opened, told_by
 from serve_app.cli.log_file import telling as telling_lines
-from serve_app.cli.names import KEY_VARIABLE
-from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs
+from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs, start_guard
+from serve_app.cli.screen import KEY_VARIABLE, CommandFailed, Exit
 from serve_app.cli.startup import Application, Events, Startup, replicas_wanted
 from serve_app.cli.telling import Telling, telling
-from serve_app.core.own_process import command, variables
+from serve_app.core.machine import command, variables
 
 STOP_TIMEOUT_S = 60.0
 LOST_AFTER_S = 30.0  # a proxy that dies is back in a few seconds

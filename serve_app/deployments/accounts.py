@@ -12,10 +12,8 @@ from contextvars import Context
 from pathlib import Path
 
 from serve_app.core.errors import InvalidRequest, NotFound, ServeError, Unavailable
-from serve_app.core.ledger import Counted, Row, UsageLine, UsageQuestion
-from serve_app.core.prices import Prices
-from serve_app.core.quotas import Lease, Statement
-from serve_app.core.tenants import Limits
+from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
+from serve_app.core.tenants import Lease, Limits, Statement
 from serve_app.deployments.logs import log_as_configured
 from serve_app.router.idempotency import Attempts, Claim, Claimed, Claims, Message
 from serve_app.tenants.admin_service import Office

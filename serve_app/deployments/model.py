@@ -12,12 +12,12 @@ from ray import serve
 
 from serve_app.core.backend import NOTHING, Backend
 from serve_app.core.cards import ReplicaCard
-from serve_app.core.concern import concerning
 from serve_app.core.errors import EngineFailed, ReplicaLost, ServeError
+from serve_app.core.log_context import log_context
+from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.deployments.loading import exempt_what_is_loaded, resting
 from serve_app.deployments.packing import pack
-from serve_app.replica.collector import exempt_what_is_loaded, resting
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Model:
 
     async def submit(self, replica_id: str, router_id: str, requests: Sequence[GenerationRequest]) -> ServeError | None:
         self._refuse_strays(replica_id)
-        with concerning(request.client_request_id for request in requests):
+        with log_context(request.client_request_id for request in requests):
             return await answer_or_refusal(self._service.submit(router_id, requests))
 
     async def abort(self, replica_id: str, router_id: str, request_ids: Sequence[str]) -> None:

@@ -15,8 +15,8 @@ from serve_app.core.backend import NOTHING, may_take_long
 from serve_app.core.cards import ReplicaCard
 from serve_app.core.delta import Frame
 from serve_app.core.errors import EngineFailed, Overloaded, ReplicaLost, ServeError, Unavailable
+from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.deployments.packing import unpack
 
 CALL_TIMEOUT_S = 30.0

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Executor
 
-from serve_app.core.concern import about
 from serve_app.core.delta import Delta, FinishReason, Load
 from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
-from serve_app.core.flow_usage import UsageReport
-from serve_app.core.ledger import News
+from serve_app.core.ledger import News, UsageReport
+from serve_app.core.log_context import about
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.async_steps import Flights
 from serve_app.engine.decoder.crossing import landing_on
-from serve_app.engine.decoder.flights import Flights
 from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.decoder.recorder import Recorder
 from serve_app.engine.decoder.runner import Runner, record_on_gpus
@@ -24,19 +23,15 @@ from serve_app.engine.lora.slots import Slots
 from serve_app.engine.output.output import Output
 from serve_app.engine.sampling.masks import MaskComputer
 from serve_app.engine.sampling.sampler import Sampler
-from serve_app.engine.scheduler.accounts import Accounts
-from serve_app.engine.scheduler.batch import Batch
-from serve_app.engine.scheduler.charging import charge, with_times
+from serve_app.engine.scheduler.accounting import Accounts, charge, note_given_up, note_tokens, with_times
 from serve_app.engine.scheduler.counters import Counters
 from serve_app.engine.scheduler.pace import Pace, work_clock
 from serve_app.engine.scheduler.queue import WaitingQueue
-from serve_app.engine.scheduler.scheduler import Scheduler
-from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.scheduler.siblings import start_siblings
-from serve_app.engine.scheduler.spending import note_given_up, note_tokens
+from serve_app.engine.scheduler.scheduler import Scheduler, start_siblings
+from serve_app.engine.scheduler.sequence import Batch, Sequence
 from serve_app.engine.speculation.speculator import Speculator
 from serve_app.engine.speculation.verification import Verifier
-from serve_app.engine.tensor_parallel.making import make_bank
+from serve_app.engine.tensor_parallel.adapters import make_bank
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from serve_app.api.admin import SERVICES
 from serve_app.api.json_body import read_json_object
 from serve_app.api.paths import AdminPath
 from serve_app.api.shown import shown
-from serve_app.core.csv_lines import as_csv
 from serve_app.core.errors import InvalidRequest
+from serve_app.core.ledger import as_csv
 from serve_app.http.bodies import body_of
 from serve_app.http.guard import Administer
 from serve_app.http.parquet import CONTENT_TYPE, as_parquet

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.core.errors import ServeError
-from serve_app.core.quotas import Amount
+from serve_app.core.tenants import Amount
 from serve_app.http.rate_headers import rate_headers
 from serve_app.router.router import Router
 

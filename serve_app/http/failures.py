@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.dialects.dialect import Dialect
-from serve_app.core.concern import concerning
+from serve_app.core.log_context import log_context
 from serve_app.http.refusals import as_serve_error, dialect_heard, error_response
 
 NAME = b"x-request-id"
@@ -45,7 +45,7 @@ class FailuresAsJson:
             await send(message)
 
         try:
-            with concerning([request_id]):
+            with log_context([request_id]):
                 await self._app(scope, receive, send_with_id)
         except Exception as error:
             if has_started:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.core.delta import Load
-from serve_app.core.flow_usage import FlowUsage
+from serve_app.core.ledger import FlowUsage
 from serve_app.core.names import ModelRef
 from serve_app.http.routes import path_of
 from serve_app.http.untold import told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from serve_app.core.quotas import Meter
+from serve_app.core.tenants import Meter
 from serve_app.router.quotas import Rates
 
 NAMES = {

@@ -15,8 +15,8 @@ from serve_app.api.dialects.dialect import Dialect
 from serve_app.api.dialects.errors import error_body, error_status
 from serve_app.api.dialects.tables import HEADER, dialect_named
 from serve_app.api.shown import shown
-from serve_app.core.concern import about
 from serve_app.core.errors import EngineFailed, InvalidRequest, MethodNotAllowed, NotFound, ServeError
+from serve_app.core.log_context import about
 from serve_app.http.exchange import headers_of
 
 logger = logging.getLogger(__name__)

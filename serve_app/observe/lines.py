@@ -10,8 +10,8 @@ import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from serve_app.core.concern import CONCERN
 from serve_app.core.errors import ServeError
+from serve_app.core.log_context import REQUEST_IDS
 
 
 class Lines(logging.Formatter):
@@ -41,7 +41,7 @@ class Lines(logging.Formatter):
 
 def _requests_of(record: logging.LogRecord) -> dict[str, object]:
     """Those that the line itself is about, else those that the work at hand is for."""
-    request_ids = getattr(record, "request_ids", ()) or CONCERN.get()
+    request_ids = getattr(record, "request_ids", ()) or REQUEST_IDS.get()
     if not request_ids:
         return {}
     return {"request_id": request_ids[0]} if len(request_ids) == 1 else {"request_ids": list(request_ids)}

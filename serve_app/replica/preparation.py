@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
 from serve_app.constraints.compiler import Compiled
-from serve_app.core.context import leaves_no_room
+from serve_app.core.cards import PromptLength
 from serve_app.core.errors import ContextOverflow, InvalidRequest
-from serve_app.core.infill import Infill
-from serve_app.core.prompt_length import PromptLength
-from serve_app.core.request import GenerationRequest, Prompt, SamplingParams
+from serve_app.core.prompt import Infill, Prompt
+from serve_app.core.request import GenerationRequest, SamplingParams, leaves_no_room
 from serve_app.engine.decoder.record import Record
 from serve_app.engine.decoder.record_bounds import RecordBounds
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.vision.eyes import Eyes
-from serve_app.engine.vision.illustration import Illustration
-from serve_app.engine.vision.seen import Seen
-from serve_app.replica.prompt_bounds import check_heads
-from serve_app.replica.prompt_images import illustrated, spelled, without_files
+from serve_app.engine.vision.images import Illustration, Seen, illustrate
+from serve_app.engine.vision.tower import Eyes
 from serve_app.text.infill import arrange
 from serve_app.text.regex_stops import check_regexes
 from serve_app.text.tokenizer import TextTokenizer
@@ -240,3 +238,130 @@ class Preparation:
         words = self._tokenizer.encode_behind([way for word in texts.bad_words for way in (word, " " + word.lstrip())])
         bad_words = (*sampling.bad_words, *dict.fromkeys(words))
         return replace(sampling, logit_bias=(*sampling.logit_bias, *biased), bad_words=bad_words, dry=dry)
+
+
+# Of a text longer than this many characters per token of the context, the beginning is counted first. What stands
+# behind a place in a text changes the tokens before it only nearby; half of them is more than it ever takes back.
+HEAD_CHARS_PER_TOKEN = 16
+HEAD_MARGIN = 2
+
+
+def check_heads(request: GenerationRequest, tokenizer: TextTokenizer, length: PromptLength) -> None:
+    """Count the beginning of each long text, and raise ContextOverflow where it leaves the rest no chance."""
+    if request.context.takes_any_length:
+        return
+    num_head = HEAD_CHARS_PER_TOKEN * length.max_model_len
+    for text in request.texts:
+        if len(text) > num_head:
+            num_tokens = tokenizer.count(text[:num_head])
+            if num_tokens > HEAD_MARGIN * length.max_model_len:
+                found = f"has {len(text)} characters, of which {num_head} alone are {num_tokens} tokens"
+                raise length.overflow(request, found, {"n_prompt_chars": len(text)})
+
+
+def spelled(prompt: Prompt, seen: Items[Seen], eyes: Eyes | None) -> Prompt:
+    """The prompt with each image as the text that the model has for it; texts beside an image are one with it."""
+    if not seen or eyes is None:
+        return prompt
+    texts = [_text(image, each, eyes) for image, each in zip(prompt.images, seen, strict=True)]
+    parts = tuple(_joined(prompt, iter(texts)))
+    return replace(prompt, parts=parts, foreign=tuple(_moved(prompt, texts)))
+
+
+def placed(conversation: Conversation, rendering: Rendering, eyes: Eyes | None) -> Prompt:
+    """A rendered conversation with its images where the template, and nobody else, wrote the model's marker.
+
+    Raises InvalidRequest where these places are not as many as the images.
+    """
+    text, images = rendering.text, conversation.images
+    prompt = Prompt(parts=(text,), adds_special=False, foreign=rendering.foreign)
+    if not images or eyes is None:
+        return prompt
+    starts = [place for place in _starts(text, eyes.marker) if not _is_foreign(rendering, place, len(eyes.marker))]
+    if len(starts) != len(images):
+        must = f"hold as many images as the model's chat template writes places for, which are {len(starts)}"
+        raise InvalidRequest.refusing(conversation.name, must=must, found=str(len(images)))
+    parts: list[str | Image] = []
+    done = 0
+    for start, image in zip(starts, images, strict=True):
+        parts += [text[done:start], replace(image, marker=eyes.marker)]
+        done = start + len(eyes.marker)
+    return replace(prompt, parts=tuple(part for part in (*parts, text[done:]) if part != ""))
+
+
+def illustrated(token_ids: Items[int], seen: Items[Seen], eyes: Eyes | None) -> Illustration | None:
+    """What the prompt's sequences hold of its images; None where it has none.
+
+    Raises InvalidRequest where the prompt itself has the token that stands for images.
+    """
+    if eyes is None or (not seen and eyes.token_id not in token_ids):
+        return None
+    found = illustrate(token_ids, seen, token_id=eyes.token_id) if seen else None
+    if found is None:
+        raise InvalidRequest.refusing(
+            "prompt",
+            must=f"have an image for every {eyes.marker}, which this model has for images",
+            found=f"{len(seen)} images and more places" if seen else "a place and no image",
+        )
+    return found
+
+
+def without_files(request: GenerationRequest) -> GenerationRequest:
+    """The same without the bytes of its images, which nobody needs any more."""
+    prompt = request.prompt
+    if not prompt.images:
+        return request
+    if any(isinstance(part, tuple) for part in prompt.parts):
+        parts = tuple(replace(part, data=b"") if isinstance(part, Image) else part for part in prompt.parts)
+        return replace(request, prompt=Prompt(parts=parts))
+    written = Prompt(parts=(prompt.written,), adds_special=prompt.adds_special)
+    return replace(request, prompt=written)  # as an echo shows it
+
+
+def _text(image: Image, seen: Seen, eyes: Eyes) -> str:
+    """What stands for an image; what is around it, too, unless the model's own marker says that it is there already."""
+    before, behind = ("", "") if image.marker == eyes.marker else eyes.around
+    return before + seen.text + behind
+
+
+def _joined(prompt: Prompt, texts: Iterator[str]) -> Iterator[str | tuple[int, ...]]:
+    """Its parts, of which those around an image are joined; others stay as they were tokenised, each by itself."""
+    text, is_open = "", False
+    for part in prompt.parts:
+        match part:
+            case Image():
+                text, is_open = text + next(texts), True
+            case str() if is_open or not text:
+                text, is_open = text + part, False
+            case _:
+                if text:
+                    yield text
+                text, is_open = (part, False) if isinstance(part, str) else ("", False)
+                if not isinstance(part, str):
+                    yield part
+    if text:
+        yield text
+
+
+def _moved(prompt: Prompt, texts: Items[str]) -> Iterator[int]:
+    """Where foreign characters come to stand when a text is there for each marker."""
+    places: list[tuple[int, int]] = []  # the place of a marker, and what its text adds
+    num_chars, waiting = 0, iter(texts)
+    for part in prompt.parts:
+        if isinstance(part, Image):
+            places.append((num_chars, len(next(waiting)) - len(part.marker)))
+        num_chars += len(part.marker) if isinstance(part, Image) else len(part)
+    for place in prompt.foreign:
+        yield place + sum(added for start, added in places if start < place)
+
+
+def _starts(text: str, marker: str) -> Iterator[int]:
+    place = text.find(marker)
+    while place >= 0:
+        yield place
+        place = text.find(marker, place + len(marker))
+
+
+def _is_foreign(rendering: Rendering, start: int, length: int) -> bool:
+    at = bisect_left(rendering.foreign, start)
+    return at < len(rendering.foreign) and rendering.foreign[at] < start + length

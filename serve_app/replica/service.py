@@ -15,35 +15,30 @@ from typing import Any
 import torch
 
 from serve_app.constraints.compiler import Compiled, Compiler
-from serve_app.core.adapters import AdapterRecord
 from serve_app.core.backend import NOTHING
-from serve_app.core.cards import ModelCard, ReplicaCard
+from serve_app.core.cards import AdapterCard, AdapterRecord, ModelCard, ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound, EngineFailed, ReplicaLost
-from serve_app.core.flow_usage import UsageReport
-from serve_app.core.recording import EmbeddingForm
-from serve_app.core.request import GenerationRequest
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.core.ledger import UsageReport
+from serve_app.core.names import MAX_MIXED_ADAPTERS
+from serve_app.core.prompt import Tokenization, TokenizeRequest
+from serve_app.core.request import EmbeddingForm, GenerationRequest
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.allocator import give_back_freed_memory, settle_memory
-from serve_app.engine.decoder.loading import load_with_tokenizer
+from serve_app.engine.decoder.loading import LoadedModel, load_with_tokenizer
 from serve_app.engine.decoder.openmp import Wakefulness, compute_alone
-from serve_app.engine.decoder.record_bounds import RecordBounds
+from serve_app.engine.decoder.record_bounds import RecordBounds, record_card
 from serve_app.engine.driver import Driver
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.registration import bind_adapters
-from serve_app.engine.outbox import Outbox
 from serve_app.engine.sampling.masks import vocabulary_of
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.vision.looking import Looks, make_looking
-from serve_app.replica.card import model_card, template_of
-from serve_app.replica.delivery import Delivery
-from serve_app.replica.leases import Leases
-from serve_app.replica.open_requests import OpenRequests
-from serve_app.replica.preparation import Preparation
-from serve_app.replica.prompt_images import placed
-from serve_app.replica.tokenization import Tokenizations
-from serve_app.replica.tokenizer_lanes import TokenizerLanes
+from serve_app.engine.vision.encoder import Looks, image_card, make_looking
+from serve_app.replica.delivery import Delivery, Leases, Outbox
+from serve_app.replica.preparation import Preparation, placed
+from serve_app.replica.requests import OpenRequests
+from serve_app.replica.tokenizer_lanes import Tokenizations, TokenizerLanes
+from serve_app.templates.chat_template import ChatTemplate
 from serve_app.text.tokenizer import TextTokenizer
 
 MAX_TOLD_FLOWS = 32
@@ -312,3 +307,47 @@ class ModelService:
     def _running_driver(self) -> Driver:
         assert self._driver is not None, "start() was not called"
         return self._driver
+
+
+def model_card(
+    config: EngineConfig,
+    model: LoadedModel,
+    tokenizer: TextTokenizer,
+    adapters: tuple[AdapterCard, ...],
+    *,
+    root: str | None,
+    created: int,
+    dialect: str | None,
+    chat_template: str,
+) -> ModelCard:
+    """For the routers; the last four as `ModelService.load` has them."""
+    return ModelCard(
+        name=config.name,
+        root=root or config.path,
+        created=created,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        adapters=adapters,
+        dialect=dialect,
+        max_num_sequences=config.max_num_sequences,
+        max_waiting=config.max_waiting,
+        kv_cache_bytes=model.kv_cache_bytes * config.tensor_parallel,
+        chat_template=chat_template,
+        records=record_card(config, model.module),
+        tokenizer=tokenizer.card,
+        images=image_card(model),
+        max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),
+        fills_gaps=tokenizer.markers is not None,
+    )
+
+
+def template_of(card: ModelCard, tokenizer: TextTokenizer) -> ChatTemplate:
+    """The model's chat template, ready to render."""
+    return ChatTemplate(
+        card.chat_template,
+        tool_template=card.tool_template,
+        tells_form=None if card.tool_prompt == "ignore" else card.tool_parser in (None, "hermes", "qwen"),
+        model_name=card.name,
+        special_names=tuple(name for name, _ in tokenizer.special_names),
+        special_tokens=dict(card.tokenizer.special_tokens),
+    )

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import DeadlineExceeded
-from serve_app.core.ledger import CLIENT_LEFT, Ledger, Row, UsageLine, UsageQuestion
+from serve_app.core.ledger import CLIENT_LEFT, Ledger, Prices, Row, UsageLine, UsageQuestion
 from serve_app.core.names import ModelRef
-from serve_app.core.prices import Prices
-from serve_app.core.quotas import Amount
 from serve_app.core.request import GenerationRequest
-from serve_app.core.tenants import Identity, Tenant
+from serve_app.core.tenants import Amount, Identity, Tenant
 from serve_app.router.ledger_writer import Scribe
 from serve_app.router.quotas import FREE, Permit, Quotas, Rates
 from serve_app.router.run import Run

@@ -14,10 +14,8 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from serve_app.core.errors import Unavailable
-from serve_app.core.ledger import Counted, Row, UsageLine, UsageQuestion
-from serve_app.core.prices import Prices
-from serve_app.core.quotas import Lease, Statement
-from serve_app.core.tenants import Identity
+from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
+from serve_app.core.tenants import Identity, Lease, Statement
 from serve_app.router.idempotency import Answer, Claim, Claimed, Message, Standing
 from serve_app.tenants.keys import KEY, HeldDirectory
 

@@ -8,11 +8,10 @@ from typing import TypeVar
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.explanation import ExplainedPart, LimitState, Room
 from serve_app.core.cards import ModelCard
-from serve_app.core.context import leaves_no_room
 from serve_app.core.errors import InvalidRequest, ModelLoading, ReplicaLost
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.core.prompt import Tokenization, TokenizeRequest
+from serve_app.core.request import GenerationRequest, leaves_no_room
 from serve_app.router.fleet import MAX_NAMED, View
 from serve_app.router.link import ReplicaLink
 from serve_app.router.router import Router

@@ -12,12 +12,12 @@ from typing import TypeVar
 
 from serve_app.core.backend import Backend, may_take_long
 from serve_app.core.cards import ReplicaCard
-from serve_app.core.concern import about
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import ReplicaLost, ServeError
 from serve_app.core.ledger import Spent
+from serve_app.core.log_context import about
+from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.router.room import Room
 
 

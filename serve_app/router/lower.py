@@ -10,28 +10,26 @@ from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.shown import shown
-from serve_app.catalog.mixes import write_mix
+from serve_app.catalog.resolve import write_mix
 from serve_app.core.cards import ModelCard
-from serve_app.core.constraint import Constraint
-from serve_app.core.context import ContextParams
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, UnsupportedParameter
-from serve_app.core.images import Image
 from serve_app.core.names import ModelRef
-from serve_app.core.recording import RecordParams
+from serve_app.core.prompt import Image, Prompt
 from serve_app.core.request import (
     DRY_BASE,
+    Constraint,
+    ContextParams,
     DryParams,
     GenerationRequest,
     LogprobParams,
-    Prompt,
+    RecordParams,
     SamplingParams,
     StopParams,
     UnencodedParams,
 )
 from serve_app.core.tenants import LOCAL, Tenant
 from serve_app.router.message import constraint_of, marks_to_show, writing_of
-from serve_app.tools.demands import call_constraint
-from serve_app.tools.forms import Form
+from serve_app.tools.forms import Form, call_constraint
 
 CardOf = Callable[[ModelRef], ModelCard]
 

@@ -12,14 +12,12 @@ from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.responses import Choice
 from serve_app.core.cards import ModelCard
-from serve_app.core.constraint import Constraint
 from serve_app.core.delta import Finish, FinishReason
+from serve_app.core.request import Constraint
 from serve_app.core.tools import ReasoningParserName, ToolCallDelta, ToolParserName, Tools
-from serve_app.tools.demands import call_constraint
-from serve_app.tools.forms import JSON, Form, form_for
-from serve_app.tools.marks import MarkFinder
-from serve_app.tools.parsed import Parsed
-from serve_app.tools.parser import CallParser, parse_whole
+from serve_app.tools.forms import JSON, Form, call_constraint, form_for
+from serve_app.tools.literals import MarkFinder
+from serve_app.tools.parser import CallParser, Parsed, parse_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

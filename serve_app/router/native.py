@@ -11,8 +11,7 @@ from serve_app.api.native import chosen_fields, native_settings
 from serve_app.api.responses import Choice
 from serve_app.api.sse import event as sse_event
 from serve_app.core.delta import FinishReason
-from serve_app.core.images import Image
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import Image, Prompt
 from serve_app.router.render import Composer, Part
 from serve_app.router.run import Event, Run
 from serve_app.router.stats import Tally

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from serve_app.core.errors import InvalidRequest, OutOfBudget, QuotaExceeded, Unavailable
-from serve_app.core.quotas import (
+from serve_app.core.tenants import (
     COUNTS_REQUESTS,
     GAUGES,
     NANO,
@@ -24,9 +24,9 @@ from serve_app.core.quotas import (
     Lender,
     Meter,
     Statement,
+    Tenant,
     bounds_of,
 )
-from serve_app.core.tenants import Tenant
 from serve_app.router.appointments import MAX_RETRY_S, OBEYED_S, Appointments
 from serve_app.tenants.leased_limits import Wallet
 from serve_app.tenants.lending import MINUTE_S

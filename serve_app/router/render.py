@@ -17,8 +17,8 @@ from serve_app.api.recordings import ShownRecording
 from serve_app.api.responses import Choice, ResponseHead, completion_body, sglext_members, token_counts, usage_body
 from serve_app.api.sse import DONE
 from serve_app.core.delta import Delta, FinishReason, PromptReport, TokenLogprob, Usage
-from serve_app.core.infill import SuffixMode
-from serve_app.core.recording import Recording
+from serve_app.core.prompt import SuffixMode
+from serve_app.core.request import Recording
 from serve_app.router.message import CallReader
 from serve_app.router.run import Event, Run
 from serve_app.router.stats import Tally

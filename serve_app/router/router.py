@@ -15,9 +15,9 @@ from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.model_list import ModelEntry, list_models, mix_entry
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ContextOverflow, InvalidRequest, NotSupported, ServeError
-from serve_app.core.infill import SuffixMode
+from serve_app.core.ledger import Prices
 from serve_app.core.names import ModelRef
-from serve_app.core.prices import Prices
+from serve_app.core.prompt import SuffixMode
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tenants import LOCAL, Tenant
 from serve_app.router.accounting import Books

@@ -7,7 +7,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Mapping
 
-from serve_app.core.quotas import BUDGETS, RATES, SETTLED, Amounts, Lease, Meter, Statement
+from serve_app.core.tenants import BUDGETS, RATES, SETTLED, Amounts, Lease, Meter, Statement
 from serve_app.tenants.lending import MINUTE_S
 
 SHARE = 8

@@ -17,10 +17,20 @@ from sqlalchemy import Connection, Engine, Executable, Table, bindparam, delete,
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, IntegrityError
 
-from serve_app.core.csv_lines import as_csv
-from serve_app.core.ledger import DIMENSIONS, OTHER_MIXES, SUMS, UNATTRIBUTED, Counted, Row, UsageLine, UsageQuestion
-from serve_app.core.prices import Price, Prices
-from serve_app.core.quotas import NANO
+from serve_app.core.ledger import (
+    DIMENSIONS,
+    OTHER_MIXES,
+    SUMS,
+    UNATTRIBUTED,
+    Counted,
+    Price,
+    Prices,
+    Row,
+    UsageLine,
+    UsageQuestion,
+    as_csv,
+)
+from serve_app.core.tenants import NANO
 from serve_app.tenants import tables
 from serve_app.tenants.declaration import is_name
 from serve_app.tenants.errors import TenancyError

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
-from serve_app.core.quotas import GAUGES, Amounts, Lease, Meter, Statement, bounds_of
-from serve_app.core.tenants import Limits
+from serve_app.core.tenants import GAUGES, Amounts, Lease, Limits, Meter, Statement, bounds_of
 
 LEASE_S = 5.0
 """A router that was not heard of for so long is taken for gone, and itself refuses by then."""

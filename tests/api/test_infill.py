@@ -11,8 +11,7 @@ from serve_app.api.dialects.tables import DIALECTS, LLAMA_CPP
 from serve_app.api.infill import read_infill
 from serve_app.api.limits import WireLimits
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
-from serve_app.core.infill import ExtraFile, Infill
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import ExtraFile, Infill, Prompt
 
 GAP = {"input_prefix": "def f():\n", "input_suffix": "    return x\n"}
 LIMITS = WireLimits(max_prompt_chars=100, max_extra_files=2)

@@ -17,7 +17,7 @@ from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parameters import PARAMETERS
 from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest, ServeError, UnsupportedParameter
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import Prompt
 
 
 def parse(limits: WireLimits = DEFAULT_LIMITS, **members: object):

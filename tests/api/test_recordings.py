@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from serve_app.api.chunks import dump
 from serve_app.api.fragments import Fragment
 from serve_app.api.recordings import ShownRecording, numbers_text
-from serve_app.core.recording import Recording
+from serve_app.core.request import Recording
 
 FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 TEXT = st.text(max_size=20)

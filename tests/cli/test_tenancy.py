@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 
-from serve_app.cli.exits import Exit
+from serve_app.cli.screen import Exit
 from serve_app.core.ledger import Row
 from serve_app.tenants.ledger import LedgerStore
 from serve_app.tenants.opening import open_store

@@ -14,9 +14,9 @@ import httpx
 import pytest
 import ray.dashboard
 
-from serve_app.cli.doctor.checks import examine
 from serve_app.cli.doctor.facts import Facts
 from serve_app.cli.doctor.gathering import gather
+from serve_app.cli.doctor.report import examine
 from tests.cluster.started import Started
 
 pytestmark = [

@@ -16,9 +16,8 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from serve_app.core.errors import Unavailable
-from serve_app.core.ledger import Counted, Row, Spent
-from serve_app.core.prices import Price, Prices
-from serve_app.core.quotas import Meter, Statement
+from serve_app.core.ledger import Counted, Price, Prices, Row, Spent
+from serve_app.core.tenants import Meter, Statement
 from serve_app.deployments.accounts import Accounts
 from serve_app.deployments.logs import ACCESS_LOGGER
 from serve_app.router.idempotency import Claim, Standing

@@ -16,9 +16,9 @@ from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.openapi import openapi_document
 from serve_app.api.parameters import OTHER_NAMES as RENAMED
 from serve_app.api.parse import parse_completion
-from serve_app.cli.tenancy_options import tenant_offers
-from serve_app.core.constraint import Constraint
+from serve_app.cli.tenancy_commands import tenant_offers
 from serve_app.core.errors import InvalidRequest
+from serve_app.core.request import Constraint
 from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings, TracingSettings
 from serve_app.engine.config import EngineConfig
 from serve_app.http.cors import READABLE

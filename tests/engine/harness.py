@@ -12,8 +12,8 @@ import torch
 
 from serve_app.core.delta import Delta
 from serve_app.core.names import ModelRef, Part, mixed
-from serve_app.core.recording import RecordParams
-from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import GenerationRequest, LogprobParams, RecordParams, SamplingParams, StopParams
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.loading import load_with_tokenizer
 from serve_app.engine.decoder.record_bounds import RecordBounds
@@ -21,7 +21,7 @@ from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.engine import Engine
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.speculation.costs import StepCosts
+from serve_app.engine.speculation.speculator import StepCosts
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.adapter_files import load_adapter
 

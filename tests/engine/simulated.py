@@ -13,14 +13,12 @@ from serve_app.engine.config import SPARE_PART
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
-from serve_app.engine.scheduler.accounts import Accounts
-from serve_app.engine.scheduler.batch import Batch
-from serve_app.engine.scheduler.charging import charge
+from serve_app.engine.scheduler.accounting import Accounts, charge
 from serve_app.engine.scheduler.counters import Counters
 from serve_app.engine.scheduler.pace import Pace
 from serve_app.engine.scheduler.queue import WaitingQueue
 from serve_app.engine.scheduler.scheduler import Scheduler
-from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Batch, Sequence
 from serve_app.engine.scheduler.turns import Rules
 from tests.engine.harness import request
 

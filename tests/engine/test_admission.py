@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from serve_app.core.shares import Share
-from serve_app.engine.scheduler.prompts_in_work import MOST_COMPARED, PromptsInWork
+from serve_app.engine.scheduler.admission import MOST_COMPARED, PromptsInWork
 from serve_app.engine.scheduler.queue import MAX_LOOKAHEAD, MOST_PASSED_OVER
 from serve_app.engine.scheduler.sequence import Sequence
 from tests.engine.simulated import Simulation

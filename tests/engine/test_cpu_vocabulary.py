@@ -14,8 +14,9 @@ from serve_app.engine.cpu import compiling
 from serve_app.engine.cpu.vocabulary import ALL, InPlay, VocabularyKernels, bounds_of, vocabulary_kernels
 from serve_app.engine.cpu.vocabulary_kernel import MOST_OTHERS, MOST_VALUES
 from serve_app.engine.decoder.openmp import libgomp
-from serve_app.engine.sampling import drawing, moments, racing
-from serve_app.engine.sampling.drawing import Drawn, draw_tokens
+from serve_app.engine.sampling import draw as drawing
+from serve_app.engine.sampling import moments, racing
+from serve_app.engine.sampling.draw import Drawn, draw_tokens
 from serve_app.engine.sampling.full import FullRow
 from serve_app.engine.sampling.logprobs import score
 from serve_app.engine.sampling.racing import kernels_for

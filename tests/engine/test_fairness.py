@@ -9,10 +9,9 @@ from collections.abc import Sequence as Items
 import pytest
 
 from serve_app.core.shares import Share
-from serve_app.engine.scheduler.batch import Batch
 from serve_app.engine.scheduler.counters import Counters
 from serve_app.engine.scheduler.queue import KeyOf, Lacks, WaitingQueue, lacks_nothing, no_debt
-from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Batch, Sequence
 from serve_app.engine.scheduler.turns import DebtOf, Rules
 from tests.engine.simulated import Simulation
 

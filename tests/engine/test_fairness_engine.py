@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from serve_app.api.live import Moment
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import Prompt
 from serve_app.core.shares import Share
 from serve_app.engine.engine import Engine
 from serve_app.engine.scheduler.pace import Pace

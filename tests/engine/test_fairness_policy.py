@@ -11,16 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.flow_usage import REST, FlowUsage, UsageReport
-from serve_app.core.ledger import Spent
+from serve_app.core.ledger import REST, FlowUsage, Spent, UsageReport
 from serve_app.core.shares import Share
-from serve_app.engine.scheduler import accounts as accounts_module
+from serve_app.engine.scheduler import accounting as accounts_module
 from serve_app.engine.scheduler import counters as counters_module
-from serve_app.engine.scheduler.accounts import Account, Accounts
-from serve_app.engine.scheduler.batch import Batch, Span
-from serve_app.engine.scheduler.charging import charge
+from serve_app.engine.scheduler.accounting import Account, Accounts, charge
 from serve_app.engine.scheduler.counters import Counters
 from serve_app.engine.scheduler.filling import LEAST_LUMP, MOST_LUMPS, Claim, filled
+from serve_app.engine.scheduler.sequence import Batch, Span
 from serve_app.engine.scheduler.turns import A_MOMENT_S, Rules, Standing, next_rise, turn_key
 from tests.engine.simulated import Simulation
 
@@ -210,7 +208,7 @@ def test_a_listener_hears_of_every_change_once_a_few_at_a_time(changes: list[tup
 
 
 def test_the_policy_needs_no_torch() -> None:
-    names = ("turns", "counters", "filling", "accounts")
+    names = ("turns", "counters", "filling", "accounting")
     lines = [f"import serve_app.engine.scheduler.{name}" for name in names]
     found = subprocess.run(
         [sys.executable, "-c", "; ".join([*lines, "import sys; print('torch' in sys.modules)"])],

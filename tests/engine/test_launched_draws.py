@@ -20,8 +20,7 @@ from serve_app.engine.sampling.logprobs import Scored
 from serve_app.engine.sampling.masks import StepMasks
 from serve_app.engine.sampling.parameters import Parameters
 from serve_app.engine.sampling.sampler import SampledSpan, Sampler
-from serve_app.engine.scheduler.batch import Batch, Span
-from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 from tests.engine.sampling_reference import row
 from tests.engine.test_sampling import mixed_rows
 from tests.engine.unseen import DEVICE, Looked, NoLooking

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from serve_app.core.delta import Finish, FinishReason
 from serve_app.core.errors import EngineFailed
-from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import GenerationRequest, LogprobParams, SamplingParams
 from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.engine import Engine
-from serve_app.engine.scheduler.batch import Batch
+from serve_app.engine.scheduler.sequence import Batch
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import FreeGuesses, Outcome, collect, complete, config, drain, make_engine, request, sequences
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from serve_app.core.errors import EngineFailed
-from serve_app.engine.tensor_parallel.crew import Crew
+from serve_app.engine.tensor_parallel.workers import Crew
 from tests.engine.harness import complete, request
 from tests.engine.test_shards import engine_of
 from tests.families.making import save_model

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from serve_app.core.delta import PromptReport, TokenLogprob
-from serve_app.core.request import GenerationRequest, LogprobParams, Prompt
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import GenerationRequest, LogprobParams
 from serve_app.engine.output.prompt_report import PromptReporter
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.text.tokenizer import TextTokenizer

@@ -9,8 +9,7 @@ import pytest
 
 from serve_app.core.delta import FinishReason
 from serve_app.core.names import Part, mixed
-from serve_app.core.recording import RecordParams
-from serve_app.core.request import GenerationRequest, LogprobParams
+from serve_app.core.request import GenerationRequest, LogprobParams, RecordParams
 from serve_app.engine.engine import Engine
 from tests.engine.harness import collect, complete, config, drain, make_engine, request, sequences
 from tests.engine.test_adapter_prefix import LAST

@@ -18,9 +18,9 @@ from serve_app.core.request import (
     SamplingParams,
     StopParams,
 )
-from serve_app.engine.sampling.draw import Stream, gumbel, key, keys_tensor, pick, uniform
-from serve_app.engine.sampling.drawing import draw_tokens
+from serve_app.engine.sampling.draw import draw_tokens
 from serve_app.engine.sampling.logprobs import score
+from serve_app.engine.sampling.noise import Stream, gumbel, key, keys_tensor, pick, uniform
 from serve_app.engine.sampling.sampler import Sampler
 from serve_app.engine.scheduler.sequence import Sequence
 from tests.engine.conftest import DEMO

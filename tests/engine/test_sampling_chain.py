@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from serve_app.core.request import TEMPERATURE_FIRST, TEMPERATURE_LAST, LogprobParams, SamplerName, SamplingParams
 from serve_app.engine.sampling.candidates import Rest, choose_candidates
 from serve_app.engine.sampling.chain import STAGES, active_stages, order_of, run_chain, run_full_chain, stages_of
-from serve_app.engine.sampling.drawing import draw_tokens
+from serve_app.engine.sampling.draw import draw_tokens
 from serve_app.engine.sampling.full import FullRow
 from serve_app.engine.sampling.parameters import Parameters
 from serve_app.engine.sampling.scratch import Scratch

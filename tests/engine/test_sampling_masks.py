@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from serve_app.core.request import SamplingParams, StopParams
-from serve_app.engine.sampling.drawing import Drawn
+from serve_app.engine.sampling.draw import Drawn
 from serve_app.engine.sampling.masking import EXHAUSTED, is_allowed, restrict, unpacked
 from serve_app.engine.sampling.masks import StepMasks
 from serve_app.engine.sampling.sampler import Sampler

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from serve_app.core.request import DryParams, SamplingParams, StopParams
 from serve_app.engine.sampling.counts import TokenCounts
-from serve_app.engine.sampling.drawing import Drawn
+from serve_app.engine.sampling.draw import Drawn
 from serve_app.engine.sampling.edits import edit_logits
 from serve_app.engine.sampling.masking import Exhausted
 from serve_app.engine.sampling.sampler import Sampler

@@ -12,12 +12,11 @@ import torch
 
 from serve_app.catalog.adapters import read_adapter
 from serve_app.core.delta import TokenLogprob
-from serve_app.core.recording import RecordParams
-from serve_app.core.request import LogprobParams
+from serve_app.core.request import LogprobParams, RecordParams
 from serve_app.engine.decoder.loading import load_model, load_with
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.registration import bind_adapters
-from serve_app.engine.tensor_parallel.crew import Crew
+from serve_app.engine.tensor_parallel.workers import Crew
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.adapter_files import save_adapter
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS

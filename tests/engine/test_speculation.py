@@ -9,10 +9,10 @@ import pytest
 
 from serve_app.core.delta import Finish, FinishReason, TokenLogprob
 from serve_app.core.names import ModelRef
-from serve_app.core.recording import RecordParams
-from serve_app.core.request import DryParams, GenerationRequest, LogprobParams, Prompt, SamplingParams
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import DryParams, GenerationRequest, LogprobParams, RecordParams, SamplingParams
 from serve_app.engine.engine import Engine
-from serve_app.engine.speculation.costs import StepCosts
+from serve_app.engine.speculation.speculator import StepCosts
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import FreeGuesses, Outcome, complete, config, make_engine, request, sequences
 

@@ -12,16 +12,16 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoTokenizer
 
-from serve_app.core.images import MARKER, Image
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt, StopParams
+from serve_app.core.prompt import MARKER, Image, Prompt
+from serve_app.core.request import GenerationRequest, StopParams
 from serve_app.engine.decoder.judgement import judge
 from serve_app.engine.decoder.loading import load_model
 from serve_app.engine.decoder.weights import held_bytes, weight_bytes
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.errors import AdapterRefused
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.vision.seen import Seen
+from serve_app.engine.vision.images import Seen
 from serve_app.replica.preparation import Preparation
 from tests.engine.adapter_files import load_adapter, save_adapter
 from tests.engine.harness import GREEDY, Outcome, config, drain, make_engine

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from serve_app.core.recording import RecordParams
+from serve_app.core.request import RecordParams
 from serve_app.engine.decoder.building import build_loop
 from serve_app.engine.decoder.family import FAMILIES
 from serve_app.engine.decoder.judgement import judge

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from serve_app.core.ledger import Counted, Row, UsageLine, UsageQuestion
-from serve_app.core.prices import Price, Prices
-from serve_app.core.quotas import Lease, Statement
-from serve_app.core.tenants import Identity, Limits, Tenant
+from serve_app.core.ledger import Counted, Price, Prices, Row, UsageLine, UsageQuestion
+from serve_app.core.tenants import Identity, Lease, Limits, Statement, Tenant
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
 from serve_app.router.accounting import Books

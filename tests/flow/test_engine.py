@@ -84,7 +84,7 @@ async def test_lora_path_names_an_adapter_per_prompt(stack: Stack) -> None:
 
 async def test_prompt_forms_agree(stack: Stack) -> None:
     tokenizer = stack.services[0].tokenizer
-    from serve_app.core.request import Prompt
+    from serve_app.core.prompt import Prompt
 
     text = "The dog likes to"
     ids = tokenizer.encode(Prompt(parts=(text,)))

@@ -13,8 +13,7 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from serve_app.core.errors import EngineFailed, Unavailable
-from serve_app.core.quotas import Meter
-from serve_app.core.tenants import Identity, Scope, Tenant
+from serve_app.core.tenants import Identity, Meter, Scope, Tenant
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
 from serve_app.http.idempotency import Idempotent

@@ -14,9 +14,8 @@ from transformers import AutoTokenizer
 from serve_app.api.dialects.tables import DIALECTS
 from serve_app.api.limits import WireLimits
 from serve_app.engine.decoder.judgement import judge
-from serve_app.engine.vision.judgement import Sight
-from serve_app.engine.vision.looking import Looking
-from serve_app.engine.vision.memory import SeenImages
+from serve_app.engine.vision.encoder import Looking, SeenImages
+from serve_app.engine.vision.support import Sight
 from serve_app.http.settings import HttpSettings
 from tests.engine.gated_eyes import GatedEyes
 from tests.engine.test_image_files import BOMB, HOSTILE, png

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.core.errors import EngineFailed, ReplicaLost
-from serve_app.engine.tensor_parallel.crew import Crew
+from serve_app.engine.tensor_parallel.workers import Crew
 from tests.flow.stack import Stack, running_stack
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]

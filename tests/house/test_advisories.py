@@ -16,9 +16,9 @@ UNPICKLING |= {"pandas.read_pickle", "numpy.lib.format.read_array", "ray.cloudpi
 PACKS = "deployments/packing.py"
 """Frames between replicas and routers of ours, inside Ray, which carries pickled objects itself."""
 PIPES = {
-    "apart/forking.py": "what a child is given once, by the process that started it, before anything of a stranger's",
-    "engine/tensor_parallel/crew.py": "answers of followers, each of which it has started itself",
-    "engine/tensor_parallel/follower.py": "orders of the first shard, which has started it",
+    "sandbox/forking.py": "what a child is given once, by the process that started it, before anything of a stranger's",
+    "engine/tensor_parallel/workers.py": "answers of followers, each of which it has started itself",
+    "engine/tensor_parallel/worker.py": "orders of the first shard, which has started it",
 }
 """Who unpickles what comes over a pipe, and from whom: pairs of sockets that a child inherits, without an address."""
 ENDS_OF_PIPES = "multiprocessing.connection.Connection"

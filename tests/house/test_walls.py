@@ -28,14 +28,14 @@ def wall(ours: str = "", theirs: str = "") -> Wall:
 
 WALLS = {
     "core": wall(),
-    "apart": wall("core"),
+    "sandbox": wall("core"),
     "api": wall("core", "pydantic"),
     "catalog": wall("core", "safetensors"),
     "tenants": wall("core", "sqlalchemy"),
     "text": wall("core", "transformers tokenizers"),
     "tools": wall("core"),
-    "constraints": wall("core apart", "llguidance"),
-    "templates": wall("core apart", "jinja2"),
+    "constraints": wall("core sandbox", "llguidance"),
+    "templates": wall("core sandbox", "jinja2"),
     "engine": wall(
         "core text constraints templates", "torch transformers peft safetensors PIL triton flashinfer llvmlite"
     ),
@@ -45,7 +45,7 @@ WALLS = {
     "http": wall("core api router", "starlette uvicorn httptools prometheus_client pyarrow"),
     "deployments": wall("core api catalog tenants engine replica router observe http", "ray starlette pydantic"),
     "check": wall("core catalog engine deployments", "ray pydantic yaml"),
-    "cli": wall("api catalog check core tenants", "prometheus_client ray rich typer yaml"),
+    "cli": wall("api catalog check core tenants", "prometheus_client psutil ray rich typer yaml"),
     "lab": wall(theirs="openai pandas matplotlib IPython prometheus_client yaml"),
 }
 

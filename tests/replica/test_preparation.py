@@ -8,19 +8,18 @@ from dataclasses import replace
 import pytest
 from tokenizers import Tokenizer, normalizers
 
-from serve_app.core.context import ContextParams
 from serve_app.core.errors import ContextOverflow, InvalidRequest
+from serve_app.core.prompt import Prompt
 from serve_app.core.request import (
+    ContextParams,
     DryParams,
     GenerationRequest,
-    Prompt,
     SamplingParams,
     StopParams,
     UnencodedParams,
 )
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.replica.preparation import Preparation
-from serve_app.replica.prompt_bounds import HEAD_CHARS_PER_TOKEN, HEAD_MARGIN
+from serve_app.replica.preparation import HEAD_CHARS_PER_TOKEN, HEAD_MARGIN, Preparation
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.conftest import DEMO
 from tests.engine.harness import request

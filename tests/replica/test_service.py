@@ -10,13 +10,12 @@ from dataclasses import replace
 import pytest
 
 from serve_app.catalog.adapters import read_adapter
-from serve_app.core.context import ContextParams
 from serve_app.core.delta import Delta, FinishReason
 from serve_app.core.errors import AdapterNotFound, ContextOverflow, EngineFailed, InvalidRequest, Overloaded
 from serve_app.core.ledger import Spent
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt, StopParams
-from serve_app.core.tokenization import TokenizeRequest
+from serve_app.core.prompt import Prompt, TokenizeRequest
+from serve_app.core.request import ContextParams, GenerationRequest, StopParams
 from serve_app.engine.decoder.loading import ModelNotSupported
 from serve_app.replica.service import ModelService
 from serve_app.replica.tokenizer_lanes import LANES, TokenizerLanes

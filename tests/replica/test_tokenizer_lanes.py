@@ -10,13 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.context import ContextParams
 from serve_app.core.errors import Overloaded
-from serve_app.core.request import GenerationRequest, Prompt
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import ContextParams, GenerationRequest
 from serve_app.core.shares import Share
 from serve_app.replica.service import ModelService
-from serve_app.replica.text_turns import OLDEST_EVERY, TextTurns, Work
-from serve_app.replica.tokenizer_lanes import LANES, TokenizerLanes
+from serve_app.replica.tokenizer_lanes import LANES, OLDEST_EVERY, TextTurns, TokenizerLanes, Work
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, request
 

@@ -9,9 +9,9 @@ import pytest
 
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.parse import parse_completion
+from serve_app.core.ledger import Price, Prices
 from serve_app.core.names import ModelRef
-from serve_app.core.prices import Price, Prices
-from serve_app.core.quotas import Amount
+from serve_app.core.tenants import Amount
 from serve_app.router.accounting import NUM_SPECIAL, worst_case
 from serve_app.router.lower import lower
 from tests.fakes import model_card

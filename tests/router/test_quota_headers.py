@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.errors import QuotaExceeded
-from serve_app.core.quotas import Amount, Meter, bounds_of
-from serve_app.core.tenants import Limits, Tenant
+from serve_app.core.tenants import Amount, Limits, Meter, Tenant, bounds_of
 from serve_app.http.rate_headers import rate_headers
 from serve_app.router.quotas import Permit, Quotas
 from tests.router.test_quotas import FakeAccounts, quotas

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from serve_app.core.errors import InvalidRequest, OutOfBudget, QuotaExceeded, Unavailable
-from serve_app.core.quotas import Amount, Lease, Meter, Statement, bounds_of
-from serve_app.core.tenants import Limits, Tenant
+from serve_app.core.tenants import Amount, Lease, Limits, Meter, Statement, Tenant, bounds_of
 from serve_app.router.appointments import OBEYED_S
 from serve_app.router.quotas import AGAIN_S, Permit, Quotas
 from serve_app.tenants.leased_limits import NEVER_TOLD

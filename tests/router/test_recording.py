@@ -12,8 +12,8 @@ from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.parse import parse_completion
 from serve_app.core.cards import RecordCard
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.recording import EmbeddingForm, RecordParams
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import EmbeddingForm, RecordParams
 from serve_app.router.lower import record_wanted
 from tests.fakes import model_card
 

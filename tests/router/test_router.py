@@ -11,7 +11,7 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects.tables import DIALECTS
 from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest, NotSupported
-from serve_app.core.infill import Infill, SuffixMode
+from serve_app.core.prompt import Infill, SuffixMode
 from serve_app.router.router import with_suffix_mode
 from tests.fakes import model_card
 

@@ -12,7 +12,7 @@ import jinja2
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from serve_app.catalog.chat_template import ChatTemplates, read_chat_templates
+from serve_app.catalog.defaults import ChatTemplates, read_chat_templates
 from serve_app.core.tools import Tool, ToolChoice, Tools
 from serve_app.templates.messages import FORM_PROMPT
 from serve_app.templates.rendering import PROBE_TOOL, Refused, Templates, Work

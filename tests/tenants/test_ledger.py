@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, delete, select
 
-from serve_app.core.ledger import OTHER_MIXES, SUMS, UNATTRIBUTED, Counted, Row, Spent, UsageQuestion
-from serve_app.core.prices import Price, Prices
+from serve_app.core.ledger import OTHER_MIXES, SUMS, UNATTRIBUTED, Counted, Price, Prices, Row, Spent, UsageQuestion
 from serve_app.tenants import tables
 from serve_app.tenants.ledger import MAX_MIXES, MAX_ROWS, LedgerStore, prune
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from serve_app.core.quotas import NANO, Amount, Meter, Statement, bounds_of
-from serve_app.core.tenants import Limits
+from serve_app.core.tenants import NANO, Amount, Limits, Meter, Statement, bounds_of
 from serve_app.tenants.leased_limits import SHARE, Wallet
 from serve_app.tenants.lending import KEPT_S, LEASE_S, Lending
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import Prompt
 from serve_app.text.tokenizer import TextTokenizer
 
 pytestmark = pytest.mark.slow

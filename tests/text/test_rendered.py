@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import Prompt
 from serve_app.text.tokenizer import TextTokenizer
 
 END = "<|im_end|>"

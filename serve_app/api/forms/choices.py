@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 
 from serve_app.api.forms.form import Schema, Terms, Value
-from serve_app.core.constraint import Constraint
 from serve_app.core.errors import InvalidRequest
+from serve_app.core.request import Constraint
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from serve_app.api.forms.form import Schema, Terms, Value
 from serve_app.api.shown import shown
-from serve_app.core.constraint import Constraint, ConstraintKind
 from serve_app.core.errors import InvalidRequest
+from serve_app.core.request import Constraint, ConstraintKind
 
 ANY_OBJECT: Mapping[str, object] = MappingProxyType({"type": "object"})
 NULL: Schema = {"type": "null"}

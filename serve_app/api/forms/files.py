@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from serve_app.api.forms.form import Schema, Terms, Value
 from serve_app.api.openapi_schemas import nullable
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.infill import ExtraFile
+from serve_app.core.prompt import ExtraFile
 
 FILE_MEMBERS = {"text", "filename"}
 MAX_NAME_CHARS = 64

@@ -12,8 +12,7 @@ from serve_app.api.forms.form import Schema, Terms, Value
 from serve_app.api.limits import WireLimits
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.images import MARKER, Image
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import MARKER, Image, Prompt
 
 ALLOWED = "the base64 of a PNG, JPEG, GIF or WebP file, bare or as data:image/png;base64,…"
 NO_URL = "No address is ever fetched: send what is there."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from serve_app.api.forms.form import Schema, Terms, Value
 from serve_app.api.forms.numbers import TOKEN_ID
 from serve_app.api.forms.prompts import parse_prompts
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import Prompt
 
 ONE = "a non-empty string or a list of token ids"
 

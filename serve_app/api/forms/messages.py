@@ -12,7 +12,7 @@ from serve_app.api.forms.images import images_schema, read_image
 from serve_app.api.limits import WireLimits
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
-from serve_app.core.images import Image
+from serve_app.core.prompt import Image
 
 Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")

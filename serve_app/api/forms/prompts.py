@@ -11,8 +11,7 @@ from serve_app.api.forms.numbers import TOKEN_ID, integral, is_token_id
 from serve_app.api.limits import WireLimits
 from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.images import MARKER, MEDIA_MARKER
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import MARKER, MEDIA_MARKER, Prompt
 
 ALLOWED = (
     'a non-empty string, a list of token ids, a list of strings and token ids, or an object with a "prompt_string"'

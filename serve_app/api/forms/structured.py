@@ -11,8 +11,8 @@ from serve_app.api.forms.constraints import ANY_OBJECT, REGEX, JsonSchema, Respo
 from serve_app.api.forms.form import Form, Schema, Terms, Value
 from serve_app.api.forms.plain import Boolean
 from serve_app.api.shown import shown
-from serve_app.core.constraint import Constraint
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
+from serve_app.core.request import Constraint
 
 EBNF_DEFINES = "::="
 

@@ -14,8 +14,8 @@ from serve_app.api.forms.plain import OneOf
 from serve_app.api.forms.shared import FLAG
 from serve_app.api.shown import shown
 from serve_app.core.cards import ModelCard
-from serve_app.core.conversation import Conversation
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
+from serve_app.core.prompt import Conversation
 from serve_app.core.tools import Tool
 
 DEVELOPER, SYSTEM = "developer", "system"

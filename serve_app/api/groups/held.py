@@ -10,7 +10,7 @@ from serve_app.api.forms.choices import Choices
 from serve_app.api.forms.constraints import EBNF, REGEX, Grammar, JsonSchema, ResponseFormat
 from serve_app.api.forms.form import Parameter
 from serve_app.api.forms.structured import StructuredOutputs
-from serve_app.core.constraint import Constraint
+from serve_app.core.request import Constraint
 
 
 class Held(BaseModel):

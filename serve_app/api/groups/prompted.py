@@ -10,8 +10,7 @@ from serve_app.api.forms.form import Parameter
 from serve_app.api.forms.images import Images
 from serve_app.api.forms.prompts import Prompts
 from serve_app.api.forms.shared import FLAG
-from serve_app.core.images import Image
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import Image, Prompt
 
 
 class Prompted(BaseModel):

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, InstanceOf
 
 from serve_app.api.forms.form import Parameter
 from serve_app.api.forms.plain import OneOf, Text
-from serve_app.core.infill import Infill, SuffixMode
+from serve_app.core.prompt import Infill, SuffixMode
 
 
 class Suffixed(BaseModel):

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 
 from serve_app.check.findings import Severity
-from serve_app.cli.doctor.facts import Facts, Listener
-from serve_app.cli.doctor.verdicts import RESTART, Verdict
+from serve_app.cli.doctor.facts import RESTART, Facts, Listener, Verdict
 
 PROXY_TLS = "docs/operations.md, TLS, has a proxy's whole configuration"
 UNAUTHENTICATED = 401

@@ -15,7 +15,7 @@ from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.plan import AttentionPlan
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.lora.plan import Mix
-from serve_app.engine.scheduler.batch import Batch
+from serve_app.engine.scheduler.sequence import Batch
 
 NO_IMAGES = Illustrated()
 

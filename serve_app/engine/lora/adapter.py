@@ -11,7 +11,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from serve_app.core.adapters import AdapterRecord
+from serve_app.core.cards import AdapterRecord
 from serve_app.engine.decoder.linears import LinearPart, PackedLinear
 from serve_app.engine.lora.errors import AdapterRefused
 from serve_app.engine.lora.matching import MERGE, PREFIX, Matched, Matcher, Target, text_modules

@@ -18,7 +18,7 @@ from serve_app.engine.lora.errors import AdapterRefused
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.lora.shelf import shelf_rank
 from serve_app.engine.tensor_parallel.adapters import PartBank
-from serve_app.engine.tensor_parallel.shard import Shard
+from serve_app.engine.tensor_parallel.workers import Shard
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from serve_app.core.adapters import AdapterRecord
-from serve_app.core.cards import AdapterCard
+from serve_app.core.cards import AdapterCard, AdapterRecord
 from serve_app.engine.decoder.judgement import judge
 from serve_app.engine.decoder.precision import choose_dtype
 from serve_app.engine.decoder.weights import shapes_of
@@ -22,9 +21,8 @@ from serve_app.engine.lora.matching import Matcher
 from serve_app.engine.lora.prefix import keeps_prefix
 from serve_app.engine.lora.probe import probe
 from serve_app.engine.lora.weights import read_weights
-from serve_app.engine.tensor_parallel.orders import Bind
-from serve_app.engine.tensor_parallel.shard import Shard
-from serve_app.engine.vision.judgement import Sight
+from serve_app.engine.tensor_parallel.workers import Bind, Shard
+from serve_app.engine.vision.support import Sight
 
 logger = logging.getLogger(__name__)
 

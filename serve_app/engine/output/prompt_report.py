@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from serve_app.core.delta import PromptReport, TokenLogprob
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.text.places import meant_places, written_places
+from serve_app.text.offsets import meant_places, written_places
 from serve_app.text.tokenizer import TextTokenizer
 
 NUM_TAIL_TOKENS = 16

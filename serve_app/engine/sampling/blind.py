@@ -18,9 +18,9 @@ from serve_app.core.request import SamplingParams
 from serve_app.engine.decoder.crossing import sent
 from serve_app.engine.sampling.candidates import Candidates, Rest, choose_candidates
 from serve_app.engine.sampling.chain import can_drop, order_of, stages_of
-from serve_app.engine.sampling.draw import pick
-from serve_app.engine.sampling.drawing import NUM_CANDIDATES
+from serve_app.engine.sampling.draw import NUM_CANDIDATES
 from serve_app.engine.sampling.moments import Moments, Need, of_candidates
+from serve_app.engine.sampling.noise import pick
 from serve_app.engine.sampling.parameters import Parameters
 from serve_app.engine.sampling.stages import Stage
 from serve_app.engine.sampling.whole import draw, row_sums

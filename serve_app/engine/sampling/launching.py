@@ -11,7 +11,7 @@ from torch import Tensor
 from serve_app.engine.decoder.crossing import Land, Landing, sent
 from serve_app.engine.sampling.blind import Choice, draw_blindly
 from serve_app.engine.sampling.candidates import block_maxima, likeliest, sorted_largest
-from serve_app.engine.sampling.drawing import Drawn
+from serve_app.engine.sampling.draw import Drawn
 from serve_app.engine.sampling.logprobs import Scored
 from serve_app.engine.sampling.masking import EXHAUSTED, Exhausted, allowed_on
 from serve_app.engine.sampling.masks import StepMasks

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from serve_app.constraints.matcher import Masks
 from serve_app.constraints.vocabulary import Vocabulary
-from serve_app.engine.scheduler.batch import Batch
+from serve_app.engine.scheduler.sequence import Batch
 from serve_app.text.tokenizer import TextTokenizer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from serve_app.engine.cpu.likeliest import Likeliest, likeliest_kernel
-from serve_app.engine.scheduler.batch import Batch, Span
+from serve_app.engine.scheduler.sequence import Batch, Span
 
 
 def widened(logits: Tensor, batch: Batch) -> Tensor:

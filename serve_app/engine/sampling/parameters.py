@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.decoder.crossing import sent
-from serve_app.engine.sampling.draw import Stream, key, keys_tensor, uniform
+from serve_app.engine.sampling.noise import Stream, key, keys_tensor, uniform
 from serve_app.engine.scheduler.sequence import Sequence
 
 XTC_HIGHEST_THRESHOLD = 0.5  # above it no two tokens can reach it

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from serve_app.engine.cpu.vocabulary import ALL, InPlay, VocabularyKernels, bounds_of, vocabulary_kernels
 from serve_app.engine.sampling.candidates import BLOCK
-from serve_app.engine.sampling.draw import pick
+from serve_app.engine.sampling.noise import pick
 
 LEAST_VOCAB = 256
 """Beyond which a row's tokens are more than those that are looked at one by one anyway."""

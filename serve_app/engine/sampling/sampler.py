@@ -14,7 +14,7 @@ from serve_app.engine.cpu.likeliest import likeliest_kernel
 from serve_app.engine.decoder.crossing import Land
 from serve_app.engine.sampling.blind import is_usual
 from serve_app.engine.sampling.candidates import likeliest
-from serve_app.engine.sampling.drawing import Drawn, draw_tokens
+from serve_app.engine.sampling.draw import Drawn, draw_tokens
 from serve_app.engine.sampling.edits import edit_logits
 from serve_app.engine.sampling.launching import Launched, Looks, launch
 from serve_app.engine.sampling.logprobs import Scored, score
@@ -23,8 +23,7 @@ from serve_app.engine.sampling.masks import StepMasks
 from serve_app.engine.sampling.mirostat import next_mu
 from serve_app.engine.sampling.racing import kernels_of
 from serve_app.engine.sampling.scratch import Scratch
-from serve_app.engine.scheduler.batch import Batch, Span
-from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

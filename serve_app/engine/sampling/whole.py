@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.sampling.candidates import BLOCK
-from serve_app.engine.sampling.draw import pick
+from serve_app.engine.sampling.noise import pick
 from serve_app.engine.sampling.scratch import Scratch
 
 LARGEST = torch.finfo(torch.float32).max

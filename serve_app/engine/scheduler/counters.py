@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush, heapreplace, nlargest
 
 from serve_app.core.shares import Share
-from serve_app.engine.scheduler.accounts import Account, Accounts
+from serve_app.engine.scheduler.accounting import Account, Accounts
 from serve_app.engine.scheduler.order import SLACK
 from serve_app.engine.scheduler.turns import RANKS, Rules
 

@@ -8,13 +8,11 @@ from collections.abc import Callable
 from serve_app.engine.kv.storage import Holding
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
-from serve_app.engine.scheduler.admission import Admission
-from serve_app.engine.scheduler.batch import Batch
+from serve_app.engine.scheduler.admission import Admission, Shared
 from serve_app.engine.scheduler.pace import Pace
 from serve_app.engine.scheduler.planner import Planner
-from serve_app.engine.scheduler.prompts_in_work import Shared
 from serve_app.engine.scheduler.queue import WaitingQueue
-from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Batch, Sequence
 from serve_app.engine.speculation.speculator import Speculator
 
 COPIED_PER_BATCH_TOKEN = 4
@@ -255,3 +253,20 @@ class Scheduler:
 def _holding(sequence: Sequence) -> Holding:
     assert sequence.holding is not None, f"{sequence} has no place"
     return sequence.holding
+
+
+def start_siblings(leader: Sequence, scheduler: Scheduler) -> None:
+    """Fork the computed prompt, all but its last token, whose logits each sibling needs for itself.
+
+    As many as may be copied at once; the others follow with the next steps, or queue where there is no room.
+    """
+    shared = leader.prompt_length - 1
+    siblings = leader.siblings
+    if leader.record is not None:
+        for sibling in siblings:
+            sibling.record = leader.record.fork(shared)
+    while siblings and scheduler.may_copy and scheduler.place_beside(leader, siblings[0], shared):
+        del siblings[0]  # not earlier: where placing fails, it is lost with its leader and its client is told
+    if scheduler.may_copy or leader.is_finished:
+        while siblings:
+            scheduler.waiting.push_front(siblings.pop())

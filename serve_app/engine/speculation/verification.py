@@ -18,12 +18,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from serve_app.core.delta import Delta
-from serve_app.engine.outbox import joined
+from serve_app.core.delta import Delta, joined
 from serve_app.engine.output.output import Output
 from serve_app.engine.sampling.masks import MaskComputer, StepMasks
 from serve_app.engine.sampling.sampler import Begun, Sampler
-from serve_app.engine.scheduler.batch import Batch, Span, num_common
+from serve_app.engine.scheduler.sequence import Batch, Span, num_common
 
 
 @dataclass(frozen=True, slots=True)
