@@ -48,12 +48,9 @@ class Report:
     is_sound: bool
 
 
-def check_file(
-    name: str, *, is_fast: bool = False, environment: Mapping[str, str] = UNKNOWN, notes: Iterable[Finding] = ()
-) -> Report:
+def check_file(name: str, *, environment: Mapping[str, str] = UNKNOWN, notes: Iterable[Finding] = ()) -> Report:
     """Check the cluster file of that name. Raises nothing: whatever is wrong is in the report.
 
-    is_fast: it is to be served in throughput mode
     environment: that Ray is to be started in
     notes: of whoever asks, put among the others
     """
@@ -65,13 +62,11 @@ def check_file(
         return Report(lines=(f"{name}: error: is not UTF-8 text: {error.reason}",), is_sound=False)
     except UnreadableYaml as error:
         return Report(lines=(f"{name}:{error.line}: error: {error.message}",), is_sound=False)
-    found = check_document(document, is_fast=is_fast, environment=environment)
+    found = check_document(document, environment=environment)
     return _report(name, document, [*found, *notes])
 
 
-def check_document(
-    document: Document, *, is_fast: bool = False, environment: Mapping[str, str] = UNKNOWN
-) -> Iterator[Finding]:
+def check_document(document: Document, *, environment: Mapping[str, str] = UNKNOWN) -> Iterator[Finding]:
     """Everything there is to say about the file."""
     data = document.data
     if not isinstance(data, dict):
@@ -81,7 +76,7 @@ def check_document(
     yield from unknown_keys(data, ServeDeploySchema, ())
     yield from refused_values(data, ServeDeploySchema, ())
     yield from refused_open_values(data, ServeDeploySchema, ())
-    yield from check_door(data, is_fast=is_fast, environment=environment)
+    yield from check_door(data, environment=environment)
     applications = data.get("applications")
     if not isinstance(applications, list):
         return  # the schema has said so

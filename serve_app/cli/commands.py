@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -250,14 +251,15 @@ def up(
     from serve_app.check.cluster_file import check_file  # imports Ray, which takes its time
     from serve_app.cli.up import serve_until_interrupted
 
-    report = check_file(file, is_fast=fast, environment=os.environ)
+    _say_of_fast(fast)
+    report = check_file(file, environment=os.environ)
     if not as_json:
         say("\n".join(report.lines))
     elif not report.is_sound:
         _say_report(file, report)
     if not report.is_sound:
         return Exit.FAILED
-    return serve_until_interrupted(file, is_fast=fast, port=port, has_dashboard=dashboard, log=log, as_json=as_json)
+    return serve_until_interrupted(file, port=port, has_dashboard=dashboard, log=log, as_json=as_json)
 
 
 def down(
@@ -278,7 +280,8 @@ def check(file: ClusterFile = CLUSTER_FILE, fast: Fast = False, as_json: AsJson 
     from serve_app.check.cluster_file import check_file
     from serve_app.cli.up import notes_on_port
 
-    report = check_file(file, is_fast=fast, environment=os.environ, notes=notes_on_port(file))
+    _say_of_fast(fast)
+    report = check_file(file, environment=os.environ, notes=notes_on_port(file))
     if as_json:
         _say_report(file, report)
     else:
@@ -297,18 +300,27 @@ def doctor(
     """Look at what a running service lets in, and say how to mend it."""
     from serve_app.cli.doctor.report import run  # imports Ray, which takes its time
 
-    return run(file, url=url, as_json=as_json, is_fast=fast)
+    _say_of_fast(fast)
+    return run(file, url=url, as_json=as_json)
 
 
 def env(fast: Fast = False, as_json: AsJson = False) -> int:
     """Print the environment that a cluster of your own wants, as shell lines."""
+    from serve_app.check.door import is_behind_haproxy
     from serve_app.cli.environment import cluster_settings, shell_lines
 
+    _say_of_fast(fast)
+    has_haproxy = is_behind_haproxy({}, os.environ)
     if as_json:
-        say_json([asdict(each) for each in cluster_settings(is_fast=fast)])
+        say_json([asdict(each) for each in cluster_settings(os.environ, has_haproxy=has_haproxy)])
     else:
-        say("\n".join(shell_lines(is_fast=fast)))
+        say("\n".join(shell_lines(os.environ, has_haproxy=has_haproxy)))
     return Exit.DONE
+
+
+def _say_of_fast(fast: bool) -> None:
+    if fast:
+        print("serve_app: --fast is the default now, and goes with the next version", file=sys.stderr)
 
 
 def _say_report(file: str, report: Report) -> None:

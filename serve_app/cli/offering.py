@@ -165,7 +165,7 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=JSON", help="Any parameter of the service by its name; may be repeated."),
 ]
-Fast = Annotated[bool, typer.Option("--fast", metavar=SWITCH, help="Throughput mode: HAProxy in front, gRPC inside.")]
+Fast = Annotated[bool, typer.Option("--fast", metavar=SWITCH, help="The default now; goes with the next version.")]
 ClusterFile = Annotated[str, typer.Argument(metavar="[FILE]", help="The cluster file.")]
 
 CLUSTER_FILE = "cluster.yaml"

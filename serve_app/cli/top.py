@@ -197,7 +197,7 @@ def board(before: Look, now: Look) -> Board:
         generated_per_s=now.gained(before, "replica_flow_generated_tokens_total") / seconds,
         prompt_per_s=now.gained(before, "prompt_tokens_total") / seconds,
         cached_share=now.value("cached_tokens_total") / prompts if prompts else 0.0,
-        refused=int(now.value("admission_refusals_total") + now.value("proxy_refusals_total")),
+        refused=int(now.value("admission_refusals_total")),
         waits_s={
             model: now.value("admission_predicted_wait_seconds", model=model)
             for model in now.labels("admission_predicted_wait_seconds", "model")

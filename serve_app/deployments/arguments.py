@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.core.ledger import Price, Prices
 from serve_app.core.request import Pooling
 from serve_app.core.tools import ReasoningParserName, ToolParserName

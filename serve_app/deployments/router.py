@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from contextlib import suppress
 from contextvars import Context
@@ -13,7 +14,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve_app.api.dialects.tables import DIALECTS
+from serve_app.api.dialects import DIALECTS
 from serve_app.api.limits import WireLimits
 from serve_app.core.errors import Unavailable
 from serve_app.deployments.arguments import RouterSettings
@@ -21,11 +22,9 @@ from serve_app.deployments.logs import log_as_configured
 from serve_app.deployments.serve_cluster import ServeCluster, http_host
 from serve_app.deployments.transport import calls_of
 from serve_app.http.app import build_app
-from serve_app.http.enclosed import TakesBodies
 from serve_app.http.guard import Door, door_without_keys
 from serve_app.http.metrics import Metrics
 from serve_app.http.settings import HttpSettings
-from serve_app.http.shortcut_start import TakesShortcuts
 from serve_app.observe.switch import Switch
 from serve_app.router.accounting import Books
 from serve_app.router.accounts import AccountsClient
@@ -38,6 +37,8 @@ from serve_app.router.quotas import Quotas
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import RunSettings
 
+GC_THRESHOLD = (50_000, 20, 50)
+"""For a crowd's open requests: Python's own threshold has the router look through all of them for seconds on end."""
 STOPPED = Unavailable("The server is being stopped; retry.", None, {"retry_after_s": 5})
 
 
@@ -61,6 +62,7 @@ class RouterReplica:
 
     async def __init__(self, accounts: DeploymentHandle[Any] | None = None) -> None:  # type: ignore[misc]  # Serve awaits
         log_as_configured()
+        gc.set_threshold(*GC_THRESHOLD)
         defaults = RouterSettings()
         context = serve.get_replica_context()
         router_id = f"router-{context.replica_id.unique_id}"
@@ -77,7 +79,6 @@ class RouterReplica:
         self._books = None if self._accounts is None else self._books_with(self._accounts, router_id)
         self._tracing = Switch(os.environ)
         self._hot_app = HotApp(self._app_for(defaults))
-        self._shortcuts = TakesShortcuts(TakesBodies(self._hot_app), on_taken=self._metrics.note_shortcut)
         discovery = Discovery(ServeCluster(context.app_name), self._fleet, router_id, on_deleted=self._stop)
         begin = asyncio.get_running_loop().create_task
         self._discovery = begin(discovery.run(), context=Context())
@@ -89,7 +90,7 @@ class RouterReplica:
         )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return self._shortcuts
+        return self._hot_app
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take over new settings; requests that run keep theirs."""
@@ -137,7 +138,6 @@ class RouterReplica:
             if self._books is not None:
                 with suppress(Unavailable):  # then it is unattributed
                     await self._books.scribe.flush()
-            self._shortcuts.close()
 
     def _books_with(self, accounts: AccountsClient, router_id: str) -> Books:
         return Books(Quotas(router_id, accounts), Scribe(accounts, self._fleet.counts), accounts)

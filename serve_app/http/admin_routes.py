@@ -11,9 +11,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from serve_app.api.admin import SERVICES
+from serve_app.api.error_text import shown
 from serve_app.api.json_body import read_json_object
 from serve_app.api.paths import AdminPath
-from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.ledger import as_csv
 from serve_app.http.bodies import body_of

@@ -33,7 +33,6 @@ from serve_app.http.routes import route
 from serve_app.http.service_routes import service_routes
 from serve_app.http.settings import HttpSettings
 from serve_app.http.slashes import TrailingSlash
-from serve_app.http.slots import TellsSlots
 from serve_app.http.styles import (
     ChatStyle,
     EmbeddingStyle,
@@ -141,7 +140,6 @@ def _styles(router: Router, inquiries: Inquiries) -> dict[Path, Style]:
 def _middleware(router: Router, settings: HttpSettings, metrics: Metrics, door: Door) -> list[Middleware]:
     """What a request passes on its way in, the outermost first."""
     return [
-        Middleware(TellsSlots, fleet=router.fleet),
         Middleware(TrailingSlash),
         Middleware(CountedRequests, metrics=metrics),
         *(cors(settings.cors_origins) if door.is_open else cors_of_tenants(settings.cors_origins, door.origins)),

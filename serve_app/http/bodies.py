@@ -7,7 +7,7 @@ import re
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from serve_app.api.shown import shown
+from serve_app.api.error_text import shown
 from serve_app.core.errors import UnsupportedMediaType
 from serve_app.http.exchange import read_body
 

@@ -10,12 +10,10 @@ import time
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from serve_app.api.chunks import dump
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.dialects.tables import HEADER, dialect_named
-from serve_app.api.response_headers import response_headers
-from serve_app.api.responses import ResponseHead
-from serve_app.core.errors import DeadlineExceeded, ServeError
+from serve_app.api.dialects import HEADER, Dialect, dialect_named
+from serve_app.api.responses import ResponseHead, response_headers
+from serve_app.api.sse import dump
+from serve_app.core.errors import DeadlineExceeded, Overloaded, ServeError
 from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.http.bodies import check_media_type
 from serve_app.http.exchange import ClientGone, Exchange, read_body, watch
@@ -96,6 +94,8 @@ class Completions:
             )
         except ServeError as error:
             story.error = error
+            if isinstance(error, Overloaded):
+                await self._router.admission.may_tell()
             await exchange.fail(error)
             return None
 
@@ -107,6 +107,8 @@ class Completions:
             return exchange.dialect
 
         try:
+            assert story.ticket is not None, "it was let in"
+            await story.ticket.turn()
             story.request = self._style.parse(body, self._settings.limits, choose_dialect)
             request = story.request = self._router.settled(story.request)
             exchange.tell = lambda: [
@@ -115,6 +117,7 @@ class Completions:
             ]
             limit_s = time_limit_of(headers)
             opened = self._router.open(request, story.ticket, request_id=story.request_id, limit_s=limit_s)
+            await opened.in_turn(story.ticket.turn())
             story.models = tuple(dict.fromkeys(each.model.name for each in opened.requests))
             self._router.check_lengths(opened)
             story.permit = await self._router.reserve(opened)

@@ -10,8 +10,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.api.dialects.tables import HEADER
-from serve_app.api.response_headers import IGNORED, SEED, SUFFIX_MODE, TOOL_PROMPT, TRUNCATED, UNENFORCED
+from serve_app.api.dialects import HEADER
+from serve_app.api.responses import IGNORED, SEED, SUFFIX_MODE, TOOL_PROMPT, TRUNCATED, UNENFORCED
 from serve_app.http.idempotency import REPLAYED
 from serve_app.http.rate_headers import NAMES
 

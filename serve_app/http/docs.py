@@ -13,8 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.dialects.tables import DIALECTS
+from serve_app.api.dialects import DIALECTS, Dialect
 from serve_app.api.limits import WireLimits
 from serve_app.api.openapi import openapi_document
 from serve_app.api.paths import Path

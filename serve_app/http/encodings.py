@@ -8,7 +8,7 @@ import zlib
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.api.shown import shown
+from serve_app.api.error_text import shown
 from serve_app.core.errors import InvalidRequest, UnsupportedMediaType
 
 NAME = "Content-Encoding"

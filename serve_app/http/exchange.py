@@ -8,12 +8,9 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from serve_app.api.chunks import dump, error_event
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.dialects.errors import error_body, error_event_body, error_status
-from serve_app.api.dialects.tables import HEADER, UNION
-from serve_app.api.shown import shown
-from serve_app.api.sse import DONE
+from serve_app.api.dialects import HEADER, UNION, Dialect, error_body, error_event_body, error_status
+from serve_app.api.error_text import shown
+from serve_app.api.sse import DONE, dump, error_event
 from serve_app.core.errors import (
     BodyLost,
     InvalidRequest,

@@ -6,8 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.dialects.tables import HEADER, dialect_named
+from serve_app.api.dialects import HEADER, Dialect, dialect_named
 from serve_app.api.explanation import explanation_body
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import WireLimits

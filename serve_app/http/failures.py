@@ -8,11 +8,10 @@ import secrets
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.api.dialects.dialect import Dialect
+from serve_app.api.dialects import Dialect
 from serve_app.core.log_context import log_context
 from serve_app.http.refusals import as_serve_error, dialect_heard, error_response
 
-NAME = b"x-request-id"
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -53,17 +52,6 @@ class FailuresAsJson:
             response = error_response(as_serve_error(error, request_id), dialect_heard(scope, self._dialect))
             response.raw_headers.extend(scope["state"].get("beside", ()))
             await response(scope, receive, send_with_id)
-
-
-def without_odd_id(scope: Scope) -> None:
-    """Take away ids that are not well formed, and all but the first: whoever is asked next would take them over, and
-    make one where there is none.
-    """
-    sent = [value for name, value in scope["headers"] if name == NAME]
-    if sent:
-        scope["headers"] = [each for each in scope["headers"] if each[0] != NAME]
-        if REQUEST_ID.fullmatch(sent[0].decode("latin-1")):
-            scope["headers"].append((NAME, sent[0]))
 
 
 def request_id_of(sent: str) -> str:

@@ -10,8 +10,8 @@ from functools import partial
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
+from serve_app.api.error_text import shown
 from serve_app.api.paths import OPEN, WATCHING, Path
-from serve_app.api.shown import shown
 from serve_app.core.errors import Forbidden, NotFound, Unauthenticated
 from serve_app.core.machine import is_loopback
 from serve_app.core.tenants import LOCAL, NOBODY, Identity, Tenant

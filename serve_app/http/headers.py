@@ -15,9 +15,6 @@ REFUSED = {
     "x-request-disconnect-disabled": "would keep the server computing after the client has left",
     "serve-multiplexed-model-id": "would change how Serve routes the request",
 }
-READ = frozenset({b"serve_multiplexed_model_id", b"x_session_id"})
-"""As Serve compares them; `x-request-id` is our own matter (`failures.py`)."""
-UNREADABLE = b"?"
 
 
 class HeaderGate:
@@ -31,21 +28,6 @@ class HeaderGate:
         if error is not None:
             raise error
         await self._app(scope, receive, send)
-
-
-def as_serve_can_read(scope: Scope) -> None:
-    """Have those that Serve takes for UTF-8 be that: what is none would be a failure of its own, before any of ours."""
-    for at, (name, value) in enumerate(scope["headers"]):
-        if name.replace(b"-", b"_") in READ and not _is_utf8(value):
-            scope["headers"][at] = (name, UNREADABLE)
-
-
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _refusal(scope: Scope) -> InvalidRequest | None:

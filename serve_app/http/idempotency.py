@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
-from serve_app.api.dialects.tables import HEADER
+from serve_app.api.dialects import HEADER
 from serve_app.core.errors import DeadlineExceeded, ServeError, Unavailable
 from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.core.tenants import Identity

@@ -7,8 +7,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from serve_app.api.limits import WireLimits
+from serve_app.api.listings import tokenizer_body
+from serve_app.api.native import adapters_body, props_body
 from serve_app.api.paths import Path
-from serve_app.api.props import adapters_body, props_body, tokenizer_body
 from serve_app.api.tokenize import detokenized, parse_apply_template, parse_detokenize, parse_tokenize
 from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.http.bodies import body_of

@@ -11,10 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.dialects.errors import error_body, error_status
-from serve_app.api.dialects.tables import HEADER, dialect_named
-from serve_app.api.shown import shown
+from serve_app.api.dialects import HEADER, Dialect, dialect_named, error_body, error_status
+from serve_app.api.error_text import shown
 from serve_app.core.errors import EngineFailed, InvalidRequest, MethodNotAllowed, NotFound, ServeError
 from serve_app.core.log_context import about
 from serve_app.http.exchange import headers_of

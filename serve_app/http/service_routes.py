@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from serve_app.api.limits import WireLimits
-from serve_app.api.model_list import models_body
+from serve_app.api.listings import models_body
 from serve_app.api.paths import Path
 from serve_app.http.routes import route
 from serve_app.router.router import Router

@@ -6,7 +6,7 @@ import math
 
 from starlette.datastructures import Headers
 
-from serve_app.api.shown import shown
+from serve_app.api.error_text import shown
 from serve_app.core.errors import InvalidRequest
 
 NAME = "X-Request-Timeout"

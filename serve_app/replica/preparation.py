@@ -1,4 +1,4 @@
-"""Makes sequences of a request: its texts in tokens, within the model's context. Runs in worker threads."""
+"""Prepares a request for the engine: its texts in tokens, within the model's context. Runs in worker threads."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from dataclasses import dataclass, replace
 from serve_app.constraints.compiler import Compiled
 from serve_app.core.cards import PromptLength
 from serve_app.core.errors import ContextOverflow, InvalidRequest
-from serve_app.core.prompt import Infill, Prompt
+from serve_app.core.prompt import Conversation, Image, Infill, Prompt, Rendering
 from serve_app.core.request import GenerationRequest, SamplingParams, leaves_no_room
-from serve_app.engine.decoder.record import Record
-from serve_app.engine.decoder.record_bounds import RecordBounds
-from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.vision.images import Illustration, Seen, illustrate
-from serve_app.engine.vision.tower import Eyes
+from serve_app.replica.engine import EncodedImage, ImageMarks, PreparedRequest
 from serve_app.text.infill import arrange
 from serve_app.text.regex_stops import check_regexes
 from serve_app.text.tokenizer import TextTokenizer
@@ -28,23 +24,20 @@ class ReadPrompt:
 
     request: with the prompt and the end tokens that follow from that
     shown:   where the prompt that is echoed stands among the tokens
-    illustration: its images
     """
 
     request: GenerationRequest
     token_ids: list[int]
     shown: range
     num_dropped: int = 0
-    illustration: Illustration | None = None
 
 
 class Preparation:
     """The facts of one model that decide what a request becomes. Threads may share it.
 
     max_chars: of texts whose length the vocabulary does not bound; None is a bound by the context
-    eyes:      of a model that sees
+    marks:     how prompts name images; None for a model of text
     length:    what bounds a prompt before it is cut into tokens
-    records:   what may be kept of a computation; None keeps nothing
     """
 
     def __init__(
@@ -54,11 +47,9 @@ class Preparation:
         model_name: str,
         max_model_len: int,
         max_chars: int | None = None,
-        eyes: Eyes | None = None,
-        records: RecordBounds | None = None,
+        marks: ImageMarks | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._records = records
         self.length = PromptLength.of(
             model_name,
             max_model_len=max_model_len,
@@ -67,7 +58,7 @@ class Preparation:
         )
         self._model_name = model_name
         self._max_model_len = max_model_len
-        self._eyes = eyes
+        self._marks = marks
 
     @property
     def max_chars(self) -> int:
@@ -81,19 +72,19 @@ class Preparation:
         """
         self.length.check(request)
 
-    def sequences(
-        self, request: GenerationRequest, compiled: Compiled | None = None, seen: Items[Seen] = ()
-    ) -> list[Sequence]:
-        """One for each completion that is wanted, the prompt's tokens in each.
+    def prepare(
+        self, request: GenerationRequest, compiled: Compiled | None = None, images: Items[EncodedImage] = ()
+    ) -> PreparedRequest:
+        """Cut the texts of a request into tokens.
 
-        compiled: the request's constraint, where it has one;  seen: the images of its prompt
+        compiled: the request's constraint, where it has one;  images: of its prompt, encoded
 
         Raises InvalidRequest, ContextOverflow.
         """
         check_regexes(request.stop.patterns)
         try:
             check_heads(request, self._tokenizer, self.length)
-            read = self._read(request, seen)
+            read = self._read(request, images)
         except ContextOverflow:
             raise
         except InvalidRequest as error:
@@ -101,33 +92,19 @@ class Preparation:
             raise type(error)(f"{error} (prompt {request.prompt_index})", param, error.facts) from error
         kept = read.token_ids
         request = replace(read.request, sampling=self._encoded(request))
-        max_tokens = self._max_tokens(request, len(kept))
-        records = self._empty_records(request, len(kept), max_tokens)
-        prediction = self._prediction(request)
-        detokenizers = self._tokenizer.detokenizers(
-            kept, request.n, shows_special=not request.skips_special_tokens, shown_marks=request.shown_marks
+        return PreparedRequest(
+            request=request,
+            token_ids=kept,
+            max_tokens=self._max_tokens(request, len(kept)),
+            num_dropped_tokens=read.num_dropped,
+            shown_prompt=read.shown,
+            detokenizers=self._tokenizer.detokenizers(
+                kept, request.n, shows_special=not request.skips_special_tokens, shown_marks=request.shown_marks
+            ),
+            matchers=() if compiled is None else [compiled.matcher() for _ in range(request.n)],
+            images=tuple(images),
+            prediction=self._prediction(request),
         )
-        return [
-            Sequence(
-                request,
-                kept,
-                sample=sample,
-                max_tokens=max_tokens,
-                num_dropped_tokens=read.num_dropped,
-                shown_prompt=read.shown,
-                detokenizer=detokenizer,
-                matcher=None if compiled is None else compiled.matcher(),
-                illustration=read.illustration,
-                record=records[sample],
-                prediction=prediction,
-            )
-            for sample, detokenizer in enumerate(detokenizers)
-        ]
-
-    def _empty_records(self, request: GenerationRequest, num_tokens: int, max_tokens: int) -> list[Record | None]:
-        if request.record is None or self._records is None:
-            return [None] * request.n
-        return self._records.records(request, num_tokens, max_tokens=max_tokens)
 
     def _prediction(self, request: GenerationRequest) -> tuple[int, ...]:
         """What the completion is expected to be in tokens, as many as the context has."""
@@ -137,7 +114,7 @@ class Preparation:
         token_ids = self._tokenizer.encode_inside(sent[: self.max_chars]) if isinstance(sent, str) else sent
         return token_ids[: self._max_model_len]
 
-    def _read(self, request: GenerationRequest, seen: Items[Seen]) -> ReadPrompt:
+    def _read(self, request: GenerationRequest, images: Items[EncodedImage]) -> ReadPrompt:
         """The prompt in tokens, of what fits. Raises InvalidRequest."""
         if request.infill is not None:
             return self._read_gap(request, request.infill)
@@ -146,15 +123,15 @@ class Preparation:
             prompt = replace(
                 prompt, parts=tuple(part.lower() if isinstance(part, str) else part for part in prompt.parts)
             )
-        prompt_ids = self._tokenizer.encode(spelled(prompt, seen, self._eyes))
+        prompt_ids = self._tokenizer.encode(spelled(prompt, images, self._marks))
         if form is not None and prompt.text is not None:
             prompt_ids += self._tokenizer.suffix_ids
-        illustration = illustrated(prompt_ids, seen, self._eyes)
+        check_image_places(prompt_ids, images, self._marks)
         request = without_files(request)
-        bounded = self._bounded(request, prompt_ids, has_images=bool(seen))
-        num_kept = len(bounded) if seen else self._num_kept(request, len(bounded))
+        bounded = self._bounded(request, prompt_ids, has_images=bool(images))
+        num_kept = len(bounded) if images else self._num_kept(request, len(bounded))
         if num_kept == len(prompt_ids):
-            return ReadPrompt(request=request, token_ids=prompt_ids, shown=range(num_kept), illustration=illustration)
+            return ReadPrompt(request=request, token_ids=prompt_ids, shown=range(num_kept))
         kept = bounded[-num_kept:]
         cut = replace(request, prompt=Prompt(parts=(tuple(kept),)))  # an echo shows what is left of it
         return ReadPrompt(request=cut, token_ids=kept, shown=range(num_kept), num_dropped=len(prompt_ids) - len(kept))
@@ -259,51 +236,45 @@ def check_heads(request: GenerationRequest, tokenizer: TextTokenizer, length: Pr
                 raise length.overflow(request, found, {"n_prompt_chars": len(text)})
 
 
-def spelled(prompt: Prompt, seen: Items[Seen], eyes: Eyes | None) -> Prompt:
+def spelled(prompt: Prompt, images: Items[EncodedImage], marks: ImageMarks | None) -> Prompt:
     """The prompt with each image as the text that the model has for it; texts beside an image are one with it."""
-    if not seen or eyes is None:
+    if not images or marks is None:
         return prompt
-    texts = [_text(image, each, eyes) for image, each in zip(prompt.images, seen, strict=True)]
+    texts = [_text(image, each, marks) for image, each in zip(prompt.images, images, strict=True)]
     parts = tuple(_joined(prompt, iter(texts)))
     return replace(prompt, parts=parts, foreign=tuple(_moved(prompt, texts)))
 
 
-def placed(conversation: Conversation, rendering: Rendering, eyes: Eyes | None) -> Prompt:
+def placed(conversation: Conversation, rendering: Rendering, marks: ImageMarks | None) -> Prompt:
     """A rendered conversation with its images where the template, and nobody else, wrote the model's marker.
 
     Raises InvalidRequest where these places are not as many as the images.
     """
     text, images = rendering.text, conversation.images
     prompt = Prompt(parts=(text,), adds_special=False, foreign=rendering.foreign)
-    if not images or eyes is None:
+    if not images or marks is None:
         return prompt
-    starts = [place for place in _starts(text, eyes.marker) if not _is_foreign(rendering, place, len(eyes.marker))]
+    starts = [place for place in _starts(text, marks.marker) if not _is_foreign(rendering, place, len(marks.marker))]
     if len(starts) != len(images):
         must = f"hold as many images as the model's chat template writes places for, which are {len(starts)}"
         raise InvalidRequest.refusing(conversation.name, must=must, found=str(len(images)))
     parts: list[str | Image] = []
     done = 0
     for start, image in zip(starts, images, strict=True):
-        parts += [text[done:start], replace(image, marker=eyes.marker)]
-        done = start + len(eyes.marker)
+        parts += [text[done:start], replace(image, marker=marks.marker)]
+        done = start + len(marks.marker)
     return replace(prompt, parts=tuple(part for part in (*parts, text[done:]) if part != ""))
 
 
-def illustrated(token_ids: Items[int], seen: Items[Seen], eyes: Eyes | None) -> Illustration | None:
-    """What the prompt's sequences hold of its images; None where it has none.
-
-    Raises InvalidRequest where the prompt itself has the token that stands for images.
-    """
-    if eyes is None or (not seen and eyes.token_id not in token_ids):
-        return None
-    found = illustrate(token_ids, seen, token_id=eyes.token_id) if seen else None
-    if found is None:
-        raise InvalidRequest.refusing(
-            "prompt",
-            must=f"have an image for every {eyes.marker}, which this model has for images",
-            found=f"{len(seen)} images and more places" if seen else "a place and no image",
-        )
-    return found
+def check_image_places(token_ids: Items[int], images: Items[EncodedImage], marks: ImageMarks | None) -> None:
+    """Raise InvalidRequest where the prompt itself has the token that stands for images."""
+    if marks is None or token_ids.count(marks.token_id) == sum(image.num_rows for image in images):
+        return
+    raise InvalidRequest.refusing(
+        "prompt",
+        must=f"have an image for every {marks.marker}, which this model has for images",
+        found=f"{len(images)} images and more places" if images else "a place and no image",
+    )
 
 
 def without_files(request: GenerationRequest) -> GenerationRequest:
@@ -318,10 +289,10 @@ def without_files(request: GenerationRequest) -> GenerationRequest:
     return replace(request, prompt=written)  # as an echo shows it
 
 
-def _text(image: Image, seen: Seen, eyes: Eyes) -> str:
+def _text(image: Image, encoded: EncodedImage, marks: ImageMarks) -> str:
     """What stands for an image; what is around it, too, unless the model's own marker says that it is there already."""
-    before, behind = ("", "") if image.marker == eyes.marker else eyes.around
-    return before + seen.text + behind
+    before, behind = ("", "") if image.marker == marks.marker else marks.around
+    return before + encoded.text + behind
 
 
 def _joined(prompt: Prompt, texts: Iterator[str]) -> Iterator[str | tuple[int, ...]]:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from serve_app.core.backend import LONG_TEXT, text_size
 from serve_app.core.errors import InvalidRequest, Overloaded
 from serve_app.core.machine import take_leftovers
-from serve_app.core.prompt import Tokenization, TokenizeRequest
+from serve_app.core.prompt import Conversation, Rendering, Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 from serve_app.core.shares import Share
 from serve_app.text.tokenizer import TextTokenizer
@@ -233,7 +233,6 @@ def _share(requests: Items[GenerationRequest]) -> Share:
 
 
 MAX_WAITING = 32
-Answer = TypeVar("Result")
 
 
 class Tokenizations:
@@ -282,7 +281,7 @@ class Tokenizations:
     def close(self) -> None:
         self._pool.shutdown()
 
-    async def _run(self, work: Callable[[], Answer]) -> Answer:
+    async def _run(self, work: Callable[[], Result]) -> Result:
         if self._num_waiting >= MAX_WAITING:
             raise Overloaded(f"More than {MAX_WAITING} texts wait to be tokenized.", None, {"retry_after_s": 1})
         self._num_waiting += 1

@@ -7,13 +7,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from serve_app.api.chat import ChatRequest
-from serve_app.api.chat_responses import ASSISTANT, CHAT_CHUNK_OBJECT, CHAT_OBJECT, ChatChoice
-from serve_app.api.chunks import ChunkWriter, dump, written_message
 from serve_app.api.forms.messages import text_of
-from serve_app.api.fragments import Fragment
 from serve_app.api.responding import Item, ResponsesRequest
 from serve_app.api.response_items import ResponseWriter
-from serve_app.api.responses import ResponseHead, completion_body
+from serve_app.api.responses import (
+    ASSISTANT,
+    CHAT_CHUNK_OBJECT,
+    CHAT_OBJECT,
+    ChatChoice,
+    ChunkWriter,
+    ResponseHead,
+    completion_body,
+    written_message,
+)
+from serve_app.api.sse import Fragment, dump
 from serve_app.api.sse import event as sse_event
 from serve_app.core.delta import PromptReport
 from serve_app.core.errors import ServeError

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from serve_app.api.dialects.dialect import ONLY_MODEL
+from serve_app.api.dialects import ONLY_MODEL
 from serve_app.catalog.resolve import Catalog
 from serve_app.core.backend import Backend
 from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard

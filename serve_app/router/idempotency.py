@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from serve_app.api.shown import shown
+from serve_app.api.error_text import shown
 from serve_app.core.errors import InvalidRequest, KeyReused, QuotaExceeded
 
 MAX_KEY_CHARS = 255

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.embeddings import EmbeddingRequest
-from serve_app.api.shown import shown
+from serve_app.api.error_text import shown
 from serve_app.catalog.resolve import write_mix
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, UnsupportedParameter

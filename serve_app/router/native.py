@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from serve_app.api.chunks import dump
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.native import chosen_fields, native_settings
 from serve_app.api.responses import Choice
+from serve_app.api.sse import dump
 from serve_app.api.sse import event as sse_event
 from serve_app.core.delta import FinishReason
 from serve_app.core.prompt import Image, Prompt

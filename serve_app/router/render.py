@@ -7,15 +7,22 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, Self, TypeVar
 
-from serve_app.api.chunks import TEXT_MARK, ChunkWriter, dump, dump_text, written_choice
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.dialect import BestOf
+from serve_app.api.dialects import BestOf
 from serve_app.api.embeddings import EmbeddingRequest, embeddings_body
-from serve_app.api.fragments import Fragment
-from serve_app.api.logprobs import LegacyLogprobs, ranked_body
-from serve_app.api.recordings import ShownRecording
-from serve_app.api.responses import Choice, ResponseHead, completion_body, sglext_members, token_counts, usage_body
-from serve_app.api.sse import DONE
+from serve_app.api.logprobs import LegacyLogprobs, ShownRecording, ranked_body
+from serve_app.api.responses import (
+    TEXT_MARK,
+    Choice,
+    ChunkWriter,
+    ResponseHead,
+    completion_body,
+    sglext_members,
+    token_counts,
+    usage_body,
+    written_choice,
+)
+from serve_app.api.sse import DONE, Fragment, dump, dump_text
 from serve_app.core.delta import Delta, FinishReason, PromptReport, TokenLogprob, Usage
 from serve_app.core.prompt import SuffixMode
 from serve_app.core.request import Recording

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.dialect import Dialect, Suffix
-from serve_app.api.dialects.listing import dialects_body
-from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.dialects import DIALECTS, UNION, Dialect, Suffix
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
-from serve_app.api.model_list import ModelEntry, list_models, mix_entry
+from serve_app.api.listings import ModelEntry, dialects_body, list_models, mix_entry
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ContextOverflow, InvalidRequest, NotSupported, ServeError
 from serve_app.core.ledger import Prices

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Literal, Self, TypeVar
@@ -79,6 +80,7 @@ class Run:
         self._num_submissions = 0
         self._accepted: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._ends_at = time.monotonic() + self._settings.timeout_s
         self._has_left = self.is_refused = False
 
     @property
@@ -101,11 +103,19 @@ class Run:
         """What each model's part came to."""
         return self._tallies_by(lambda request: request.model)
 
+    async def in_turn(self, turn: Awaitable[None]) -> None:
+        """Wait for the run's turn to start. Raises DeadlineExceeded where that takes all the time it has."""
+        try:
+            async with asyncio.timeout(self._seconds_left):
+                await turn
+        except TimeoutError:
+            raise self._too_late() from None
+
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         try:
             self._accepted = loop.create_future()
-            self._timer = loop.call_later(self._settings.timeout_s, self._expire)
+            self._timer = loop.call_later(self._seconds_left, self._expire)
             self._homeless = [Homeless(request=request, part=part) for part, request in enumerate(self.requests)]
             self._settle()
             await self._accepted
@@ -277,8 +287,15 @@ class Run:
             link.resume(request_ids)
 
     def _expire(self) -> None:
+        self.fail(self._too_late())
+
+    @property
+    def _seconds_left(self) -> float:
+        return max(0.0, self._ends_at - time.monotonic())
+
+    def _too_late(self) -> DeadlineExceeded:
         timeout_s = self._settings.timeout_s
-        self.fail(DeadlineExceeded(f"The request took longer than {timeout_s:g} s.", None, {"timeout_s": timeout_s}))
+        return DeadlineExceeded(f"The request took longer than {timeout_s:g} s.", None, {"timeout_s": timeout_s})
 
     def _leave(self) -> None:
         self._has_left = True

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from serve_app.api.timings import Timings
+from serve_app.api.responses import Timings
 from serve_app.core.delta import Delta, FinishReason, PromptReport, Usage
 from serve_app.core.request import GenerationRequest
 

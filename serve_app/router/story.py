@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.tables import HEADER
+from serve_app.api.dialects import HEADER
 from serve_app.api.embeddings import EmbeddingRequest
-from serve_app.api.openapi_schemas import ERROR
 from serve_app.api.parameters import PARAMETERS
 from serve_app.api.responding import RESPONSES
 from serve_app.core.errors import ServeError
 from serve_app.core.tenants import LOCAL, Amount, Identity
-from serve_app.router.accounting import Books
+from serve_app.router.accounting import ERROR, Books
 from serve_app.router.admission import Ticket
 from serve_app.router.quotas import Permit
 from serve_app.router.run import Run

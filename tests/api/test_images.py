@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.api.dialects.tables import FIREWORKS
+from serve_app.api.dialects import FIREWORKS
 from serve_app.api.limits import WireLimits
 from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from serve_app.api.chat import CHAT_PARAMETERS
-from serve_app.api.dispositions import Carried
-from serve_app.api.parameters import PARAMETERS
+from serve_app.api.parameters import PARAMETERS, Carried
 from serve_app.cli import main
 from serve_app.cli.main import DEBUG_VARIABLE
 from serve_app.cli.parameters import OWN

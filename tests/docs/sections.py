@@ -39,7 +39,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "limit-settings": operations.limit_settings,
         "cluster-environment": operations.cluster_environment,
         "local-environment": operations.local_environment,
-        "fast-environment": operations.fast_environment,
+        "haproxy-environment": operations.haproxy_environment,
         "commands": operations.commands,
         "command-tree": command_line.command_tree,
         "exit-codes": command_line.exit_codes,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.openapi import openapi_document
 from serve_app.api.parameters import OTHER_NAMES as RENAMED

@@ -74,8 +74,8 @@ async def test_an_image_is_decoded_and_seen_once_however_many_ask_for_it(
     looking: Callable[..., Looking], eyes: GatedEyes
 ) -> None:
     looks = looking()
-    both = await asyncio.gather(looks.look([asked("a", 1, 2)], always), looks.look([asked("b", 2, 1)], always))
-    again = await looks.look([asked("c", 1, 1), asked("d")], always)
+    both = await asyncio.gather(looks.encode([asked("a", 1, 2)], always), looks.encode([asked("b", 2, 1)], always))
+    again = await looks.encode([asked("c", 1, 1), asked("d")], always)
     assert looks.num_seen == len(looks.kept) == 2
     assert eyes.num_read <= 4
     assert both[0]["a"] == tuple(reversed(both[1]["b"]))
@@ -85,10 +85,10 @@ async def test_an_image_is_decoded_and_seen_once_however_many_ask_for_it(
 async def test_what_is_kept_is_within_its_budget_and_the_last_used_stays(looking: Callable[..., Looking]) -> None:
     looks = looking(max_bytes=2 * ROW_BYTES)
     for seed in (1, 2, 1, 3, 1):
-        await looks.look([asked(str(seed), seed)], always)
+        await looks.encode([asked(str(seed), seed)], always)
         assert looks.kept.num_bytes <= 2 * ROW_BYTES
     assert (looks.num_seen, looks.kept.num_hits) == (3, 2)
-    await looks.look([asked("2", 2)], always)
+    await looks.encode([asked("2", 2)], always)
     assert looks.num_seen == 4
 
 
@@ -96,19 +96,19 @@ async def test_requests_of_different_salts_have_no_image_in_common(looking: Call
     """Whose image is answered sooner would have learned that another tenant has sent it."""
     looks = looking()
     for tenant in "abab":
-        await looks.look([of(tenant, asked(tenant, 1))], always)
+        await looks.encode([of(tenant, asked(tenant, 1))], always)
     assert (looks.num_seen, looks.kept.num_hits, len(looks.kept)) == (2, 2, 2)
 
 
 async def test_a_flood_of_one_flow_drives_out_its_own_and_nobody_elses(looking: Callable[..., Looking]) -> None:
     """However many salts its sender makes up."""
     looks = looking(max_bytes=4 * ROW_BYTES)
-    await looks.look([of("a", asked("a", 1))], always)
+    await looks.encode([of("a", asked("a", 1))], always)
     for seed in range(2, 12):
-        await looks.look([replace(of("b", asked(str(seed), seed)), cache_salt=f"b{seed}")], always)
+        await looks.encode([replace(of("b", asked(str(seed), seed)), cache_salt=f"b{seed}")], always)
     assert looks.kept.num_bytes == 4 * ROW_BYTES
     before = looks.num_seen
-    await looks.look([of("a", asked("again", 1))], always)
+    await looks.encode([of("a", asked("again", 1))], always)
     assert looks.num_seen == before
 
 
@@ -116,11 +116,11 @@ async def test_one_that_was_seen_before_does_not_wait_for_another_to_be_seen(
     looking: Callable[..., Looking], eyes: GatedEyes
 ) -> None:
     looks = looking()
-    await looks.look([asked("first", 1)], always)
+    await looks.encode([asked("first", 1)], always)
     eyes.gate.clear()
-    waiting = [asyncio.create_task(looks.look([asked(str(seed), seed)], always)) for seed in (2, 3, 4)]
+    waiting = [asyncio.create_task(looks.encode([asked(str(seed), seed)], always)) for seed in (2, 3, 4)]
     async with asyncio.timeout(30):
-        await looks.look([asked("second", 1)], always)
+        await looks.encode([asked("second", 1)], always)
     assert not any(task.done() for task in waiting)
     assert eyes.num_read <= 3, "no more than two are decoded ahead"
     eyes.gate.set()
@@ -130,21 +130,21 @@ async def test_one_that_was_seen_before_does_not_wait_for_another_to_be_seen(
 async def test_what_waits_to_be_seen_is_bounded_in_bytes(looking: Callable[..., Looking], eyes: GatedEyes) -> None:
     looks = looking(max_waiting_bytes=2 * FILE_BYTES + 100)
     eyes.gate.clear()
-    waiting = asyncio.create_task(looks.look([asked("a", 1, 2)], always))
+    waiting = asyncio.create_task(looks.encode([asked("a", 1, 2)], always))
     await asyncio.sleep(0)
     with pytest.raises(Overloaded) as caught:
-        await looks.look([asked("b", 3)], always)
+        await looks.encode([asked("b", 3)], always)
     assert caught.value.retry_after_s is not None
-    assert await looks.look([asked("text")], always) == {"text": ()}
+    assert await looks.encode([asked("text")], always) == {"text": ()}
     eyes.gate.set()
     await waiting
-    assert len((await looks.look([asked("b", 3)], always))["b"]) == 1
+    assert len((await looks.encode([asked("b", 3)], always))["b"]) == 1
 
 
 async def test_nothing_is_seen_for_those_who_have_left(looking: Callable[..., Looking], eyes: GatedEyes) -> None:
     looks, here = looking(), {"a", "b"}
     eyes.gate.clear()
-    tasks = [asyncio.create_task(looks.look([asked(name, *seeds)], here.__contains__)) for name, seeds in
+    tasks = [asyncio.create_task(looks.encode([asked(name, *seeds)], here.__contains__)) for name, seeds in
              (("a", (1, 2, 3)), ("b", (4, 5, 6)))]  # fmt: skip
     while eyes.num_read < 2:  # noqa: ASYNC110, it is read in another thread
         await asyncio.sleep(0.001)
@@ -160,7 +160,7 @@ async def test_every_header_is_looked_at_before_anything_is_seen(looking: Callab
     good = asked("a", 1, 2)
     parts = (*good.prompt.parts, broken)
     with pytest.raises(InvalidRequest) as caught:
-        await looks.look([replace(good, prompt=Prompt(parts=parts))], always)
+        await looks.encode([replace(good, prompt=Prompt(parts=parts))], always)
     assert caught.value.param == "images[2]"
     assert looks.num_seen == 0
 
@@ -168,10 +168,10 @@ async def test_every_header_is_looked_at_before_anything_is_seen(looking: Callab
 async def test_images_that_overfill_the_context_are_refused_before_one_is_seen(looking: Callable[..., Looking]) -> None:
     looks = looking(max_model_len=9)
     with pytest.raises(ContextOverflow) as caught:
-        await looks.look([asked("a", 1, 2, 3, 4, 5)], always)
+        await looks.encode([asked("a", 1, 2, 3, 4, 5)], always)
     assert caught.value.facts == {"n_prompt_tokens": 12, "n_ctx": 9}
     assert looks.num_seen == 0
-    assert len((await looks.look([asked("b", 1, 2)], always))["b"]) == 2
+    assert len((await looks.encode([asked("b", 1, 2)], always))["b"]) == 2
     with pytest.raises(ContextOverflow):
-        await looks.look([asked("c", 1, 3, 2, 4)], always)
+        await looks.encode([asked("c", 1, 3, 2, 4)], always)
     assert looks.num_seen == 2

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.api.live import Moment
+from serve_app.api.listings import Moment
 from serve_app.core.prompt import Prompt
 from serve_app.core.shares import Share
 from serve_app.engine.engine import Engine

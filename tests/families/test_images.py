@@ -18,6 +18,7 @@ from serve_app.core.request import GenerationRequest, StopParams
 from serve_app.engine.decoder.judgement import judge
 from serve_app.engine.decoder.loading import load_model
 from serve_app.engine.decoder.weights import held_bytes, weight_bytes
+from serve_app.engine.driver import ReplicaEngine
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.errors import AdapterRefused
 from serve_app.engine.scheduler.sequence import Sequence
@@ -157,7 +158,8 @@ def sequences(
     seen: list[Seen] = [eyes.see(eyes.read(image)) for image in images]
     tokenizer = engine.tokenizer  # type: ignore[attr-defined]
     length = engine.model.max_model_len
-    return Preparation(tokenizer, model_name="toy", max_model_len=length, eyes=eyes).sequences(asked, seen=seen)
+    preparation = Preparation(tokenizer, model_name="toy", max_model_len=length, marks=eyes)
+    return ReplicaEngine(engine).sequences(preparation.prepare(asked, images=seen))
 
 
 def num_cached(outcome: Outcome) -> int:

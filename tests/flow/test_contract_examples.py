@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
-from serve_app.api.dialects.tables import DIALECTS
+from serve_app.api.dialects import DIALECTS
 from serve_app.api.parameters import PARAMETERS
 from serve_app.tools.literals import LiteralReader
 from tests.flow.documented import DOCUMENTED

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from serve_app.api.chat import CHAT_PARAMETERS
-from serve_app.api.dialects.tables import DIALECTS
+from serve_app.api.dialects import DIALECTS
 from serve_app.api.limits import WireLimits
 from serve_app.api.parameters import PARAMETERS
 from serve_app.http.app import build_app, routes

@@ -9,8 +9,8 @@ import httpx2
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from serve_app.lab import Client, load_ipython_extension
-from serve_app.lab.client import Background
+from serve_app.lab.client import Background, Client
+from serve_app.lab.magics import load_ipython_extension
 from serve_app.lab.wire import ServiceError
 from tests.flow.stack import running_stack
 

@@ -9,9 +9,8 @@ import httpx2
 import pytest
 
 from serve_app.core.ledger import Row
-from serve_app.lab import Client
 from serve_app.lab.administrator import Administrator
-from serve_app.lab.client import Background
+from serve_app.lab.client import Background, Client
 from serve_app.lab.wire import ServiceError
 from tests.flow.house import House
 

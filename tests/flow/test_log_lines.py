@@ -18,6 +18,7 @@ from serve_app.http.app import build_app
 from serve_app.observe.lines import Lines
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
+from tests.engine.harness import core_of
 from tests.fakes import FakeBackend
 from tests.flow.stack import Stack, running_stack
 
@@ -68,7 +69,7 @@ async def test_a_failure_of_the_engine_names_the_requests_that_it_hit(written: W
         raise RuntimeError("the device is gone")
 
     async with running_stack(num_replicas=1, threads=1) as stack:
-        runner: Any = stack.services[0].engine._runner
+        runner: Any = core_of(stack.services[0])._runner
         runner.forward = fail
         response = await posted(stack, "client-7", prompt=SECRET)
         assert response.status_code == 500

@@ -16,7 +16,7 @@ UNPICKLING |= {"pandas.read_pickle", "numpy.lib.format.read_array", "ray.cloudpi
 PACKS = "deployments/packing.py"
 """Frames between replicas and routers of ours, inside Ray, which carries pickled objects itself."""
 PIPES = {
-    "sandbox/forking.py": "what a child is given once, by the process that started it, before anything of a stranger's",
+    "sandbox/child.py": "what a child is given once, by the process that started it, before anything of a stranger's",
     "engine/tensor_parallel/workers.py": "answers of followers, each of which it has started itself",
     "engine/tensor_parallel/worker.py": "orders of the first shard, which has started it",
 }

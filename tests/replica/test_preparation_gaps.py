@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer
 from serve_app.core.errors import ContextOverflow
 from serve_app.core.prompt import ExtraFile, Infill, Prompt
 from serve_app.core.request import ContextParams, GenerationRequest, StopParams
-from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.replica.engine import PreparedRequest
 from serve_app.replica.preparation import Preparation
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.conftest import DEMO
@@ -36,9 +36,9 @@ def asked(infill: Infill | None, prompt: str = "a", **changes: object) -> Genera
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 
-def prepared(wanted: GenerationRequest) -> Sequence:
+def prepared(wanted: GenerationRequest) -> PreparedRequest:
     PREPARATION.check_length(wanted)
-    return PREPARATION.sequences(wanted)[0]
+    return PREPARATION.prepare(wanted)
 
 
 @pytest.mark.parametrize(
@@ -58,22 +58,21 @@ def test_each_text_of_a_gap_is_bounded_before_it_is_cut(infill: Infill) -> None:
 
 def test_a_long_suffix_is_counted_from_its_beginning() -> None:
     with pytest.raises(ContextOverflow, match="of which 1024 alone are"):
-        PREPARATION.sequences(asked(Infill(suffix="é x" * 3000)))
+        PREPARATION.prepare(asked(Infill(suffix="é x" * 3000)))
 
 
 @pytest.mark.parametrize("ignores", [False, True])
 def test_what_ends_a_gap_ends_it_unless_ends_are_ignored(ignores: bool) -> None:
     stop = StopParams(max_tokens=4, token_ids=(7,), ignore_eos=ignores)
-    sequence = prepared(asked(Infill(suffix="b"), stop=stop))
-    assert sequence.request.stop.token_ids == ((7,) if ignores else (7, 2048))
+    found = prepared(asked(Infill(suffix="b"), stop=stop))
+    assert found.request.stop.token_ids == ((7,) if ignores else (7, 2048))
     assert prepared(asked(None, stop=stop)).request.stop.token_ids == (7,)
 
 
 def test_the_prefix_is_what_is_shown_of_a_gap() -> None:
-    sequence = prepared(asked(Infill(suffix=" b", files=(ExtraFile(name="a", text=" c"),)), prompt=" d e"))
-    shown = [sequence.token_ids[place] for place in sequence.shown_prompt]
+    found = prepared(asked(Infill(suffix=" b", files=(ExtraFile(name="a", text=" c"),)), prompt=" d e"))
+    shown = [found.token_ids[place] for place in found.shown_prompt]
     assert TOKENIZER.decode(shown) == " d e"
-    assert sequence.prompt_length == len(sequence.token_ids)
     assert list(prepared(asked(None)).shown_prompt) == [0]
 
 

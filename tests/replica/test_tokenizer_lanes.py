@@ -14,7 +14,7 @@ from serve_app.core.errors import Overloaded
 from serve_app.core.prompt import Prompt
 from serve_app.core.request import ContextParams, GenerationRequest
 from serve_app.core.shares import Share
-from serve_app.replica.service import ModelService
+from serve_app.deployments.loading import load_replica
 from serve_app.replica.tokenizer_lanes import LANES, OLDEST_EVERY, TextTurns, TokenizerLanes, Work
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, request
@@ -202,7 +202,7 @@ def test_a_text_alone_has_room_however_long_it_is() -> None:
 @pytest.mark.slow
 async def test_a_replica_refuses_texts_beyond_what_may_wait_and_takes_them_when_there_is_room() -> None:
     behind = Behind(TokenizerLanes(100_000))
-    service = ModelService.load(config(DEMO), replica_id="r1", lanes=behind.lanes)
+    service = load_replica(config(DEMO), replica_id="r1", lanes=behind.lanes)
     service.start()
     first, second = (
         [replace(each, context=ContextParams(truncates_prompt=True)) for each in asked(size, share, name)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.tables import DIALECTS
+from serve_app.api.dialects import DIALECTS
 from serve_app.api.parse import parse_completion
 from serve_app.api.responses import Choice
 from serve_app.router.render import Score, best_choices

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.api.dialects.tables import SGLANG, UNION
+from serve_app.api.dialects import SGLANG, UNION
 from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.parse import parse_completion
 from serve_app.core.cards import RecordCard

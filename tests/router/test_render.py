@@ -10,13 +10,18 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.api.chat_responses import CHAT_CHUNK_OBJECT
-from serve_app.api.chunks import ChunkWriter, written_choice, written_message
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.parse import CHAT, parse_completion, parse_request
-from serve_app.api.responses import Choice, ResponseHead
+from serve_app.api.responses import (
+    CHAT_CHUNK_OBJECT,
+    Choice,
+    ChunkWriter,
+    ResponseHead,
+    written_choice,
+    written_message,
+)
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport
 from serve_app.router.chat import ChatComposer
 from serve_app.router.fleet import Fleet

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.tables import DIALECTS
+from serve_app.api.dialects import DIALECTS
 from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest, NotSupported
 from serve_app.core.prompt import Infill, SuffixMode

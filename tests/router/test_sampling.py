@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from serve_app.api.dialects.tables import DIALECTS
+from serve_app.api.dialects import DIALECTS
 from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.request import TEMPERATURE_FIRST, TEMPERATURE_LAST, DryParams, SamplingParams

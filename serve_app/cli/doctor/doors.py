@@ -117,16 +117,16 @@ def check_ray_ports(facts: Facts) -> Iterator[Verdict]:
 
 
 def check_haproxy(facts: Facts) -> Iterator[Verdict]:
-    """Serve's template binds HAProxy's statistics to every interface; `serve_app up --fast` puts them on loopback."""
+    """Serve's template binds HAProxy's statistics to every interface; `serve_app up` puts them on loopback."""
     outside = [each for each in facts.listeners if each.is_outside and _is_haproxy(each) and each.port != facts.port]
     if outside:
         ports = sorted({each.port for each in outside})
         yield Verdict(
             severity=Severity.WARNING,
             found=f"HAProxy's statistics listen on every interface, without a key: {', '.join(map(str, ports))}",
-            mend="Start it by `serve_app up --fast`, which puts them on loopback unless you name a HAProxy yourself, or"
+            mend="Start it by `serve_app up`, which puts them on loopback unless you name a HAProxy yourself, or"
             " close them by a firewall.",
-            commands=("unset RAY_SERVE_HAPROXY_BINARY_PATH", f"serve_app up --fast {facts.file}", _firewall(ports)),
+            commands=("unset RAY_SERVE_HAPROXY_BINARY_PATH", f"serve_app up {facts.file}", _firewall(ports)),
         )
 
 

@@ -40,7 +40,7 @@ MAX_PICKLES = 8
 AUDIT_TIMEOUT_S = 60
 
 
-def gather(file: str, *, url: str | None = None, is_fast: bool = False) -> Facts:
+def gather(file: str, *, url: str | None = None) -> Facts:
     """url: where clients reach the service; None is as the cluster file says. Raises CommandFailed where it is none"""
     if url is not None:
         check_url(url)
@@ -57,7 +57,7 @@ def gather(file: str, *, url: str | None = None, is_fast: bool = False) -> Facts
     return Facts(
         file=file,
         content=content,
-        complaints=_complaints(file, is_fast=is_fast),
+        complaints=_complaints(file, environment),
         url=asked if answers else None,
         port=address.port,
         processes=processes,
@@ -115,8 +115,8 @@ def _environment(processes: Sequence[Process]) -> Mapping[str, str]:
     return {} if raylet is None else environment_of(raylet)
 
 
-def _complaints(file: str, *, is_fast: bool) -> tuple[str, ...]:
-    return tuple(line for line in check_file(file, is_fast=is_fast).lines if ": error: " in line)
+def _complaints(file: str, environment: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(line for line in check_file(file, environment=environment).lines if ": error: " in line)
 
 
 def _ray_answers(listeners: Sequence[Listener]) -> Iterator[tuple[str, int]]:

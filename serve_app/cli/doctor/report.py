@@ -14,9 +14,9 @@ from serve_app.cli.screen import say, say_json
 NOT_SEEN = "nothing answers there: only the file, the store and versions were looked at"
 
 
-def run(file: str, *, url: str | None = None, as_json: bool = False, is_fast: bool = False) -> int:
+def run(file: str, *, url: str | None = None, as_json: bool = False) -> int:
     """Look, and say what was seen; the exit code."""
-    facts = gather(file, url=url, is_fast=is_fast)
+    facts = gather(file, url=url)
     verdicts = examine(facts)
     code = exit_code_of(verdicts, was_seen=facts.was_seen)
     if as_json:

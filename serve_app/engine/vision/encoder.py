@@ -14,10 +14,9 @@ from serve_app.core.errors import ContextOverflow, Overloaded
 from serve_app.core.machine import LONG_WORK, give_way
 from serve_app.core.prompt import Image, ImageCard
 from serve_app.core.request import GenerationRequest
-from serve_app.core.shares import next_to_evict
+from serve_app.core.shares import CacheEntry, next_to_evict
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.loading import LoadedModel
-from serve_app.engine.quantized.receiving import Kept
 from serve_app.engine.vision.images import Read, Seen
 from serve_app.engine.vision.tower import Eyes
 
@@ -58,7 +57,9 @@ class SeenImages:
                 self._forget_one()
 
     def _forget_one(self) -> None:
-        key = next_to_evict(Kept(key=key, flow=flow, size=seen.num_bytes) for key, (flow, seen) in self._kept.items())
+        key = next_to_evict(
+            CacheEntry(key=key, flow=flow, size=seen.num_bytes) for key, (flow, seen) in self._kept.items()
+        )
         assert key is not None, "there are bytes of none"
         _, oldest = self._kept.pop(key)
         self.num_bytes -= oldest.num_bytes
@@ -90,7 +91,12 @@ class Looking:
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="images", initializer=give_way, initargs=(LONG_WORK,))
         self._seers = ThreadPoolExecutor(1, thread_name_prefix="eyes", initializer=give_way, initargs=(LONG_WORK,))
 
-    async def look(self, requests: Items[GenerationRequest], is_wanted: Callable[[str], bool]) -> Looks:
+    @property
+    def marks(self) -> Eyes:
+        """Return what knows how prompts name images."""
+        return self._eyes
+
+    async def encode(self, requests: Items[GenerationRequest], is_wanted: Callable[[str], bool]) -> Looks:
         """See every image of the requests; of one that nobody wants any more, none.
 
         Raises InvalidRequest where an image cannot be read, ContextOverflow where they overfill the context, and

@@ -41,6 +41,10 @@ class Seen:
     rows: Tensor
 
     @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+    @property
     def num_bytes(self) -> int:
         return self.rows.numel() * self.rows.itemsize
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.tables import DIALECTS, LLAMA_CPP
-from serve_app.api.infill import read_infill
+from serve_app.api.dialects import DIALECTS, LLAMA_CPP
 from serve_app.api.limits import WireLimits
+from serve_app.api.native import read_infill
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.prompt import ExtraFile, Infill, Prompt
 

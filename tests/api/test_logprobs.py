@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.api.chunks import dump
-from serve_app.api.fragments import Fragment
-from serve_app.api.recordings import ShownRecording, numbers_text
+from serve_app.api.logprobs import ShownRecording, numbers_text
+from serve_app.api.sse import Fragment, dump
 from serve_app.core.request import Recording
 
 FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)

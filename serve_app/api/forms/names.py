@@ -1,15 +1,44 @@
-"""Adapters that are named beside the model: by name for all prompts or for each, or by number with a scale."""
+"""Forms of names: models, adapters with their scales, and samplers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import get_args
 
-from serve_app.api.forms.form import Schema, Terms, Value
-from serve_app.api.forms.numbers import TOKEN_ID, Real, integral, is_token_id
-from serve_app.api.forms.plain import Text
+from serve_app.api.error_text import nearest
+from serve_app.api.forms.form import TOKEN_ID, Real, Schema, Terms, Text, Value, integral, is_token_id
 from serve_app.core.names import MAX_SCALE
+from serve_app.core.request import SamplerName
 
 NAME = Text(min_chars=1, max_chars=lambda terms: terms.limits.max_model_chars)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """One name, or a list of them."""
+
+    def words(self, terms: Terms) -> str:
+        return f"{NAME.words(terms)}, or a list of 1 to {terms.limits.max_models} of them"
+
+    def schema(self, terms: Terms) -> Schema:
+        names = {"type": "array", "items": NAME.schema(terms), "minItems": 1, "maxItems": terms.limits.max_models}
+        return {"anyOf": [NAME.schema(terms), names]}
+
+    def read(self, value: Value) -> str | tuple[str, ...]:
+        if isinstance(value.sent, str):
+            return NAME.read(value)
+        allowed = self.words(value.terms)
+        elements = value.elements(value.terms.limits.max_models, allowed)
+        if not elements:
+            raise value.refused(allowed)
+        return tuple(
+            NAME.read(Value(name=f"{value.name}[{at}]", sent=element, terms=value.terms))
+            for at, element in enumerate(elements)
+        )
+
+
 SCALE = Real(low=-MAX_SCALE, high=MAX_SCALE)
 
 
@@ -95,3 +124,39 @@ def _scale(value: Value, at: int, element: object) -> tuple[int, float]:
     if not is_token_id(number):
         raise value.part_refused(at, 'an object whose "id" is the number of an adapter', element)
     return number, SCALE.read(Value(name=f"{value.name}[{at}].scale", sent=element["scale"], terms=value.terms))
+
+
+SAMPLERS: tuple[SamplerName, ...] = get_args(SamplerName)
+SAMPLER_NAMES: Mapping[str, SamplerName] = MappingProxyType(
+    {**{name: name for name in SAMPLERS}, "typical_p": "typ_p", "temp": "temperature"}
+)
+MAX_SAMPLERS = 32
+MAX_NAME_CHARS = 64
+LOGIT_EDITS = frozenset({"penalties", "dry"})
+
+
+@dataclass(frozen=True, slots=True)
+class Samplers:
+    """A list of names; those that edit logits come before all others. Another system's samplers are told as ignored."""
+
+    def words(self, terms: Terms) -> str:
+        return f"a list of these names, each at most once, others being ignored: {', '.join(SAMPLERS)}"
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"type": "array", "items": {"enum": list(SAMPLER_NAMES)}, "uniqueItems": True}
+
+    def read(self, value: Value) -> tuple[SamplerName, ...]:
+        names: list[SamplerName] = []
+        for at, element in enumerate(value.elements(MAX_SAMPLERS, self.words(value.terms))):
+            name = SAMPLER_NAMES.get(element) if isinstance(element, str) else None
+            if name is None:
+                if not isinstance(element, str) or len(element) > MAX_NAME_CHARS or nearest(element, SAMPLERS):
+                    raise value.part_refused(at, f"one of {', '.join(SAMPLERS)}, or another system's name", element)
+                value.ignore(element)
+                continue
+            if name in names:
+                raise value.part_refused(at, "a name that does not stand before", element)
+            if name in LOGIT_EDITS and not LOGIT_EDITS.issuperset(names):
+                raise value.part_refused(at, "before every sampler but penalties and dry", element)
+            names.append(name)
+        return tuple(names)
