@@ -27,7 +27,6 @@ from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.allocator import give_back_freed_memory, settle_memory
 from serve_app.engine.decoder.loading import load_with_tokenizer
-from serve_app.engine.decoder.openmp import Wakefulness, compute_alone
 from serve_app.engine.decoder.record_bounds import RecordBounds
 from serve_app.engine.driver import Driver
 from serve_app.engine.engine import Engine
@@ -36,6 +35,7 @@ from serve_app.engine.outbox import Outbox
 from serve_app.engine.sampling.masks import vocabulary_of
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.engine.vision.looking import Looks, make_looking
+from serve_app.kernels.openmp import Wakefulness, compute_alone
 from serve_app.replica.card import model_card, template_of
 from serve_app.replica.delivery import Delivery
 from serve_app.replica.leases import Leases

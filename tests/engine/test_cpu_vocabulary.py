@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from serve_app.core.request import SamplingParams
-from serve_app.engine.cpu import compiling
-from serve_app.engine.cpu.vocabulary import ALL, InPlay, VocabularyKernels, bounds_of, vocabulary_kernels
-from serve_app.engine.cpu.vocabulary_kernel import MOST_OTHERS, MOST_VALUES
-from serve_app.engine.decoder.openmp import libgomp
 from serve_app.engine.sampling import drawing, moments, racing
 from serve_app.engine.sampling.drawing import Drawn, draw_tokens
 from serve_app.engine.sampling.full import FullRow
 from serve_app.engine.sampling.logprobs import score
 from serve_app.engine.sampling.racing import kernels_for
 from serve_app.engine.sampling.sampler import Sampler
+from serve_app.kernels.cpu.compiling import Code
+from serve_app.kernels.cpu.vocabulary import MOST_OTHERS, MOST_VALUES, VocabularyKernels, vocabulary_kernels
+from serve_app.kernels.forms import ALL, InPlay, bounds_of
+from serve_app.kernels.openmp import libgomp
 from tests.engine.sampling_reference import row
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")]
@@ -199,7 +199,7 @@ def test_kernels_are_made_before_the_first_step(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_machine_without_kernels_draws_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "compiled", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("none here")))
+    monkeypatch.setattr(Code, "__init__", lambda *_: (_ for _ in ()).throw(RuntimeError("none here")))
     vocabulary_kernels.cache_clear()
     try:
         assert vocabulary_kernels() is None

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from serve_app.core.request import LogprobParams, SamplingParams
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.graphs import BlockTables, DecodeGraphs, DecodeRows, Replay, sizes_up_to
 from serve_app.engine.decoder.step import Layout
 from serve_app.engine.engine import Engine
-from serve_app.engine.gpu.block_tables import BlockTables
-from serve_app.engine.gpu.decode_rows import DecodeRows
-from serve_app.engine.gpu.graphs import DecodeGraphs, Replay, sizes_up_to
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.lora.plan import Mix, Resident
 from serve_app.engine.lora.tiles import lay_rows, lay_tiles

@@ -10,14 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serve_app.engine.cpu.products import LaidOut
-from serve_app.engine.cpu.tokens import token_kernels
-from serve_app.engine.decoder.linears import LinearPart, OneDnnWeight, PackedLinear
-from serve_app.engine.decoder.norm import Change, HeadNorms, Norm, added_and_normed
+from serve_app.engine.decoder.linears import LinearPart
+from serve_app.engine.decoder.norm import Change, Norm, added_and_normed
 from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.lora.banked import BankedLinear, Parts
-from serve_app.engine.quantized.int8_kernels import RoundedRows
-from serve_app.engine.quantized.linear import QuantisedLinear
 from serve_app.engine.tensor_parallel.sums import Sums
 
 
@@ -32,12 +28,8 @@ class Rotation:
     sin: Tensor
 
     def turn(self, heads: Tensor) -> Tensor:
-        """[tokens, heads, dim], which may be changed in place; dimensions beyond those that are rotated stay."""
+        """[tokens, heads, dim]; dimensions beyond those that are rotated stay."""
         size = self.cos.shape[-1]
-        kernels = token_kernels(heads.dtype) if heads.device.type == "cpu" else None
-        if kernels is not None and kernels.turns(heads, self.cos, self.sin):
-            kernels.turn(heads, self.cos, self.sin)
-            return heads
         turned = heads if size == heads.shape[-1] else heads[..., :size]
         turned = torch.addcmul(turned * self.cos, turned.roll(size // 2, -1), self.sin).to(heads.dtype)
         return turned if size == heads.shape[-1] else torch.cat([turned, heads[..., size:]], dim=-1)
@@ -61,15 +53,6 @@ class Product:
                 changes.append((begin, end, module))
             begin = end
         self.changes = Parts(changes)
-
-    @property
-    def ours(self) -> LaidOut | RoundedRows | None:
-        """What multiplies rows that no adapter changes, where that is kernels of our own."""
-        whole = self._wholes[0] if len(self._wholes) == 1 else None
-        if isinstance(whole, QuantisedLinear):
-            return whole.ours
-        kept = whole.kept if isinstance(whole, PackedLinear) else None
-        return kept.ours if isinstance(kept, OneDnnWeight) else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, inputs] to [tokens, outputs]"""
@@ -123,21 +106,11 @@ class Attention:
         query, key = turned.tensor_split([heads.num_queries], dim=1)
         return query, key, value
 
-    @property
-    def head_norms(self) -> HeadNorms | None:
-        """Of each head, where kernels compute them."""
-        if self.norms_rows or self.query_norm is None or self.key_norm is None:
-            return None
-        return HeadNorms.find(self.query_norm, self.key_norm)
-
     def _normed_heads(self, turned: Tensor) -> Tensor:
         """Queries and keys, [tokens, heads, dim], which may be changed."""
         assert self.query_norm is not None
         assert self.key_norm is not None
-        norms, num_queries = self.head_norms, self.heads.num_queries
-        if norms is not None and norms.change(turned, num_queries):
-            return turned
-        query, key = turned.tensor_split([num_queries], dim=1)
+        query, key = turned.tensor_split([self.heads.num_queries], dim=1)
         return torch.cat([self.query_norm(query), self.key_norm(key)], dim=1)
 
     def _norm_rows(self, joined: Tensor) -> None:
@@ -158,20 +131,8 @@ class Mlp:
     output: Callable[[Tensor], Tensor]
 
     def __call__(self, x: Tensor) -> Tensor:
-        inputs = self.inputs(x)
-        return self.output(self._gated(inputs))
-
-    @property
-    def is_silu(self) -> bool:
-        return self.activation is F.silu
-
-    def _gated(self, inputs: Tensor) -> Tensor:
-        if self.is_silu and inputs.device.type == "cpu":
-            kernels = token_kernels(inputs.dtype)
-            if kernels is not None and inputs.is_contiguous() and kernels.takes(inputs, inputs.shape[1] // 2):
-                return kernels.gate(inputs)
-        gate, up = inputs.chunk(2, dim=-1)
-        return self.activation(gate).mul_(up)
+        gate, up = self.inputs(x).chunk(2, dim=-1)
+        return self.output(self.activation(gate).mul_(up))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serve_app.engine.cpu.products import LaidOut
 from serve_app.engine.decoder.half import HalfWeight
-from serve_app.engine.decoder.openmp import alone
 from serve_app.engine.decoder.precision import cpu_is_fast
 from serve_app.engine.decoder.stored import StoredLinear, Widening
 from serve_app.engine.quantized.linear import QuantisedLinear, join_linears
+from serve_app.kernels.interface import laid_out, may_read
+from serve_app.kernels.openmp import alone
 
 NUM_ROWS = 8
 """For how many rows oneDNN is asked to lay weights out. What it makes for one row takes 0.87 of the time at one row,
@@ -42,15 +42,15 @@ class OneDnnWeight:
         self.num_bytes = weight.nbytes
         self._bias = bias
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
-        self.ours = LaidOut.find(self.packed, bias)
-        if self.ours is None and LaidOut.may_read(weight.shape, weight.dtype):
+        self.ours = laid_out(self.packed, bias)
+        if self.ours is None and may_read(weight.shape, weight.dtype):
             self._lay_out_for_ours(weight)
 
     def _lay_out_for_ours(self, weight: Tensor) -> None:
         """For many threads oneDNN lays weights out in smaller blocks, from 16 on some of Qwen2.5-0.5B's."""
         with alone():
             packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), NUM_ROWS)
-        self.ours = LaidOut.find(packed, self._bias)
+        self.ours = laid_out(packed, self._bias)
         if self.ours is not None:
             self.packed = packed
 
@@ -183,7 +183,7 @@ def pays(weight: Tensor) -> bool:
 
 def pays_in(weight: Tensor, dtype: torch.dtype) -> bool:
     """The same of a weight as it will be in these numbers."""
-    min_size = MIN_OWN_SIZE if weight.dim() == 2 and LaidOut.may_read(weight.shape, dtype) else MIN_SIZE
+    min_size = MIN_OWN_SIZE if weight.dim() == 2 and may_read(weight.shape, dtype) else MIN_SIZE
     return weight.numel() >= min_size and _packs_in(weight, dtype)
 
 

@@ -27,7 +27,6 @@ from serve_app.engine.decoder.rope import settle_longrope
 from serve_app.engine.decoder.stored import stored_dtype, storing
 from serve_app.engine.decoder.trial import settle
 from serve_app.engine.decoder.weights import weight_bytes, weight_bytes_on_cpu
-from serve_app.engine.gpu.availability import Kernels, choose_kernels
 from serve_app.engine.kv.budget import check_weights_fit, context_within, kv_budget
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.quantized.checkpoint import as_plain, kept_in, open_slices, outlines
@@ -40,6 +39,7 @@ from serve_app.engine.tensor_parallel.slices import parts_of
 from serve_app.engine.tensor_parallel.sums import Sums, sum_outputs
 from serve_app.engine.vision.eyes import Eyes, open_eyes
 from serve_app.engine.vision.judgement import Sight
+from serve_app.kernels.interface import Kernels, choose_kernels
 from serve_app.text.pieces import UnsupportedTokenizer
 from serve_app.text.tokenizer import TextTokenizer
 

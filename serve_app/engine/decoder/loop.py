@@ -10,7 +10,6 @@ from torch import Tensor
 
 from serve_app.engine.decoder.layer import Layer, Rotation
 from serve_app.engine.decoder.norm import Change, Norm
-from serve_app.engine.decoder.program import Shortcut
 from serve_app.engine.decoder.step import Step
 from serve_app.engine.lora.plan import Mix
 
@@ -41,7 +40,6 @@ class DecoderLoop:
     ) -> None:
         """adapt: of a model that has adapters; a step's rows are told before it is computed"""
         self._layers = layers
-        self._shortcut = Shortcut(layers)
         self._adapt = adapt
         self._kinds = sorted({layer.attention.rope for layer in layers if layer.attention.rope is not None})
         self._embed = embed
@@ -60,18 +58,8 @@ class DecoderLoop:
         """What the last layer gives of the rows whose logits are wanted, [rows, hidden]; writes keys and values."""
         x = self._embedded(step)
         rotations = {kind: self._rotary(x, step.positions, kind) for kind in self._kinds}
-        return self._shortcut.stream(
-            step,
-            x,
-            rotations,
-            by_layers=lambda x: self._by_layers(step, x, rotations),
-            finish=lambda x, attended: self._finish(step, x, attended),
-        )
-
-    def _by_layers(self, step: Step, x: Tensor, rotations: dict[str, Rotation]) -> Tensor:
-        """One after the other; x may be changed."""
         if self._adapt is not None and any(step.mixes):
-            self._adapt(step.mixes)  # a trial has told what rows there are at its end
+            self._adapt(step.mixes)
         change: Change | None = None
         for number, layer in enumerate(self._layers):
             attended = self._attended(number, layer, step, layer.begin(x, change), rotations)

@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serve_app.engine.cpu.tokens import TokenKernels, token_kernels
-
 Norm: TypeAlias = Callable[[Tensor], Tensor]
 """Of the last dimension, out of place."""
 
@@ -29,8 +27,6 @@ class Change:
 
 def added_and_normed(x: Tensor, change: Change | None, norm: Norm | None) -> Tensor:
     """Add a change to the stream, in place, and give the norm of that; without one the stream itself."""
-    if change is not None and isinstance(norm, RootMeanSquare):
-        return norm.with_change(x, change)
     if change is not None:
         change.add_to(x)
     return x if norm is None else norm(x)
@@ -48,62 +44,10 @@ class RootMeanSquare:
         self._weight: Tensor = weight * size**0.5  # of the sum of squares, where the mean is meant
         self._eps = eps * size
 
-    @property
-    def parameters(self) -> tuple[Tensor, float]:
-        """What the kernels take: a weight for the sum of squares, [size] float32, and what is added to that sum."""
-        return self._weight, self._eps
-
-    def with_change(self, x: Tensor, change: Change) -> Tensor:
-        """The norm of the sum, which the stream becomes."""
-        kernels = self._kernels(x)
-        if kernels is None or not change.amount.is_contiguous() or change.amount.dtype != x.dtype:
-            change.add_to(x)
-            return self(x)
-        return kernels.add_and_norm(x, change.amount, change.factor, self._weight, self._eps)
-
-    def _kernels(self, x: Tensor) -> TokenKernels | None:
-        """Where they take such a stream."""
-        if x.device.type != "cpu" or x.shape[1:] != self._weight.shape or not x.is_contiguous():
-            return None
-        kernels = token_kernels(x.dtype)
-        return kernels if kernels is not None and kernels.takes(x, x.shape[1]) else None
-
     def __call__(self, x: Tensor) -> Tensor:
-        kernels = self._kernels(x)
-        if kernels is not None:
-            return kernels.norm(x, self._weight, self._eps)
         exact = x.float()
         factor: Tensor = torch.linalg.vector_norm(exact, dim=-1, keepdim=True).square_().add_(self._eps).rsqrt_()
         return (exact * factor).mul_(self._weight).to(x.dtype)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadNorms:
-    """Norms of queries and of keys that differ in their weights alone, each [dim] as the kernels take them."""
-
-    weights: tuple[Tensor, Tensor]
-    eps: float
-
-    @classmethod
-    def find(cls, query: Norm, key: Norm) -> HeadNorms | None:
-        """None where they are of another kind."""
-        if not isinstance(query, RootMeanSquare) or not isinstance(key, RootMeanSquare):
-            return None
-        (query_weight, eps), (key_weight, other_eps) = query.parameters, key.parameters
-        if eps != other_eps or query_weight.shape != key_weight.shape:
-            return None
-        return cls(weights=(query_weight, key_weight), eps=eps)
-
-    def change(self, heads: Tensor, num_queries: int) -> bool:
-        """Put the norms in the place of queries and keys, [tokens, heads, dim]; False where no kernel does."""
-        dim = heads.shape[2]
-        if heads.device.type != "cpu" or self.weights[0].shape != (dim,) or heads.stride()[1:] != (dim, 1):
-            return False
-        kernels = token_kernels(heads.dtype)
-        if kernels is None or not kernels.takes(heads, dim):
-            return False
-        kernels.norm_heads(heads, num_queries, self.weights, self.eps)
-        return True
 
 
 class CentredNorm:

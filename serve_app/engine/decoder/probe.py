@@ -18,13 +18,13 @@ from serve_app.engine.decoder.routes import Routes
 from serve_app.engine.decoder.step import CurrentStep, Step
 from serve_app.engine.decoder.stored import giving_zeros
 from serve_app.engine.decoder.text_part import text_config
-from serve_app.engine.gpu.availability import Kernels
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.kv.shape import KeyValueShape, LayerShape
 from serve_app.engine.kv.storage import Holding
 from serve_app.engine.quantized.linear import QuantisedLinear
+from serve_app.kernels.interface import Kernels
 
 CHUNKS = (13, 9, 1, 1)
 """Tokens of each probed step: two chunks, then single ones."""

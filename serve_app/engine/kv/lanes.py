@@ -18,12 +18,12 @@ from math import gcd, lcm
 import torch
 from torch import Tensor
 
-from serve_app.engine.cpu.rows_plan import RowsPlan
 from serve_app.engine.decoder.attention import GroupedPlan
 from serve_app.engine.kv.alike import Alike, stretches_of
 from serve_app.engine.kv.groups import Group, Reading, runs, tiles
 from serve_app.engine.kv.memory import PAGE, Reservation
 from serve_app.engine.kv.plan import AttentionPlan
+from serve_app.engine.kv.rows_plan import RowsPlan
 from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.kv.storage import Holding
 from serve_app.engine.kv.trunk_plan import TrunkPlan

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from serve_app.engine.lora.adapter import Adapter, frame_of
 from serve_app.engine.lora.banked import BankedLinear, Step
 from serve_app.engine.lora.experts import BankedExperts, BankedModule, BankedRouter
-from serve_app.engine.lora.kernels import kernels_for
 from serve_app.engine.lora.matching import Target, head_name
 from serve_app.engine.lora.plan import Mix, Plan, Resident, make_plan
 from serve_app.engine.lora.shelf import Shelf, Stack, shelf_rank
 from serve_app.engine.lora.tiles import ShelfRows, ShelfTiles, lay_rows, lay_tiles
 from serve_app.engine.lora.weights import LowRank, read_weights
+from serve_app.kernels.interface import adapter_kernels
 
 SwapIn = Callable[[], None]
 
@@ -82,7 +82,7 @@ class AdapterBank:
         self._last_plan: Plan | None = None
         self._last_tiles: tuple[ShelfTiles, ...] | None = None
         if self._shelves:
-            self._step.kernels = kernels_for(
+            self._step.kernels = adapter_kernels(
                 [weights[name] for name in self._linears],
                 ranks,
                 device=self._device,

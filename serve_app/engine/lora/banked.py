@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from serve_app.engine.lora.kernels import Kernels
 from serve_app.engine.lora.plan import Gains, Mix, Pass, Plan, Resident, Rows, Segment
 from serve_app.engine.lora.shelf import Part, Shelf, Stack
-from serve_app.engine.lora.tiles import Adding, ShelfTiles
+from serve_app.engine.lora.tiles import ShelfTiles
+from serve_app.kernels.forms import AdapterKernels, Adding
 
 MOST_ROWS_ALONE = 64
 
@@ -27,7 +27,7 @@ class Step:
     """
 
     def __init__(self) -> None:
-        self.kernels: Kernels | None = None
+        self.kernels: AdapterKernels | None = None
         self.plan: Plan | None = None
         self.tiles: tuple[ShelfTiles, ...] | None = None
         self.groups: Sequence[tuple[Mix, Tensor]] = ()
@@ -167,12 +167,7 @@ class Parts:
         """What this step's rows are adapted with; None where no adapter can change these."""
         return self._parts[0][2].step if self._parts else None
 
-    @property
-    def num_changes(self) -> tuple[int, ...]:
-        """Other numbers where the bank's stacks are others."""
-        return self._parts[0][2].num_changes if self._parts else ()
-
-    def added_by(self, kernels: Kernels) -> Adding:
+    def added_by(self, kernels: AdapterKernels) -> Adding:
         """Made once for as long as the stacks are the same tensors; another thread may be about to change them."""
         counts = self._parts[0][2].num_changes
         if self._adding is None or counts != self._counts:

@@ -15,12 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serve_app.engine.cpu.calling import float_bits
-from serve_app.engine.cpu.products import MIDDLE, WholeRows
-from serve_app.engine.cpu.sequence import Call, Spare
-from serve_app.engine.cpu.tokens import token_kernels
 from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.quantized.rounding import Int8Rows
+from serve_app.kernels.interface import whole_rows
 
 EIGHT_BITS = 127
 SEVEN_BITS = 63
@@ -60,48 +57,22 @@ class VnniRows:
     def __init__(self, rows: Int8Rows) -> None:
         """Raises RuntimeError where this machine has no such kernel."""
         self.levels = EIGHT_BITS
-        self.weight = WholeRows(rows.numbers, rows.scales)
+        found = whole_rows(rows.numbers, rows.scales)
+        if found is None:
+            raise RuntimeError("no kernel")
+        self._weight = found
 
     @property
     def stored(self) -> Int8Rows:
-        numbers, scales = self.weight.stored
+        numbers, scales = self._weight.stored
         return Int8Rows(numbers=numbers, scales=scales)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [rows, in];  bias: [out] float32. Returns [rows, out], of the inputs' type."""
-        return self.weight(*_rounded(x, self.weight.num_inputs), bias, x.dtype)
-
-
-class RoundedRows:
-    """A linear in calls of kernels: inputs are rounded, and then multiplied."""
-
-    def __init__(self, kernel: VnniRows, bias: Tensor | None) -> None:
-        """bias: [out] float32"""
-        self._weight = kernel.weight
-        self._bias = bias
-        self.num_outputs = kernel.weight.outputs
-
-    def calls(self, x: Tensor, output: Tensor, spare: Spare) -> list[Call] | None:
-        """As `LaidOut.calls`."""
-        kernels, whole = token_kernels(x.dtype), spare.whole(self._weight.num_inputs)
-        multiply = self._weight.call(whole, spare.scales, self._bias, output)
-        if kernels is None or multiply is None or not kernels.takes(x, x.shape[1]):
-            return None
-        rounds = kernels.call(
-            "round", inputs=x.data_ptr(), output=whole.data_ptr(), size=x.shape[1], scales=spare.scales.data_ptr(),
-            levels=float_bits(EIGHT_BITS), stride=whole.shape[1],
-        )  # fmt: skip
-        return [rounds, multiply]
-
-
-def _rounded(x: Tensor, stride: int) -> tuple[Tensor, Tensor]:
-    """Rows as whole numbers and 128, [rows, stride] uint8, and what a step of each is worth, [rows, 1]."""
-    kernels = token_kernels(x.dtype)
-    if kernels is not None and x.is_contiguous() and kernels.takes(x, x.shape[1]):
-        return kernels.round(x, EIGHT_BITS, stride)
-    divided, scales = divided_by_scales(x, EIGHT_BITS)
-    whole = divided.nan_to_num_(0.0).round_().add_(MIDDLE).to(torch.uint8)  # a row that has no number has no scale
-    return F.pad(whole, (0, stride - x.shape[1])), scales
+        divided, scales = divided_by_scales(x, self.levels)
+        moved = divided.nan_to_num_(0.0).round_().add_(self._weight.middle)  # a row that has no number has no scale
+        whole = F.pad(moved.to(torch.uint8), (0, self._weight.num_inputs - x.shape[1]))
+        return self._weight(whole, scales, bias, x.dtype)
 
 
 class OneDnnRows:
@@ -135,9 +106,6 @@ MakeInt8Kernel = Callable[[Int8Rows], Int8Kernel]
 def divided_by_scales(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     """Rows, in float32, so that the largest number of each is `levels`; and what a step of each is worth, [rows, 1], no
     number where a row has one that is none."""
-    kernels = token_kernels(x.dtype)
-    if kernels is not None and x.is_contiguous() and kernels.takes(x, x.shape[1]):
-        return kernels.divide(x, levels)
     exact = x.float()
     scales = exact.abs().amax(1, keepdim=True).div_(levels).clamp_min_(torch.finfo(torch.float32).tiny)
     return exact / scales, scales
@@ -145,9 +113,6 @@ def divided_by_scales(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
 
 def times_scales(y: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """y: [rows, out] float32;  dtype: of the result"""
-    kernels = token_kernels(dtype)
-    if kernels is not None and y.is_contiguous() and kernels.gives(y.shape[1]):
-        return kernels.multiply(y, scales, bias)
     return (y.mul_(scales) if bias is None else torch.addcmul(bias, y, scales)).to(dtype)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.engine.quantized.int4_kernel import GroupsKernel
-from serve_app.engine.quantized.int8_kernels import Int8Kernel, RoundedRows, VnniRows, int8_kernel
+from serve_app.engine.quantized.int8_kernels import Int8Kernel, int8_kernel
 from serve_app.engine.quantized.rounding import Bits, Int8Rows, Rounded, join, round_to_int4, round_to_int8
 
 
@@ -50,11 +50,6 @@ class QuantisedLinear(nn.Module):
         if x.dim() == 2:
             return self._kernel(x, bias)
         return self._kernel(x.reshape(-1, x.shape[-1]), bias).view(*x.shape[:-1], self.out_features)
-
-    @property
-    def ours(self) -> RoundedRows | None:
-        """What multiplies by kernels of our own; None where others do."""
-        return RoundedRows(self._kernel, self._exact_bias()) if isinstance(self._kernel, VnniRows) else None
 
     def _exact_bias(self) -> Tensor | None:
         """In float32."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from math import log
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from serve_app.engine.cpu.vocabulary import VocabularyKernels
 from serve_app.engine.sampling.candidates import Candidates, Rest, choose_candidates
 from serve_app.engine.sampling.chain import active_stages, can_drop, order_of, run_chain, run_full_chain, stages_of
 from serve_app.engine.sampling.draw import pick
@@ -27,6 +27,9 @@ from serve_app.engine.sampling.selection import MAX_SORTED
 from serve_app.engine.sampling.stages import Stage
 from serve_app.engine.sampling.whole import draw, light_weights_without, row_sums, weights_without
 from serve_app.engine.scheduler.sequence import Sequence
+
+if TYPE_CHECKING:
+    from serve_app.kernels.cpu.vocabulary import VocabularyKernels
 
 NUM_CANDIDATES = 256
 MORE_CANDIDATES = 1024  # a third of the time of the whole vocabulary, and enough for most that 256 do not settle

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
-from serve_app.engine.cpu.vocabulary import Counted, InPlay, VocabularyKernels
 from serve_app.engine.sampling.full import FullRow
 from serve_app.engine.sampling.racing import Left
 from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sampling.selection import LEAST
+from serve_app.kernels.forms import Counted, InPlay
+
+if TYPE_CHECKING:
+    from serve_app.kernels.cpu.vocabulary import VocabularyKernels
 
 
 class LevelRow:

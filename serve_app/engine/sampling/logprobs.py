@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from serve_app.engine.cpu.vocabulary import ALL, VocabularyKernels, bounds_of
 from serve_app.engine.sampling.candidates import block_maxima, sorted_largest
 from serve_app.engine.sampling.racing import kernels_for
 from serve_app.engine.sampling.scratch import Scratch
 from serve_app.engine.sampling.whole import light_weights, row_sums
+from serve_app.kernels.forms import ALL, bounds_of
+
+if TYPE_CHECKING:
+    from serve_app.kernels.cpu.vocabulary import VocabularyKernels
 
 ROWS_AT_ONCE = 64
 """Of which sums of blocks are there, 20 KB each."""

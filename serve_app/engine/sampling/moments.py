@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from math import inf, nan
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from serve_app.engine.cpu.vocabulary import InPlay, VocabularyKernels, bounds_of
 from serve_app.engine.sampling import whole
 from serve_app.engine.sampling.candidates import BLOCK, Candidates, Rest
 from serve_app.engine.sampling.racing import kernels_for
 from serve_app.engine.sampling.scratch import Scratch
+from serve_app.kernels.forms import InPlay, bounds_of
+
+if TYPE_CHECKING:
+    from serve_app.kernels.cpu.vocabulary import VocabularyKernels
 
 SAMPLED_BLOCK = 16  # one in so many blocks of the vocabulary gives the estimate
 CLEARLY_LESS = 0.9

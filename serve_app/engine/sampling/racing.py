@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from serve_app.engine.cpu.vocabulary import ALL, InPlay, VocabularyKernels, bounds_of, vocabulary_kernels
 from serve_app.engine.sampling.candidates import BLOCK
 from serve_app.engine.sampling.draw import pick
+from serve_app.kernels.forms import ALL, InPlay, bounds_of
+from serve_app.kernels.interface import vocabulary_kernels
+
+if TYPE_CHECKING:
+    from serve_app.kernels.cpu.vocabulary import VocabularyKernels
 
 LEAST_VOCAB = 256
 """Beyond which a row's tokens are more than those that are looked at one by one anyway."""

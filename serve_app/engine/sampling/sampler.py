@@ -10,7 +10,6 @@ from math import isfinite, log
 import torch
 from torch import Tensor
 
-from serve_app.engine.cpu.likeliest import likeliest_kernel
 from serve_app.engine.decoder.crossing import Land
 from serve_app.engine.sampling.blind import is_usual
 from serve_app.engine.sampling.candidates import likeliest
@@ -74,7 +73,6 @@ class Sampler:
     ) -> None:
         if land is None:
             kernels_of(vocab)
-            likeliest_kernel()
         self._eos_token_ids = eos_token_ids
         self._land = land
         self._scratch = Scratch()
@@ -123,7 +121,7 @@ class Sampler:
     ) -> list[Drawn | Exhausted | None]:
         """Draw one token per row and carry Mirostat's state on; None where no logit is finite.
 
-        logits: [rows, vocab] float32, or bfloat16 where all rows are greedy and none is constrained; never changed
+        logits: [rows, vocab] float32; never changed
         masks:  of those rows that are constrained, or of more
         """
         edited = edit_logits(logits, sequences, self._eos_token_ids, self._scratch)

@@ -17,7 +17,8 @@ from serve_app.engine.kv.storage import Holding
 
 pytest.importorskip("triton", reason="its kernels can be neither compiled nor interpreted")
 
-from serve_app.engine.gpu.paged_plan import PagedPlan, Tiles, lay_tiles, plan_paged, write
+from serve_app.engine.kv.page_plans import PagedPlan, Tiles, lay_tiles, plan_paged
+from serve_app.kernels.gpu.paged import write
 
 pytestmark = pytest.mark.slow
 
