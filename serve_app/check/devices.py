@@ -15,7 +15,7 @@ from serve_app.check.findings import Finding, Path, Severity
 from serve_app.check.memory import GPU_DEVICES
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.serve_cluster import MODEL_DEPLOYMENT
-from serve_app.engine.kv.free_memory import ROOT
+from serve_app.engine.kv.budget import ROOT
 
 DEFAULTS: Mapping[str, float] = MappingProxyType({"num_cpus": 1, "num_gpus": 0})
 """What Serve asks for a replica where nothing is written."""

@@ -13,8 +13,8 @@ from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
 from serve_app.core.flow_usage import UsageReport
 from serve_app.core.ledger import News
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.decoder.crossing import landing_on
 from serve_app.engine.decoder.flights import Flights
+from serve_app.engine.decoder.host_copies import landing_on
 from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.decoder.recorder import Recorder
 from serve_app.engine.decoder.runner import Runner, record_on_gpus

@@ -6,7 +6,7 @@ from serve_app.core.cards import AdapterCard, ModelCard
 from serve_app.core.names import MAX_MIXED_ADAPTERS
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.loading import LoadedModel
-from serve_app.engine.decoder.record_bounds import record_card
+from serve_app.engine.decoder.record import record_card
 from serve_app.engine.vision.looking import image_card
 from serve_app.templates.chat_template import ChatTemplate
 from serve_app.text.tokenizer import TextTokenizer

@@ -11,8 +11,7 @@ from serve_app.core.errors import ContextOverflow, InvalidRequest
 from serve_app.core.infill import Infill
 from serve_app.core.prompt_length import PromptLength
 from serve_app.core.request import GenerationRequest, Prompt, SamplingParams
-from serve_app.engine.decoder.record import Record
-from serve_app.engine.decoder.record_bounds import RecordBounds
+from serve_app.engine.decoder.record import Record, RecordBounds
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.engine.vision.eyes import Eyes
 from serve_app.engine.vision.illustration import Illustration

@@ -27,7 +27,7 @@ from serve_app.core.tokenization import Tokenization, TokenizeRequest
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.allocator import give_back_freed_memory, settle_memory
 from serve_app.engine.decoder.loading import load_with_tokenizer
-from serve_app.engine.decoder.record_bounds import RecordBounds
+from serve_app.engine.decoder.record import RecordBounds
 from serve_app.engine.driver import Driver
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.registration import bind_adapters

@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from serve_app.engine.kv.groups import Reading
+from serve_app.engine.kv.lane_plans import RowsPlan, rows_of
 from serve_app.engine.kv.lanes import LaneStorage
-from serve_app.engine.kv.plan import Scoring
-from serve_app.engine.kv.rows_plan import RowsPlan, rows_of
-from serve_app.engine.kv.shape import KeyValueShape
+from serve_app.engine.kv.storage import KeyValueShape, Reading, Scoring
 from serve_app.kernels.cpu.attention import STRETCH
 from serve_app.kernels.openmp import libgomp
 from tests.engine.harness import complete, config, make_engine, request

@@ -10,11 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serve_app.engine.kv.groups import Reading
+from serve_app.engine.kv.lane_plans import SHORT, RowsPlan
 from serve_app.engine.kv.lanes import LaneStorage
-from serve_app.engine.kv.plan import Scoring
-from serve_app.engine.kv.rows_plan import SHORT, RowsPlan
-from serve_app.engine.kv.shape import KeyValueShape
+from serve_app.engine.kv.storage import KeyValueShape, Reading, Scoring
 from serve_app.kernels.cpu import rows as kernels
 from serve_app.kernels.cpu.attention import STRETCH, Form
 from serve_app.kernels.cpu.compiling import Code

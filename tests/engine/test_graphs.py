@@ -14,7 +14,7 @@ from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.graphs import BlockTables, DecodeGraphs, DecodeRows, Replay, sizes_up_to
 from serve_app.engine.decoder.step import Layout
 from serve_app.engine.engine import Engine
-from serve_app.engine.kv.groups import Reading
+from serve_app.engine.kv.storage import Reading
 from serve_app.engine.lora.plan import Mix, Resident
 from serve_app.engine.lora.tiles import lay_rows, lay_tiles
 from tests.engine.conftest import DEMO

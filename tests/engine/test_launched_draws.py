@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from serve_app.core.request import TEMPERATURE_FIRST, TEMPERATURE_LAST, LogprobParams, SamplingParams, StopParams
-from serve_app.engine.decoder.crossing import Landing
+from serve_app.engine.decoder.host_copies import Landing
 from serve_app.engine.sampling.blind import USUAL, is_usual
 from serve_app.engine.sampling.chain import STAGES, order_of, stages_of
 from serve_app.engine.sampling.logprobs import Scored

@@ -13,7 +13,7 @@ from serve_app.core.errors import ContextOverflow, InvalidRequest, Overloaded
 from serve_app.core.images import MARKER, Image
 from serve_app.core.request import GenerationRequest, Prompt
 from serve_app.core.shares import Share
-from serve_app.engine.decoder.judgement import judge
+from serve_app.engine.decoder.config_check import judge
 from serve_app.engine.decoder.loading import load_model
 from serve_app.engine.vision.judgement import Sight
 from serve_app.engine.vision.looking import Looking

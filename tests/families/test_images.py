@@ -15,9 +15,8 @@ from transformers import AutoTokenizer
 from serve_app.core.images import MARKER, Image
 from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest, Prompt, StopParams
-from serve_app.engine.decoder.judgement import judge
+from serve_app.engine.decoder.config_check import held_bytes, judge, weight_bytes
 from serve_app.engine.decoder.loading import load_model
-from serve_app.engine.decoder.weights import held_bytes, weight_bytes
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.errors import AdapterRefused
 from serve_app.engine.scheduler.sequence import Sequence

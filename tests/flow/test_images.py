@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from serve_app.api.dialects.tables import DIALECTS
 from serve_app.api.limits import WireLimits
-from serve_app.engine.decoder.judgement import judge
+from serve_app.engine.decoder.config_check import judge
 from serve_app.engine.vision.judgement import Sight
 from serve_app.engine.vision.looking import Looking
 from serve_app.engine.vision.memory import SeenImages

@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.crossing import send_into, sent
+from serve_app.engine.decoder.host_copies import send_into, sent
 from serve_app.engine.decoder.step import Layout, Step
-from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.page_plans import Tiles
 from serve_app.engine.kv.pages import PageStorage
+from serve_app.engine.kv.storage import Reading
 from serve_app.engine.lora.bank import AdapterBank, Standing
 from serve_app.engine.lora.tiles import ShelfRows, ShelfTiles
 

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.attention import PackedAttention
-from serve_app.engine.decoder.building import build_loop
 from serve_app.engine.decoder.graphs import Capture, CudaCapture, DecodeGraphs
-from serve_app.engine.decoder.illustrated import lay_images
 from serve_app.engine.decoder.loading import LoadedModel
-from serve_app.engine.decoder.step import CurrentStep, Layout, Step, pack
+from serve_app.engine.decoder.loop import build_loop
+from serve_app.engine.decoder.step import CurrentStep, Layout, Step, lay_images, pack
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.lora.bank import AdapterBank

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.decoder.attention import attend
-from serve_app.engine.decoder.crossing import sent
-from serve_app.engine.kv.groups import Reading
-from serve_app.engine.kv.plan import AttentionPlan, Scoring
+from serve_app.engine.decoder.host_copies import sent
+from serve_app.engine.kv.storage import AttentionPlan, Reading, Scoring
 from serve_app.kernels.interface import paged_kernels
 
 

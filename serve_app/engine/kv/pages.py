@@ -12,11 +12,8 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.decoder.attention import GroupedPlan
-from serve_app.engine.kv.groups import Group, Reading, runs, tiles
 from serve_app.engine.kv.page_plans import FlashInfer, FlashInferPlan, GatheredPlan, PagedPlan, Tiles, plan_paged
-from serve_app.engine.kv.plan import AttentionPlan
-from serve_app.engine.kv.shape import KeyValueShape
-from serve_app.engine.kv.storage import Holding
+from serve_app.engine.kv.storage import AttentionPlan, Group, Holding, KeyValueShape, Reading, runs, tiles
 from serve_app.kernels.interface import Kernels, paged_kernels
 
 

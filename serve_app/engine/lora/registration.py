@@ -13,9 +13,8 @@ from transformers import PreTrainedModel
 
 from serve_app.core.adapters import AdapterRecord
 from serve_app.core.cards import AdapterCard
-from serve_app.engine.decoder.judgement import judge
+from serve_app.engine.decoder.config_check import judge, shapes_of
 from serve_app.engine.decoder.precision import choose_dtype
-from serve_app.engine.decoder.weights import shapes_of
 from serve_app.engine.lora.adapter import Adapter, bind_adapter
 from serve_app.engine.lora.errors import AdapterRefused
 from serve_app.engine.lora.matching import Matcher

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.crossing import sent
+from serve_app.engine.decoder.host_copies import sent
 from serve_app.engine.lora.plan import Mix, Resident
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.crossing import Land, Landing, sent
+from serve_app.engine.decoder.host_copies import Land, Landing, sent
 from serve_app.engine.sampling.blind import Choice, draw_blindly
 from serve_app.engine.sampling.candidates import block_maxima, likeliest, sorted_largest
 from serve_app.engine.sampling.drawing import Drawn

@@ -7,7 +7,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.crossing import sent
+from serve_app.engine.decoder.host_copies import sent
 
 BYTE_BITS, WORD_BITS = 8, 32
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.crossing import sent
+from serve_app.engine.decoder.host_copies import sent
 from serve_app.engine.sampling.draw import Stream, key, keys_tensor, uniform
 from serve_app.engine.scheduler.sequence import Sequence
 

@@ -10,7 +10,7 @@ from math import isfinite, log
 import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.crossing import Land
+from serve_app.engine.decoder.host_copies import Land
 from serve_app.engine.sampling.blind import is_usual
 from serve_app.engine.sampling.candidates import likeliest
 from serve_app.engine.sampling.drawing import Drawn, draw_tokens

@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from serve_app.engine.kv.groups import Group, Reading
-from serve_app.engine.kv.plan import AttentionPlan
-from serve_app.engine.kv.storage import Holding, Storage
+from serve_app.engine.kv.storage import AttentionPlan, Group, Holding, Reading, Storage
 from serve_app.engine.tensor_parallel.orders import Deed
 
 

@@ -9,11 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.kv.plan import Scoring
-from serve_app.engine.kv.shape import KeyValueShape
-from serve_app.engine.kv.storage import Holding
+from serve_app.engine.kv.storage import Holding, KeyValueShape, Reading, Scoring
 
 pytest.importorskip("triton", reason="its kernels can be neither compiled nor interpreted")
 

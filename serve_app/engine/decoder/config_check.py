@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,11 +15,15 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.precision import choose_dtype
 from serve_app.engine.decoder.text_part import class_named, text_class, text_config, whole_class
+from serve_app.engine.quantized.checkpoint import await_weights
 from serve_app.engine.quantized.formats import Format, formats_of
+from serve_app.engine.quantized.linear import Bits
 from serve_app.engine.vision.judgement import Sight, judge_sight
 
 CONFIG = "config.json"
@@ -222,3 +227,50 @@ def _take_formats(config: PreTrainedConfig) -> tuple[Format, ...] | None:
     if found is None:
         return None
     return formats_of(found if isinstance(found, dict) else found.to_dict(), config.model_type)
+
+
+def weight_bytes(judged: Judged, dtype: torch.dtype, bits: Bits | None = None) -> int:
+    """What the weights take in these numbers, whatever they are stored in: quantised ones are dequantised, tied ones
+    are there once, towers that are dropped not at all.
+
+    bits: of the weights of linears; None is those of the numbers
+
+    Raises ModelNotSupported where the model wants a package that is not there, or has a shape that no kernel takes.
+    """
+    model = shapes_of(judged, dtype)
+    if bits is None:
+        return held_bytes(model)
+    waiting = await_weights(model, bits)
+    for each in waiting:
+        each.check()
+    shown = sum(each.get_parameter("weight").nbytes for each in waiting)
+    return held_bytes(model) - shown + sum(each.num_bytes for each in waiting)
+
+
+def weight_bytes_on_cpu(judged: Judged, dtype: str, bits: Bits | None = None) -> int:
+    """The same on the CPU that we run on, in the numbers that loading would choose. Raises ModelNotSupported."""
+    return weight_bytes(judged, choose_dtype(dtype, judged.dtype, torch.device("cpu")), bits)
+
+
+def shapes_of(judged: Judged, dtype: torch.dtype | None = None) -> nn.Module:
+    """The model without its numbers. Raises ModelNotSupported where it wants a package that is not there."""
+    try:
+        with torch.device("meta"):
+            model: nn.Module = judged.kind._from_config(
+                deepcopy(judged.config), dtype=dtype, attn_implementation="eager"
+            )
+    except ImportError as error:
+        raise ModelNotSupported(f"{judged.config.model_type}: {_package_of(error)}") from error
+    return model
+
+
+def held_bytes(module: nn.Module) -> int:
+    """What the parameters and buffers of a module take."""
+    return sum(tensor.numel() * tensor.itemsize for tensor in (*module.parameters(), *module.buffers()))
+
+
+def _package_of(error: ImportError) -> str:
+    """Which package a model wants, in words shorter than transformers' own."""
+    if "timm" in str(error):
+        return "it needs the packages timm and pillow, even for text alone: pip install timm pillow"
+    return f"it needs a package that is not installed: {str(error).strip().splitlines()[0]}"

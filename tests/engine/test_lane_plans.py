@@ -14,13 +14,9 @@ from transformers import AutoModelForCausalLM
 from serve_app.engine.decoder.attention import GroupedPlan, attend
 from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.decoder.runner import Runner
-from serve_app.engine.kv.groups import Reading
+from serve_app.engine.kv.lane_plans import LEAST_GAIN, Trunk, TrunkPlan, attend_each, attend_together, find_trunks
 from serve_app.engine.kv.lanes import LaneStorage
-from serve_app.engine.kv.plan import AttentionPlan, Scoring
-from serve_app.engine.kv.shape import KeyValueShape
-from serve_app.engine.kv.storage import Holding, Storage
-from serve_app.engine.kv.trunk_plan import TrunkPlan, attend_each, attend_together
-from serve_app.engine.kv.trunks import LEAST_GAIN, Trunk, find_trunks
+from serve_app.engine.kv.storage import AttentionPlan, Holding, KeyValueShape, Reading, Scoring, Storage
 from serve_app.engine.lora.bank import AdapterBank
 from tests.engine.conftest import DEMO
 from tests.engine.harness import complete, config, make_engine, reference_greedy, request

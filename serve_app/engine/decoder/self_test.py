@@ -2,29 +2,78 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from serve_app.engine.decoder.attention import PackedAttention, register, unregister
 from serve_app.engine.decoder.errors import ModelNotSupported
-from serve_app.engine.decoder.query_scale import take_over_scales
-from serve_app.engine.decoder.routes import Routes
+from serve_app.engine.decoder.layout import lay_out
+from serve_app.engine.decoder.loop import NotDescribed, Scorings, build_loop, family_of
+from serve_app.engine.decoder.record import expert_layers
 from serve_app.engine.decoder.step import CurrentStep, Step
 from serve_app.engine.decoder.stored import giving_zeros
-from serve_app.engine.decoder.text_part import text_config
-from serve_app.engine.kv.groups import Reading
+from serve_app.engine.decoder.text_part import take_over_scales, text_config
 from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.kv.plan import Scoring
-from serve_app.engine.kv.shape import KeyValueShape, LayerShape
-from serve_app.engine.kv.storage import Holding
+from serve_app.engine.kv.storage import Holding, KeyValueShape, LayerShape, Reading, Scoring
 from serve_app.engine.quantized.linear import QuantisedLinear
+from serve_app.engine.tensor_parallel.sums import Sums
 from serve_app.kernels.interface import Kernels
+
+Arguments = tuple[Any, ...]
+
+
+class Routes:
+    """Which experts every layer of a model chose for a run of tokens, and their weights.
+
+    A choice between two that are nearly alike is a matter of rounding, and either is right; what follows from it is as
+    far from the other as two different models are. Nothing for a dense model, or one whose experts are not known.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._layers = expert_layers(module)
+        self._chosen: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Within it all tokens are computed once."""
+
+        def note(layer: int) -> Callable[[nn.Module, Arguments], None]:
+            def hook(_: nn.Module, arguments: Arguments) -> None:
+                self._chosen[layer] = (arguments[1], arguments[2])
+
+            return hook
+
+        with self._hooked(note):
+            yield
+
+    @contextmanager
+    def following(self, start: int, length: int) -> Iterator[None]:
+        """Within it `length` of these tokens are computed, from `start` on."""
+
+        def follow(layer: int) -> Callable[[nn.Module, Arguments], Arguments]:
+            def hook(_: nn.Module, arguments: Arguments) -> Arguments:
+                noted = (each.narrow(-2, start, length) for each in self._chosen[layer])
+                return (arguments[0], *noted, *arguments[3:])
+
+            return hook
+
+        with self._hooked(follow):
+            yield
+
+    @contextmanager
+    def _hooked(self, make: Callable[[int], Callable[..., Arguments | None]]) -> Iterator[None]:
+        with ExitStack() as hooks:
+            for layer, part in self._layers.items():
+                hooks.callback(part.register_forward_pre_hook(make(layer)).remove)
+            yield
+
 
 CHUNKS = (13, 9, 1, 1)
 """Tokens of each probed step: two chunks, then single ones."""
@@ -300,3 +349,37 @@ class _Recorder:
             raise Unfit(f"only layers {sorted(self._places)} use AttentionInterface")
         moved = {number: place for number, place in self._places.items() if number != place}
         return KeyValueShape(layers=tuple(self._layers), places=moved, readers=frozenset(self._readers))
+
+
+logger = logging.getLogger(__name__)
+
+
+def settle(module: PreTrainedModel, witness: Witness, *, sums: Sums | None = None) -> Scorings | None:
+    """Lay a model's linears out for this machine and check it; say with what the loop is built where it may serve.
+
+    sums: of a divided model, of which all shards are computed by the loop, or none
+
+    Raises ModelNotSupported.
+    """
+    is_described = family_of(module) is not None
+    lay_out(module, joins=is_described)
+    reason = _try_loop(module, witness, sums) if is_described else None
+    has_loop = is_described and reason is None
+    if sums is not None:
+        has_loop = bool(sums.least(has_loop))
+    check(module, witness, chunks=FEW_CHUNKS if has_loop else CHUNKS)  # modules compute what recorders watch
+    if reason is not None:
+        logger.warning("%s: computed by transformers' modules, not by the loop: %s", module.config.model_type, reason)
+    return witness.scorings if has_loop else None
+
+
+@torch.inference_mode()
+def _try_loop(module: PreTrainedModel, witness: Witness, sums: Sums | None) -> str | None:
+    """Why the loop may not serve; None where it gives the model's own logits."""
+    try:
+        loop = build_loop(module, witness.shape, witness.scorings, sums=sums)
+        ours = compute_in_steps(witness, storage_for(module, witness), lambda step, _: loop(step))
+    except (NotDescribed, RuntimeError, AttributeError, TypeError, ValueError) as error:
+        return str(error)
+    difference, limit = distance(witness, ours, module.dtype)
+    return None if difference <= limit else f"its logits are off by {difference:.2g} (allowed: {limit:.2g})"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from serve_app.engine.decoder.attention import attend
-from serve_app.engine.kv.groups import CALL_POSITIONS, Reading, runs
+from serve_app.engine.kv.storage import CALL_POSITIONS, Reading, runs
 
 
 def singles(lengths: list[int], places: list[int] | None = None) -> list[Reading]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from serve_app.engine.decoder.config_check import judge
 from serve_app.engine.decoder.errors import ModelNotSupported
-from serve_app.engine.decoder.judgement import judge
 from serve_app.engine.decoder.loading import load_model, read_eos_token_ids
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.harness import config

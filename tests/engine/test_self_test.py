@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, DiffLlamaConfig, LlamaConfig, PreTrainedModel, Qwen2Config
 
 from serve_app.engine.decoder.errors import ModelNotSupported
-from serve_app.engine.decoder.probe import check, distance, hear
-from serve_app.engine.kv.shape import KeyValueShape, LayerShape
+from serve_app.engine.decoder.self_test import check, distance, hear
+from serve_app.engine.kv.storage import KeyValueShape, LayerShape
 from tests.families.families import GEMMA_3N
 from tests.families.making import fill, make_config
 
