@@ -1,6 +1,6 @@
 """Finds the folder of a base model and looks whether its files are whole and safe to load.
 
-Whether the engine computes such a model is the engine's to say (`serve_app.engine.decoder.judgement`).
+Whether the engine computes such a model is the engine's to say (`serve_app.engine.decoder.config_check`).
 """
 
 from __future__ import annotations

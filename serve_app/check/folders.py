@@ -96,8 +96,7 @@ def needs_of(args: ModelArgs) -> Needs:
 
     Raises CatalogError, ModelNotSupported, OSError.
     """
-    from serve_app.engine.decoder.judgement import judge
-    from serve_app.engine.decoder.weights import weight_bytes_on_cpu
+    from serve_app.engine.decoder.config_check import judge, weight_bytes_on_cpu
     from serve_app.engine.kv.budget import PROCESS_BYTES, bytes_of_steps  # imported here: torch takes time
     from serve_app.engine.tensor_parallel.division import divide
 

@@ -17,7 +17,7 @@ from serve_app.check.findings import Finding, Path, Severity
 from serve_app.check.folders import Needs, needs_of
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.serve_cluster import MODEL_DEPLOYMENT
-from serve_app.engine.kv.free_memory import ROOT, free_host_bytes
+from serve_app.engine.kv.budget import ROOT, free_host_bytes
 
 GIB = 1 << 30
 GPU_DEVICES = "dev/nvidia[0-9]*"

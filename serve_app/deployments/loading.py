@@ -34,7 +34,7 @@ ENVIRONMENT = {
 """Read once, when torch and transformers are imported. In the cluster file it would cost a process of its own: Ray has
 idle ones at hand, but starts one anew where a `runtime_env` asks for it."""
 AWAKE = {"GOMP_SPINCOUNT": "10000"}
-"""But for about half a millisecond between two parts of a step: `engine/decoder/openmp.py` says when."""
+"""But for about half a millisecond between two parts of a step: `kernels/openmp.py` says when."""
 MOST_CPUS = 64
 """With more, threads only sleep: to have them sleep at times takes a thread for each CPU."""
 

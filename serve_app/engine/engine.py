@@ -19,10 +19,9 @@ from serve_app.core.names import MAX_MIXED_ADAPTERS
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.allocator import give_back_freed_memory, settle_memory
 from serve_app.engine.decoder.async_steps import AsyncSteps
-from serve_app.engine.decoder.crossing import landing_on
+from serve_app.engine.decoder.host_copies import landing_on
 from serve_app.engine.decoder.loading import LoadedModel, load_with_tokenizer
-from serve_app.engine.decoder.openmp import Wakefulness, compute_alone
-from serve_app.engine.decoder.record_bounds import RecordBounds, record_card
+from serve_app.engine.decoder.record import RecordBounds, record_card
 from serve_app.engine.decoder.recorder import Recorder
 from serve_app.engine.decoder.runner import Runner, record_on_gpus
 from serve_app.engine.driver import Driver
@@ -43,6 +42,7 @@ from serve_app.engine.speculation.verification import Verifier
 from serve_app.engine.tensor_parallel.adapters import make_bank
 from serve_app.engine.vision.encoder import image_card, make_encoder
 from serve_app.engine.vision.images import place_images
+from serve_app.kernels.openmp import Wakefulness, compute_alone
 from serve_app.replica.engine import Deliver, PreparedRequest
 from serve_app.text.tokenizer import TextTokenizer
 

@@ -16,7 +16,7 @@ from serve_app.core.prompt import Prompt
 from serve_app.core.request import GenerationRequest, LogprobParams, RecordParams, SamplingParams, StopParams
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.loading import load_with_tokenizer
-from serve_app.engine.decoder.record_bounds import RecordBounds
+from serve_app.engine.decoder.record import RecordBounds
 from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.engine import Engine, ReplicaEngine
 from serve_app.engine.kv.store import KeyValueStore

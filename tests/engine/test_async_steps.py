@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from serve_app.core.request import LogprobParams, SamplingParams
-from serve_app.engine.decoder.crossing import Landing
+from serve_app.engine.decoder.host_copies import Landing
 from serve_app.engine.engine import Engine
 from serve_app.engine.sampling.sampler import Sampler
 from tests.engine.conftest import DEMO

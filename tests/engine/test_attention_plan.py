@@ -10,9 +10,7 @@ from torch import Tensor
 
 from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.decoder.runner import Runner
-from serve_app.engine.kv.groups import Reading
-from serve_app.engine.kv.plan import AttentionPlan, Scoring
-from serve_app.engine.kv.storage import Storage
+from serve_app.engine.kv.storage import AttentionPlan, Reading, Scoring, Storage
 from serve_app.engine.lora.pool import AdapterBank
 from tests.engine.conftest import DEMO
 from tests.engine.harness import complete, config, make_engine, request

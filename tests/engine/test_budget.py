@@ -10,8 +10,8 @@ import torch
 from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.loading import load_model
 from serve_app.engine.kv.budget import CPU_SHARE, check_adapters_fit, context_within, free_bytes, kv_budget
-from serve_app.engine.kv.memory import Reservation
-from serve_app.engine.kv.shape import KeyValueShape
+from serve_app.engine.kv.lanes import Reservation
+from serve_app.engine.kv.storage import KeyValueShape
 from tests.engine.harness import config
 from tests.families.making import save_config
 

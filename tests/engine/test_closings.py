@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.engine.kv.shape import KeyValueShape
+from serve_app.engine.kv.storage import KeyValueShape
 from serve_app.engine.kv.store import KeyValueStore
 from tests.engine.test_pending import TEXT, Holder, Holders, KeepsNothing, carry_on
 from tests.engine.test_store import BLOCK_SIZE

@@ -8,13 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from serve_app.engine.cpu.attention_form import STRETCH
-from serve_app.engine.cpu.rows_plan import RowsPlan, rows_of, takes_prompts
-from serve_app.engine.decoder.openmp import libgomp
-from serve_app.engine.kv.groups import Reading
+from serve_app.engine.kv.lane_plans import RowsPlan, rows_of
 from serve_app.engine.kv.lanes import LaneStorage
-from serve_app.engine.kv.plan import Scoring
-from serve_app.engine.kv.shape import KeyValueShape
+from serve_app.engine.kv.storage import KeyValueShape, Reading, Scoring
+from serve_app.kernels.cpu.attention import STRETCH
+from serve_app.kernels.openmp import libgomp
 from tests.engine.harness import complete, config, make_engine, request
 from tests.families.making import save_model
 
@@ -60,7 +58,7 @@ OTHER = reading(8, 2, COMMON + 9, 1, names(COMMON // SIZE, of="other"))
 
 def elsewhere(step: Sequence[Reading], *, window: int | None = None, block_size: int = SIZE) -> list[list[int]]:
     lanes = storage(block_size)
-    rows = rows_of(lanes, step, window=window, chunk=None)
+    rows = rows_of(lanes, step, window=window, chunk=None, stretch=STRETCH)
     return [[position // lanes.first_position(1) for position in row.elsewhere] for row in rows]
 
 
@@ -78,7 +76,7 @@ def test_what_is_not_computed_yet_or_begins_later_is_ones_own() -> None:
 
 @pytest.mark.parametrize("is_new", [False, True])
 def test_rows_get_the_same_bits_and_other_copies_are_not_read(is_new: bool) -> None:
-    step = STEP[:2] if is_new or not takes_prompts() else STEP
+    step = STEP[:2] if is_new else STEP
     count = sum(each.length for each in step)
     query, key, value = (drawn(count, heads, DIM, seed=5) for heads in (14, KV_HEADS, KV_HEADS))
     found = []

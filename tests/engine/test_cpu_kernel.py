@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,16 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serve_app.engine.cpu import rows as kernels
-from serve_app.engine.cpu.attention_form import STRETCH, Form
-from serve_app.engine.cpu.compiling import Machine
-from serve_app.engine.cpu.rows import KEYS_IN_PAIRS, KEYS_PER_HEAD, Row, RowsKernel, Table, rows_kernel, tables_of
-from serve_app.engine.cpu.rows_plan import SHORT, RowsPlan, rows_of, takes_prompts
-from serve_app.engine.decoder.openmp import libgomp
-from serve_app.engine.kv.groups import Reading
+from serve_app.engine.kv.lane_plans import SHORT, RowsPlan
 from serve_app.engine.kv.lanes import LaneStorage
-from serve_app.engine.kv.plan import Scoring
-from serve_app.engine.kv.shape import KeyValueShape
+from serve_app.engine.kv.storage import KeyValueShape, Reading, Scoring
+from serve_app.kernels.cpu import rows as kernels
+from serve_app.kernels.cpu.attention import STRETCH, Form
+from serve_app.kernels.cpu.compiling import Code
+from serve_app.kernels.cpu.rows import RowsKernel, Table, rows_kernel
+from serve_app.kernels.forms import Row
+from serve_app.kernels.openmp import libgomp
 
 pytestmark = pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")
 
@@ -105,20 +103,13 @@ def test_many_long_rows_are_attended_to_in_calls_that_leave_little(monkeypatch: 
     found = []
     for most, expected in ((kernels.ITEMS, [9]), (7, [2, 2, 2, 2, 1]), (1, [1] * 9)):
         monkeypatch.setattr(kernels, "ITEMS", most)
-        tables = tables_of(rows)
+        tables = RowsKernel.tables(rows)
         assert [table.num_rows for table in tables] == expected
         found.append(torch.full_like(query, torch.nan))
         for table in tables:
             kernel(2, DIM, torch.float32).run(query, keys, values, table, found[-1], scale=0.2)
     assert torch.equal(found[1], found[0])
     assert torch.equal(found[2], found[0])
-
-
-def test_how_many_keys_a_prompt_may_see_is_the_kernels_to_say() -> None:
-    assert kernel(3, DIM, torch.float32).most_keys == 3 * KEYS_PER_HEAD
-    if Machine.here().has_pairs:
-        assert kernel(1, DIM, torch.bfloat16).most_keys == KEYS_IN_PAIRS
-        assert kernel(2, DIM, torch.bfloat16).most_keys == math.inf
 
 
 def test_engines_of_one_process_do_not_share_a_calls_state() -> None:
@@ -211,82 +202,6 @@ def test_a_step_is_attended_to_and_written_as_torch_would(
     assert torch.equal(*written)
 
 
-@pytest.mark.parametrize(("window", "chunk", "whole"), [(None, None, 100), (40, None, 40), (None, 48, 48), (4, 90, 4)])
-def test_queries_are_taken_together_by_their_positions_where_all_see_the_first_key(
-    window: int | None, chunk: int | None, whole: int
-) -> None:
-    (reading,) = readings((13, 87))
-    rows = rows_of(storage(), [reading], window=window, chunk=chunk, tile=8)
-    tiles = [(row.num_keys - 1, row.num_queries) for row in rows if row.num_queries > 1]
-    assert tiles == [(at, min(8 - at % 8, whole - at)) for at in (13, *range(16, 100, 8)) if at < whole]
-    assert [row.token + at for row in rows for at in range(row.num_queries)] == list(range(87))
-    assert all(row.num_queries == 1 for row in rows_of(storage(), [reading], window=window, chunk=chunk))
-
-
-@pytest.mark.skipif(not Machine.here().has_pairs, reason="tiles are of pairs")
-@pytest.mark.parametrize(("group", "dim"), [(4, 32), (7, 64), (13, 64), (24, 96), (6, 128)])
-@pytest.mark.parametrize(("start", "count"), [(0, 200), (STRETCH - 7, 7), (STRETCH - 9, 40), (2 * STRETCH + 64, 3)])
-def test_a_tile_gives_each_query_the_bits_that_it_has_alone(group: int, dim: int, start: int, count: int) -> None:
-    attend, num_keys = kernel(group, dim, torch.bfloat16), start + count
-    assert attend.tile > 1
-    query = drawn(count, KV_HEADS * group, dim, dtype=torch.bfloat16, seed=1) * 2
-    keys, values = drawn(2, num_keys, KV_HEADS, dim, dtype=torch.bfloat16, seed=2)
-    lanes, (reading,) = storage(), readings((start, count))
-    found = []
-    for tile in (1, attend.tile):
-        found.append(torch.full_like(query, torch.nan))
-        table = Table(rows_of(lanes, [reading], window=None, chunk=None, tile=tile))
-        attend.run(query, keys, values, table, found[-1], scale=dim**-0.5)
-    assert torch.equal(*found)
-    for at in (0, count - 1):
-        expected = exact(query[at], keys[: start + at + 1], values[: start + at + 1], scale=dim**-0.5)
-        torch.testing.assert_close(found[1][at].float(), expected, atol=2e-2, rtol=2e-2)
-
-
-@pytest.mark.skipif(not Machine.here().has_pairs, reason="tiles are of pairs")
-def test_what_is_no_number_reaches_no_query_before_it() -> None:
-    attend, (reading,) = kernel(4, DIM, torch.bfloat16), readings((0, 300))
-    query = drawn(300, 4 * KV_HEADS, DIM, dtype=torch.bfloat16)
-    keys, values = drawn(2, 300, KV_HEADS, DIM, dtype=torch.bfloat16, seed=1)
-    keys[150], values[203] = torch.nan, torch.inf
-    output = torch.zeros_like(query)
-    table = Table(rows_of(storage(), [reading], window=None, chunk=None, tile=attend.tile))
-    attend.run(query, keys, values, table, output, scale=1.0)
-    assert output[:150].isfinite().all()
-    assert output[150:].isnan().all()
-
-
-@pytest.mark.skipif(not takes_prompts(), reason="prompts are torch's where there is AMX")
-@pytest.mark.parametrize("shared", [2, 5])
-@pytest.mark.parametrize("dtype", TOLERANCES)
-def test_a_prompt_gets_the_same_bits_whole_and_in_chunks_and_in_company(dtype: torch.dtype, shared: int) -> None:
-    count = int(min(1500, kernel(shared, DIM, dtype).most_keys))
-    query = drawn(count, shared * KV_HEADS, DIM, dtype=dtype, seed=3)
-    key, value = drawn(2, count, KV_HEADS, DIM, dtype=dtype, seed=4)
-
-    def attended(chunks: Sequence[int], company: Sequence[tuple[int, int]]) -> Tensor:
-        lanes, done, found = storage(dtype), 0, []
-        for length in chunks:
-            steps = readings(*company, (done, length))
-            num_others = steps[-1].first_token
-            places = torch.cat(
-                [lanes.first_position(each.place) + each.start + torch.arange(each.length) for each in steps]
-            )
-            others = (
-                drawn(num_others, shared * KV_HEADS, DIM, dtype=dtype, seed=5),
-                *drawn(2, num_others, KV_HEADS, DIM, dtype=dtype, seed=6),
-            )
-            mine = (part[done : done + length] for part in (query, key, value))
-            parts = [torch.cat(pair) for pair in zip(others, mine, strict=True)]
-            found.append(lanes.plan(steps, places).run(0, *parts, scoring=Scoring(scale=0.2))[num_others:])
-            done += length
-        return torch.cat(found)
-
-    whole = attended([count], [])
-    assert torch.equal(attended([1, 7, 60, count - 68], []), whole)
-    assert torch.equal(attended([200, count - 200], [(700, 1), (40, 30)]), whole)
-
-
 def test_what_the_kernel_does_not_know_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError
@@ -323,9 +238,9 @@ def test_a_kernel_that_cannot_be_made_or_is_wrong_is_not_used(
     assert make(2, DIM, torch.float32) is None
     assert "is wrong" in caplog.text
 
-    def missing(*_: object) -> None:
-        raise ImportError("No module named 'llvmlite'")
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no LLVM")
 
-    monkeypatch.setattr(kernels, "_make", missing)
+    monkeypatch.setattr(Code, "__init__", refuse)
     assert make(2, DIM, torch.float32) is None
-    assert "llvmlite" in caplog.text
+    assert "no LLVM" in caplog.text

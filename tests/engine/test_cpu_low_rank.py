@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from serve_app.engine.cpu import low_rank
-from serve_app.engine.cpu.low_rank import LowRankChanges, low_rank_kernels
-from serve_app.engine.decoder.openmp import libgomp
-from serve_app.engine.lora.modules import Parts, kernels_for
+from serve_app.engine.lora.modules import Parts
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.lora.pool import AdapterBank
+from serve_app.kernels.cpu.compiling import Code
+from serve_app.kernels.cpu.low_rank import LowRankChanges, low_rank_kernels
+from serve_app.kernels.interface import adapter_kernels
+from serve_app.kernels.openmp import libgomp
 from tests.engine.adapter_files import load_adapter, save_adapter
 
 pytestmark = pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")
@@ -188,7 +189,7 @@ def test_sizes_of_no_whole_vectors_and_gains_are_torchs(has_gains: bool, tmp_pat
 def test_ranks_that_there_is_no_room_for_are_torchs() -> None:
     frame, kernels = torch.empty(32, 32), low_rank_kernels(torch.float32)
     assert kernels is not None
-    found = functools.partial(kernels_for, [frame], device=frame.device, dtype=frame.dtype, uses_triton=False)
+    found = functools.partial(adapter_kernels, [frame], device=frame.device, dtype=frame.dtype, uses_triton=False)
     assert found([8, kernels.most_rank]) is kernels
     assert found([8, 2 * kernels.most_rank]) is None
 
@@ -204,7 +205,7 @@ def test_kernels_that_compute_wrongly_are_not_used(
 
     monkeypatch.setattr(LowRankChanges, "__call__", wrong)
     assert low_rank_kernels.__wrapped__(torch.float32) is None
-    assert "are wrong" in caplog.text
+    assert "is wrong" in caplog.text
 
 
 def test_where_none_can_be_made_torch_computes(
@@ -213,6 +214,6 @@ def test_where_none_can_be_made_torch_computes(
     def missing(*_: object, **__: object) -> object:
         raise RuntimeError("no LLVM")
 
-    monkeypatch.setattr(low_rank.compiling, "compiled", missing)
+    monkeypatch.setattr(Code, "__init__", missing)
     assert low_rank_kernels.__wrapped__(torch.float32) is None
     assert "no LLVM" in caplog.text

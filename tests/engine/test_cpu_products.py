@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serve_app.engine.cpu import compiling, products
-from serve_app.engine.cpu.product_kernel import ROWS
-from serve_app.engine.cpu.products import MAX_ROWS, MIDDLE, LaidOut, WholeRows
 from serve_app.engine.decoder.linears import NUM_ROWS, OneDnnWeight, PackedLinear, make_linear, pays
-from serve_app.engine.decoder.openmp import libgomp
+from serve_app.kernels.cpu import compiling, products
+from serve_app.kernels.cpu.products import MAX_ROWS, MIDDLE, ROWS, LaidOut, WholeRows
+from serve_app.kernels.openmp import libgomp
 
 HAS_KERNEL = products._kernel() is not None
 needs_kernel = pytest.mark.skipif(not HAS_KERNEL, reason="a CPU without AVX512-BF16, or with AMX")
@@ -182,7 +181,7 @@ def test_where_no_kernel_can_be_made_onednn_computes(
 
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(compiling, "compiled", refuse)
+    monkeypatch.setattr(compiling.Code, "__init__", refuse)
     assert products._kernel.__wrapped__() is None
     assert "LLVM ended" in caplog.text
 

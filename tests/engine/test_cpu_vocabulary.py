@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from serve_app.engine.cpu import compiling
-from serve_app.engine.cpu.vocabulary import ALL, InPlay, VocabularyKernels, bounds_of, vocabulary_kernels
-from serve_app.engine.cpu.vocabulary_kernel import MOST_OTHERS, MOST_VALUES
-from serve_app.engine.decoder.openmp import libgomp
+from serve_app.kernels.cpu.compiling import Code
+from serve_app.kernels.cpu.vocabulary import MOST_OTHERS, MOST_VALUES, VocabularyKernels, vocabulary_kernels
+from serve_app.kernels.forms import ALL, InPlay, bounds_of
+from serve_app.kernels.openmp import libgomp
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")]
 
@@ -119,7 +119,7 @@ def test_as_many_as_there_is_room_for_are_too_many(more: int) -> None:
 
 
 def test_a_machine_without_kernels_draws_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "compiled", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("none here")))
+    monkeypatch.setattr(Code, "__init__", lambda *_: (_ for _ in ()).throw(RuntimeError("none here")))
     vocabulary_kernels.cache_clear()
     try:
         assert vocabulary_kernels() is None

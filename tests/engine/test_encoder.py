@@ -13,7 +13,7 @@ from serve_app.core.errors import ContextOverflow, InvalidRequest, Overloaded
 from serve_app.core.prompt import MARKER, Image, Prompt
 from serve_app.core.request import GenerationRequest
 from serve_app.core.shares import Share
-from serve_app.engine.decoder.judgement import judge
+from serve_app.engine.decoder.config_check import judge
 from serve_app.engine.decoder.loading import load_model
 from serve_app.engine.vision.encoder import ImageCache, VisionEncoder
 from serve_app.engine.vision.support import VisionSupport

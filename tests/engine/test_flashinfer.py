@@ -10,12 +10,9 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.decoder.attention import attend
-from serve_app.engine.gpu.flashinfer import FlashInfer, lay_indices
-from serve_app.engine.kv.groups import Reading
+from serve_app.engine.kv.page_plans import FlashInfer, lay_indices
 from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.kv.plan import Scoring
-from serve_app.engine.kv.shape import KeyValueShape
-from serve_app.engine.kv.storage import Holding
+from serve_app.engine.kv.storage import Holding, KeyValueShape, Reading, Scoring
 from tests.engine.conftest import DEMO
 from tests.engine.harness import complete, config, make_engine, request
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.engine.kv.free_memory import free_host_bytes
+from serve_app.engine.kv.budget import free_host_bytes
 
 GIB = 1 << 30
 

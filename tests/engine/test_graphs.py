@@ -11,12 +11,10 @@ from torch import Tensor
 
 from serve_app.core.request import LogprobParams, SamplingParams
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.graphs import BlockTables, DecodeGraphs, DecodeRows, Replay, sizes_up_to
 from serve_app.engine.decoder.step import Layout
 from serve_app.engine.engine import Engine
-from serve_app.engine.gpu.block_tables import BlockTables
-from serve_app.engine.gpu.decode_rows import DecodeRows
-from serve_app.engine.gpu.graphs import DecodeGraphs, Replay, sizes_up_to
-from serve_app.engine.kv.groups import Reading
+from serve_app.engine.kv.storage import Reading
 from serve_app.engine.lora.plan import Mix, Resident, lay_rows, lay_tiles
 from tests.engine.conftest import DEMO
 from tests.engine.harness import Outcome, complete, config, make_engine, request, sequences

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from serve_app.engine.decoder.half import HalfWeight, factor_for, has_kernel
-from serve_app.engine.decoder.linears import OneDnnWeight, PackedLinear
+from serve_app.engine.decoder.linears import HalfWeight, OneDnnWeight, PackedLinear, factor_for, has_kernel
 from serve_app.engine.decoder.narrowing import Narrowing
 from serve_app.engine.engine import Engine
 from tests.engine.conftest import DEMO

@@ -10,7 +10,7 @@ import torch
 
 from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.loading import load_model
-from serve_app.engine.gpu.availability import choose_kernels
+from serve_app.kernels.interface import choose_kernels
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config
 

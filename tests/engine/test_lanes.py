@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from serve_app.engine.kv.alike import Stretch, stretches_of
-from serve_app.engine.kv.lanes import MOVED_BYTES, LaneStorage
-from serve_app.engine.kv.memory import PAGE
-from serve_app.engine.kv.shape import KeyValueShape, LayerShape
-from serve_app.engine.kv.storage import Holding, Storage
+from serve_app.engine.kv.lanes import MOVED_BYTES, PAGE, LaneStorage, Stretch, stretches_of
+from serve_app.engine.kv.storage import Holding, KeyValueShape, LayerShape, Storage
 from serve_app.engine.kv.store import KeyValueStore
 from tests.engine.harness import exchange_storage
 

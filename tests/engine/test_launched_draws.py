@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from serve_app.core.request import TEMPERATURE_FIRST, TEMPERATURE_LAST, LogprobParams, SamplingParams, StopParams
-from serve_app.engine.decoder.crossing import Landing
+from serve_app.engine.decoder.host_copies import Landing
 from serve_app.engine.sampling.logprobs import Scored
 from serve_app.engine.sampling.masks import StepMasks
 from serve_app.engine.sampling.sampler import SampledSpan, Sampler, is_usual

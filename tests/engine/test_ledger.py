@@ -8,8 +8,7 @@ from itertools import accumulate
 
 import pytest
 
-from serve_app.engine.kv.ledger import BlockLedger
-from serve_app.engine.kv.prefix import block_hashes
+from serve_app.engine.kv.ledger import BlockLedger, block_hashes
 
 
 def names_of(document: int, length: int) -> list[bytes]:

@@ -11,10 +11,18 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from serve_app.engine.decoder.embedding import PackedEmbedding
+from serve_app.engine.decoder.config_check import held_bytes
 from serve_app.engine.decoder.layout import join_linears, pack_linears
-from serve_app.engine.decoder.linears import JointLinear, LinearPart, PackedLinear, PlainLinear, can_join, join, packs
-from serve_app.engine.decoder.weights import held_bytes
+from serve_app.engine.decoder.linears import (
+    JointLinear,
+    LinearPart,
+    PackedEmbedding,
+    PackedLinear,
+    PlainLinear,
+    can_join,
+    join,
+    packs,
+)
 from tests.engine.laid_out import packed_bytes
 
 SMALL = {

@@ -9,7 +9,7 @@ from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.decoder.narrowing import Narrowing
 from serve_app.engine.kv.making import make_store
 from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.kv.shape import KeyValueShape, LayerShape
+from serve_app.engine.kv.storage import KeyValueShape, LayerShape
 from tests.engine.harness import config
 
 SHAPES = {

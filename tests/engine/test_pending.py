@@ -11,8 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.engine.kv.shape import KeyValueShape
-from serve_app.engine.kv.storage import Holding, Storage
+from serve_app.engine.kv.storage import Holding, KeyValueShape, Storage
 from serve_app.engine.kv.store import KeyValueStore
 from tests.engine.harness import exchange_storage
 from tests.engine.test_store import BLOCK_SIZE, SHAPE, contents, fill, hold, lanes, marks, pages

@@ -7,10 +7,22 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.engine.decoder.errors import ModelNotSupported
-from serve_app.engine.quantized.int4_kernel import BULK_ROWS, check_fits
-from serve_app.engine.quantized.int8_kernels import SEVEN_BITS, FbgemmRows, VnniRows, int8_kernel
-from serve_app.engine.quantized.linear import QuantisedLinear, join_linears, round_to
-from serve_app.engine.quantized.rounding import Bits, Int4Groups, Int8Rows, round_to_int4, round_to_int8
+from serve_app.engine.quantized.linear import (
+    BULK_ROWS,
+    SEVEN_BITS,
+    Bits,
+    FbgemmRows,
+    Int4Groups,
+    Int8Rows,
+    QuantisedLinear,
+    VnniRows,
+    check_fits,
+    int8_kernel,
+    join_linears,
+    round_to,
+    round_to_int4,
+    round_to_int8,
+)
 
 SIZES = [(64, 96), (40, 32), (200, 512)]
 NUM_ROWS = [1, 2, 5, 33, BULK_ROWS - 1, BULK_ROWS, 150]

@@ -18,14 +18,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
+from serve_app.engine.decoder.config_check import held_bytes, judge, weight_bytes
 from serve_app.engine.decoder.errors import ModelNotSupported
-from serve_app.engine.decoder.judgement import judge
 from serve_app.engine.decoder.loading import load_model, read_module
-from serve_app.engine.decoder.weights import held_bytes, weight_bytes
-from serve_app.engine.quantized.int8_kernels import SEVEN_BITS, int8_kernel
-from serve_app.engine.quantized.linear import QuantisedLinear
-from serve_app.engine.quantized.receiving import receiving, settle_weights
-from serve_app.engine.quantized.rounding import Bits, Int4Groups, Int8Rows
+from serve_app.engine.quantized.checkpoint import receiving, settle_weights
+from serve_app.engine.quantized.linear import SEVEN_BITS, Bits, Int4Groups, Int8Rows, QuantisedLinear, int8_kernel
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import complete, config, make_engine, request
 from tests.families.making import save_model

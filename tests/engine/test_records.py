@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from serve_app.core.errors import EngineFailed, InvalidRequest
 from serve_app.core.request import EmbeddingForm, HiddenStates, Pooling, Recording, RecordParams
-from serve_app.engine.decoder.record import Record
-from serve_app.engine.decoder.record_bounds import RecordBounds
+from serve_app.engine.decoder.record import Record, RecordBounds
 from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.scheduler.sequence import Batch
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS

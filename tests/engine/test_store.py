@@ -8,12 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from serve_app.engine.kv.groups import Reading
-from serve_app.engine.kv.lanes import MOVED_BYTES, LaneStorage
-from serve_app.engine.kv.memory import PAGE, Reservation
+from serve_app.engine.kv.lanes import MOVED_BYTES, PAGE, LaneStorage, Reservation
 from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.kv.shape import KeyValueShape
-from serve_app.engine.kv.storage import Holding, Storage
+from serve_app.engine.kv.storage import Holding, KeyValueShape, Reading, Storage
 from serve_app.engine.kv.store import KeyValueStore
 
 pytestmark = pytest.mark.slow

@@ -12,13 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedModel
 
-from serve_app.engine.decoder.judgement import judge
+from serve_app.engine.decoder.config_check import held_bytes, judge
 from serve_app.engine.decoder.layout import join_linears, pack_head, pack_linears
 from serve_app.engine.decoder.linears import LinearPart, PackedLinear
 from serve_app.engine.decoder.loading import load_model, read_module
-from serve_app.engine.decoder.probe import hear
+from serve_app.engine.decoder.self_test import hear
 from serve_app.engine.decoder.stored import StoredEmbedding, StoredLinear, Widening, stored_dtype, widen_rest
-from serve_app.engine.decoder.weights import held_bytes
 from serve_app.engine.quantized.checkpoint import open_slices
 from tests.engine.harness import config
 from tests.engine.laid_out import packed_bytes

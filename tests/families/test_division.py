@@ -10,10 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from serve_app.engine.decoder.config_check import held_bytes, judge, shapes_of
 from serve_app.engine.decoder.errors import ModelNotSupported
-from serve_app.engine.decoder.judgement import judge
 from serve_app.engine.decoder.loading import read_module
-from serve_app.engine.decoder.weights import held_bytes, shapes_of
 from serve_app.engine.tensor_parallel.division import Division, divide
 from tests.engine.harness import config
 from tests.families.families import Family

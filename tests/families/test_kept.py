@@ -10,11 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from serve_app.engine.decoder.judgement import judge
+from serve_app.engine.decoder.config_check import judge
 from serve_app.engine.decoder.loading import read_module
 from serve_app.engine.quantized.keeping import keep_awq, keep_bnb_int8, keep_gptq, keep_packed, keep_scaled
-from serve_app.engine.quantized.linear import QuantisedLinear
-from serve_app.engine.quantized.rounding import Int4Groups, Int8Rows, Rounded
+from serve_app.engine.quantized.linear import Int4Groups, Int8Rows, QuantisedLinear, Rounded
 from tests.engine.harness import config
 from tests.families import storing
 from tests.families.families import family

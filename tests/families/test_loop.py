@@ -13,15 +13,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from serve_app.core.request import RecordParams
-from serve_app.engine.decoder.building import build_loop
-from serve_app.engine.decoder.family import FAMILIES
-from serve_app.engine.decoder.judgement import judge
+from serve_app.engine.decoder.config_check import judge
 from serve_app.engine.decoder.loading import read_module
-from serve_app.engine.decoder.loop import DecoderLoop
-from serve_app.engine.decoder.probe import compute_in_steps, hear, storage_for
+from serve_app.engine.decoder.loop import DecoderLoop, build_loop
+from serve_app.engine.decoder.self_test import compute_in_steps, hear, settle, storage_for
 from serve_app.engine.decoder.stored import StoredLinear
-from serve_app.engine.decoder.text_part import text_config
-from serve_app.engine.decoder.trial import settle
+from serve_app.engine.decoder.text_part import FAMILIES, text_config
 from tests.engine.harness import complete, config, make_engine, request
 from tests.families.families import SERVED, Family
 from tests.families.test_parity import whole_model

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
+from serve_app.engine.decoder.config_check import held_bytes
 from serve_app.engine.decoder.loading import rehearse
-from serve_app.engine.decoder.weights import held_bytes
 from tests.engine.harness import complete, config, make_engine, request
 from tests.families.families import SERVED, Family
 from tests.families.making import NUM_BYTES, auto_class

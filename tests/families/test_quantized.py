@@ -12,10 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AwqConfig, BitsAndBytesConfig, FineGrainedFP8Config, GPTQConfig, Mxfp4Config
 
+from serve_app.engine.decoder.config_check import judge, weight_bytes
 from serve_app.engine.decoder.errors import ModelNotSupported
-from serve_app.engine.decoder.judgement import judge
 from serve_app.engine.decoder.loading import load_model, rehearse
-from serve_app.engine.decoder.weights import weight_bytes
 from serve_app.engine.quantized.decoding import decode_scaled
 from serve_app.engine.quantized.formats import formats_of
 from tests.engine.harness import complete, config, make_engine, request

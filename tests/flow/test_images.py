@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from serve_app.api.dialects import DIALECTS
 from serve_app.api.limits import WireLimits
-from serve_app.engine.decoder.judgement import judge
+from serve_app.engine.decoder.config_check import judge
 from serve_app.engine.vision.encoder import ImageCache, VisionEncoder
 from serve_app.engine.vision.support import VisionSupport
 from serve_app.http.settings import HttpSettings

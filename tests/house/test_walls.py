@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,10 +37,11 @@ WALLS = {
     "tools": wall("core"),
     "constraints": wall("core sandbox", "llguidance"),
     "templates": wall("core sandbox", "jinja2"),
+    "kernels": wall(theirs="torch triton llvmlite"),
     "replica": wall("core text constraints templates"),
     "engine": wall(
-        "core text constraints templates replica",
-        "torch transformers peft safetensors PIL triton flashinfer llvmlite annotated_types",
+        "core text constraints templates kernels replica",
+        "torch transformers peft safetensors PIL flashinfer annotated_types",
     ),
     "router": wall("core api catalog tenants tools"),
     "observe": wall("core api router", "opentelemetry"),
@@ -146,3 +148,14 @@ def test_every_import_obeys_the_walls() -> None:
 )
 def test_a_breach_is_found_wherever_it_stands(room: str, source: str) -> None:
     assert len(breaches(room, source)) == 1
+
+
+def test_kernels_are_asked_for_through_the_rooms_interface() -> None:
+    """Beside names for types; so a folder of kernels can be left out."""
+    for file in MODULES:
+        if room_of(file) == "kernels":
+            continue
+        for node in nodes_of(text_of(file)):
+            if isinstance(node, ast.ImportFrom) and re.match(r"serve_app\.kernels\.[cg]pu", node.module or ""):
+                is_for_types = node.col_offset > 0 and all(name.name[0].isupper() for name in node.names)
+                assert is_for_types, f"{file}:{node.lineno}"

@@ -12,12 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from serve_app.engine.decoder.query_scale import query_scale, scales_queries
 from serve_app.engine.decoder.step import CurrentStep
-from serve_app.engine.kv.groups import Group
-from serve_app.engine.kv.plan import Scoring
-from serve_app.engine.kv.shape import KeyValueShape
-from serve_app.engine.kv.storage import Storage
+from serve_app.engine.decoder.text_part import query_scale, scales_queries
+from serve_app.engine.kv.storage import Group, KeyValueShape, Scoring, Storage
 
 _numbers = count()
 

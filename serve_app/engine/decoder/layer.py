@@ -4,21 +4,83 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serve_app.engine.cpu.products import LaidOut
-from serve_app.engine.cpu.tokens import token_kernels
-from serve_app.engine.decoder.linears import LinearPart, OneDnnWeight, PackedLinear
-from serve_app.engine.decoder.norm import Change, HeadNorms, Norm, added_and_normed
-from serve_app.engine.kv.plan import Scoring
+from serve_app.engine.decoder.linears import LinearPart
+from serve_app.engine.kv.storage import Scoring
 from serve_app.engine.lora.modules import BankedLinear, Parts
-from serve_app.engine.quantized.int8_kernels import RoundedRows
-from serve_app.engine.quantized.linear import QuantisedLinear
 from serve_app.engine.tensor_parallel.collectives import Collectives
+
+Norm: TypeAlias = Callable[[Tensor], Tensor]
+"""Of the last dimension, out of place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What is to be added to the stream, [tokens, hidden], times a factor."""
+
+    amount: Tensor
+    factor: float
+
+    def add_to(self, x: Tensor) -> None:
+        x.add_(self.amount, alpha=self.factor)
+
+
+def added_and_normed(x: Tensor, change: Change | None, norm: Norm | None) -> Tensor:
+    """Add a change to the stream, in place, and give the norm of that; without one the stream itself."""
+    if change is not None:
+        change.add_to(x)
+    return x if norm is None else norm(x)
+
+
+class RootMeanSquare:
+    """x / √(mean(x²) + eps) · weight (arXiv 1910.07467), computed in float32.
+
+    1.2 to 1.4 times as fast as `F.rms_norm`, which takes the same for a mean as for every other operation.
+    """
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        """weight: [size] float32"""
+        size = weight.shape[0]
+        self._weight: Tensor = weight * size**0.5  # of the sum of squares, where the mean is meant
+        self._eps = eps * size
+
+    def __call__(self, x: Tensor) -> Tensor:
+        exact = x.float()
+        factor: Tensor = torch.linalg.vector_norm(exact, dim=-1, keepdim=True).square_().add_(self._eps).rsqrt_()
+        return (exact * factor).mul_(self._weight).to(x.dtype)
+
+
+class CentredNorm:
+    """A layer norm that has learned nothing (OLMo)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        self._shape = (size,)
+        self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.float(), self._shape, eps=self._eps).to(x.dtype)
+
+
+def norm_of(module: Any, *, offset: float) -> Norm | None:
+    """How a norm of transformers computes; None for one of another kind.
+
+    offset: what is added to its weight (Gemma keeps what is over one)
+    """
+    if not isinstance(module, nn.Module):
+        return None
+    kind = type(module).__name__
+    if kind == "OlmoLayerNorm":
+        return CentredNorm(int(module.normalized_shape[0]), 1e-5)  # type: ignore[index]
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not kind.endswith("RMSNorm") or not isinstance(weight, Tensor) or not isinstance(eps, float):
+        return None
+    return RootMeanSquare(weight.detach().float() + offset, eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +94,8 @@ class Rotation:
     sin: Tensor
 
     def turn(self, heads: Tensor) -> Tensor:
-        """[tokens, heads, dim], which may be changed in place; dimensions beyond those that are rotated stay."""
+        """[tokens, heads, dim]; dimensions beyond those that are rotated stay."""
         size = self.cos.shape[-1]
-        kernels = token_kernels(heads.dtype) if heads.device.type == "cpu" else None
-        if kernels is not None and kernels.turns(heads, self.cos, self.sin):
-            kernels.turn(heads, self.cos, self.sin)
-            return heads
         turned = heads if size == heads.shape[-1] else heads[..., :size]
         turned = torch.addcmul(turned * self.cos, turned.roll(size // 2, -1), self.sin).to(heads.dtype)
         return turned if size == heads.shape[-1] else torch.cat([turned, heads[..., size:]], dim=-1)
@@ -61,15 +119,6 @@ class Product:
                 changes.append((begin, end, module))
             begin = end
         self.changes = Parts(changes)
-
-    @property
-    def ours(self) -> LaidOut | RoundedRows | None:
-        """What multiplies rows that no adapter changes, where that is kernels of our own."""
-        whole = self._wholes[0] if len(self._wholes) == 1 else None
-        if isinstance(whole, QuantisedLinear):
-            return whole.ours
-        kept = whole.kept if isinstance(whole, PackedLinear) else None
-        return kept.ours if isinstance(kept, OneDnnWeight) else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, inputs] to [tokens, outputs]"""
@@ -123,21 +172,11 @@ class Attention:
         query, key = turned.tensor_split([heads.num_queries], dim=1)
         return query, key, value
 
-    @property
-    def head_norms(self) -> HeadNorms | None:
-        """Of each head, where kernels compute them."""
-        if self.norms_rows or self.query_norm is None or self.key_norm is None:
-            return None
-        return HeadNorms.find(self.query_norm, self.key_norm)
-
     def _normed_heads(self, turned: Tensor) -> Tensor:
         """Queries and keys, [tokens, heads, dim], which may be changed."""
         assert self.query_norm is not None
         assert self.key_norm is not None
-        norms, num_queries = self.head_norms, self.heads.num_queries
-        if norms is not None and norms.change(turned, num_queries):
-            return turned
-        query, key = turned.tensor_split([num_queries], dim=1)
+        query, key = turned.tensor_split([self.heads.num_queries], dim=1)
         return torch.cat([self.query_norm(query), self.key_norm(key)], dim=1)
 
     def _norm_rows(self, joined: Tensor) -> None:
@@ -158,20 +197,8 @@ class Mlp:
     output: Callable[[Tensor], Tensor]
 
     def __call__(self, x: Tensor) -> Tensor:
-        inputs = self.inputs(x)
-        return self.output(self._gated(inputs))
-
-    @property
-    def is_silu(self) -> bool:
-        return self.activation is F.silu
-
-    def _gated(self, inputs: Tensor) -> Tensor:
-        if self.is_silu and inputs.device.type == "cpu":
-            kernels = token_kernels(inputs.dtype)
-            if kernels is not None and inputs.is_contiguous() and kernels.takes(inputs, inputs.shape[1] // 2):
-                return kernels.gate(inputs)
-        gate, up = inputs.chunk(2, dim=-1)
-        return self.activation(gate).mul_(up)
+        gate, up = self.inputs(x).chunk(2, dim=-1)
+        return self.output(self.activation(gate).mul_(up))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from serve_app.engine.decoder.allocator import FilePages
-from serve_app.engine.decoder.embedding import PackedEmbedding
-from serve_app.engine.decoder.linears import PackedLinear, can_join, join, pays, pays_in
+from serve_app.engine.decoder.linears import PackedEmbedding, PackedLinear, can_join, join, pays, pays_in
 from serve_app.engine.decoder.stored import StoredLinear, Widening, widen_rest
 
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import functools
+import math
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serve_app.engine.cpu.products import LaidOut
-from serve_app.engine.decoder.half import HalfWeight
-from serve_app.engine.decoder.openmp import alone
 from serve_app.engine.decoder.precision import cpu_is_fast
 from serve_app.engine.decoder.stored import StoredLinear, Widening
 from serve_app.engine.quantized.linear import QuantisedLinear, join_linears
+from serve_app.kernels.interface import laid_out, may_read
+from serve_app.kernels.openmp import alone
 
 NUM_ROWS = 8
 """For how many rows oneDNN is asked to lay weights out. What it makes for one row takes 0.87 of the time at one row,
@@ -42,15 +45,15 @@ class OneDnnWeight:
         self.num_bytes = weight.nbytes
         self._bias = bias
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
-        self.ours = LaidOut.find(self.packed, bias)
-        if self.ours is None and LaidOut.may_read(weight.shape, weight.dtype):
+        self.ours = laid_out(self.packed, bias)
+        if self.ours is None and may_read(weight.shape, weight.dtype):
             self._lay_out_for_ours(weight)
 
     def _lay_out_for_ours(self, weight: Tensor) -> None:
         """For many threads oneDNN lays weights out in smaller blocks, from 16 on some of Qwen2.5-0.5B's."""
         with alone():
             packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), NUM_ROWS)
-        self.ours = LaidOut.find(packed, self._bias)
+        self.ours = laid_out(packed, self._bias)
         if self.ours is not None:
             self.packed = packed
 
@@ -183,7 +186,7 @@ def pays(weight: Tensor) -> bool:
 
 def pays_in(weight: Tensor, dtype: torch.dtype) -> bool:
     """The same of a weight as it will be in these numbers."""
-    min_size = MIN_OWN_SIZE if weight.dim() == 2 and LaidOut.may_read(weight.shape, dtype) else MIN_SIZE
+    min_size = MIN_OWN_SIZE if weight.dim() == 2 and may_read(weight.shape, dtype) else MIN_SIZE
     return weight.numel() >= min_size and _packs_in(weight, dtype)
 
 
@@ -231,3 +234,209 @@ def _whole(linears: Sequence[Any], widening: Widening | None) -> WholeLinear:
         weight = widening.together(linears)
         return PackedLinear(weight, bias) if pays(weight) else PlainLinear(weight.clone(), bias)
     return make_linear(torch.cat([linear.weight.detach() for linear in linears]), bias)
+
+
+LOSS = 2.0**-24
+"""How far a whole weight may be from what it is kept as, relative to its norm: what float32 itself rounds by.
+
+Checkpoints in bfloat16 keep well within: float16 has three bits more, and lacks none but of numbers so small beside
+the others (2^-17 absolute; 2^-31 of the largest where the weight is scaled) that they add nothing that float32 shows.
+"""
+LARGEST = 2.0**15
+"""A scaled weight's largest number comes to lie below; float16 ends at nearly twice that."""
+LEAST = 2.0**-14
+"""A weight whose largest number is below is scaled: what is lost of it could not be told in float32."""
+MOST_FACTOR = 2.0**60
+LOOKED_AT = 16
+"""One row of so many."""
+TRIED_SIZES = ((1, 33, 7), (3, 512, 40), (8, 64, 130))
+
+
+class HalfWeight:
+    """A linear's weight in float16, as FBGEMM's kernels read it. Inputs, sums and outputs are float32.
+
+    A step of few rows takes as long as its weights take to be read: half of it. In float32 on AVX2 with two threads,
+    multiples of the speed of oneDNN with weights in float32, in two runs: 1.5–1.8 at one row, 1.1–2.0 at 8, and in one
+    1.3–1.5 at 32, 1.1–1.2 at 512 (896 × 9728 and 4864 × 896). But laying out one number takes 10 to 25 ns, ten times
+    as long as oneDNN's.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, factor: float) -> None:
+        """weight: [outputs, inputs] float32;  bias: [outputs];  factor: by which the weight is kept, of `factor_for`"""
+        self.num_bytes = weight.numel() * 2
+        self._factor = factor
+        scaled = weight.detach() if factor == 1.0 else weight.detach() * factor
+        self._packed: Any = torch.ops.quantized.linear_prepack_fp16(scaled, bias)
+        self._multiply = torch.ops.quantized.linear_dynamic_fp16.default
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what it computes."""
+        return torch.float32
+
+    @property
+    def dense(self) -> Tensor:
+        """[outputs, inputs] float32, a plain copy."""
+        weight: Tensor = torch.ops.quantized.linear_unpack_fp16(self._packed)[0]
+        return weight if self._factor == 1.0 else weight / self._factor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [..., inputs] float32. Returns [..., outputs] float32."""
+        y: Tensor = self._multiply(x if self._factor == 1.0 else x / self._factor, self._packed)
+        return y
+
+
+def factor_for(weight: Tensor) -> float | None:
+    """The power of two times which a weight keeps its numbers in float16; None where it loses some, or no kernel is."""
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not has_kernel():
+        return None
+    largest = float(weight.abs().amax()) if weight.numel() else 0.0
+    if not 0.0 < largest < math.inf:
+        return None
+    if LEAST < largest < LARGEST and _keeps(weight, 1.0):
+        return 1.0
+    factor = math.ldexp(LARGEST, -math.frexp(largest)[1])
+    return factor if factor <= MOST_FACTOR and _keeps(weight, factor) else None
+
+
+def _keeps(weight: Tensor, factor: float) -> bool:
+    """Whether little enough is lost, as every sixteenth row or so shows."""
+    sample = weight[:: max(1, min(LOOKED_AT, len(weight) // 8))] * factor
+    lost = torch.linalg.vector_norm(sample.half().float() - sample)
+    return float(lost) <= LOSS * float(torch.linalg.vector_norm(sample))
+
+
+@functools.cache
+def has_kernel() -> bool:
+    """Whether this torch multiplies float32 by weights in float16, and rounds nothing else to them."""
+    try:
+        return all(_is_exact(*sizes) for sizes in TRIED_SIZES)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+
+
+def _is_exact(num_rows: int, inputs: int, outputs: int) -> bool:
+    weight = (torch.arange(outputs * inputs).view(outputs, inputs) % 251 - 125) / 128
+    x = 1 + torch.arange(num_rows * inputs).view(num_rows, inputs) % 17 / 2**20  # float16 would have made these 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        got = HalfWeight(weight, None, 1.0)(x)
+    expected = (x.double() @ weight.double().T).float()
+    scale = float(weight.abs().sum(1).max())
+    return torch.allclose(got, expected, rtol=0, atol=scale * 2**-22)
+
+
+ROWS_PER_BLOCK = (64, 48, 32, 16, 8)
+INPUTS_PER_STRIP = (1, 2, 4)
+NUM_COMPARED = 509
+ROWS_AT_ONCE = 4096
+
+
+class PackedEmbedding(nn.Module):
+    """Rows of a packed linear's weight, by their numbers.
+
+    oneDNN keeps a weight [outputs, inputs] as blocks of outputs, in which a strip of inputs of one output lies beside
+    that of the next: [blocks, strips, outputs of a block, inputs of a strip]. `find` tries which; where none is right,
+    nothing is read so.
+    """
+
+    embed_scale: Tensor | None
+
+    def __init__(self, kept: OneDnnWeight, rows: Tensor, factor: Tensor | None) -> None:
+        """rows: [blocks, outputs of a block, strips, inputs of a strip], a view of the head's memory"""
+        super().__init__()
+        self.embedding_dim = rows.shape[2] * rows.shape[3]
+        self.num_embeddings = len(kept.packed)
+        self.register_buffer("embed_scale", factor, persistent=False)
+        self._dtype = kept.dtype
+        self._read: Callable[[Tensor], Tensor] = BlockedRows(kept, rows)
+
+    @classmethod
+    def find(cls, head: PackedLinear, embedding: nn.Embedding) -> PackedEmbedding | None:
+        """The embedding, read from the head whose weight it is tied to; None where the head's memory is unknown.
+
+        Compares some hundred rows, the first and the last among them.
+        """
+        count = embedding.num_embeddings
+        compared = torch.unique(torch.linspace(0, count - 1, min(count, NUM_COMPARED)).long())
+        expected = embedding(compared)
+        kept = head.kept
+        if not isinstance(kept, OneDnnWeight):
+            return None
+        for rows in _guesses(kept):
+            found = cls(kept, rows, getattr(embedding, "embed_scale", None))
+            if torch.equal(found(compared), expected):
+                return found
+        return None
+
+    @property
+    def weight(self) -> Tensor:
+        """[rows, inputs], a plain copy."""
+        return self.read(torch.arange(self.num_embeddings))
+
+    def read(self, ids: Tensor) -> Tensor:
+        """ids: [...] int64. Returns [..., inputs]."""
+        return self._read(ids).to(self._dtype)
+
+    def narrow(self) -> bool:
+        """Keep the rows in 16 bits of their own, if they are the same in them: the head's memory is not needed then."""
+        for dtype in (torch.bfloat16, torch.float16):
+            rows = torch.empty(self.num_embeddings, self.embedding_dim, dtype=dtype)
+            for ids in torch.arange(self.num_embeddings).split(ROWS_AT_ONCE):
+                wide = self.read(ids)
+                rows[ids[0] : ids[-1] + 1] = wide
+                if not torch.equal(rows[ids[0] : ids[-1] + 1].to(wide.dtype), wide):
+                    break
+            else:
+                self._read = PlainRows(rows)
+                return True
+        return False
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = self.read(ids)
+        return rows if self.embed_scale is None else rows * self.embed_scale.to(rows.dtype)
+
+
+class BlockedRows:
+    """Rows in the memory of a packed weight, which is there as long as this is."""
+
+    def __init__(self, kept: OneDnnWeight, rows: Tensor) -> None:
+        self._kept = kept
+        self._rows = rows
+        self._rows_per_block = rows.shape[1]
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        blocks = torch.div(ids, self._rows_per_block, rounding_mode="floor")
+        return self._rows[blocks, ids - blocks * self._rows_per_block].flatten(-2)
+
+
+class PlainRows:
+    """Rows one behind the other."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self._rows)
+
+
+def _guesses(kept: OneDnnWeight) -> list[Tensor]:
+    """A packed weight's memory, as it may have to be looked at."""
+    if not hasattr(torch.ops.mkldnn, "data_ptr") or not hasattr(torch.ops.mkldnn, "_nbytes"):
+        return []
+    flat = _memory(kept.packed)
+    outputs, inputs = kept.packed.shape
+    found = []
+    for block in ROWS_PER_BLOCK:
+        for strip in INPUTS_PER_STRIP:
+            num_rows = -(-outputs // block) * block
+            if inputs % strip == 0 and num_rows * inputs == flat.numel():
+                found.append(flat.view(-1, inputs // strip, block, strip).transpose(1, 2))
+    return found
+
+
+def _memory(packed: Tensor) -> Tensor:
+    """What a packed tensor has in memory, as a flat one; valid as long as it is there."""
+    size: Any = torch.ops.mkldnn._nbytes(packed)
+    start: Any = torch.ops.mkldnn.data_ptr(packed)
+    return torch.frombuffer((ctypes.c_char * size).from_address(start), dtype=packed.dtype)

@@ -17,27 +17,24 @@ from transformers.utils import logging as library_logging
 
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.allocator import give_back_freed_memory
-from serve_app.engine.decoder.building import Scorings
+from serve_app.engine.decoder.config_check import Judged, judge, token_ids, weight_bytes, weight_bytes_on_cpu
 from serve_app.engine.decoder.errors import ModelNotSupported
-from serve_app.engine.decoder.judgement import Judged, judge, token_ids
+from serve_app.engine.decoder.loop import Scorings
 from serve_app.engine.decoder.narrowing import Narrowing
 from serve_app.engine.decoder.precision import choose_dtype
-from serve_app.engine.decoder.probe import Witness, check, hear, outlined_shape
-from serve_app.engine.decoder.rope import settle_longrope
+from serve_app.engine.decoder.self_test import Witness, check, hear, outlined_shape, settle
 from serve_app.engine.decoder.stored import stored_dtype, storing
-from serve_app.engine.decoder.trial import settle
-from serve_app.engine.decoder.weights import weight_bytes, weight_bytes_on_cpu
-from serve_app.engine.gpu.availability import Kernels, choose_kernels
+from serve_app.engine.decoder.text_part import settle_longrope
 from serve_app.engine.kv.budget import check_weights_fit, context_within, kv_budget
-from serve_app.engine.kv.shape import KeyValueShape
-from serve_app.engine.quantized.checkpoint import as_plain, kept_in, open_slices, outlines
-from serve_app.engine.quantized.receiving import receiving, settle_weights
-from serve_app.engine.quantized.rounding import Bits
+from serve_app.engine.kv.storage import KeyValueShape
+from serve_app.engine.quantized.checkpoint import as_plain, kept_in, open_slices, outlines, receiving, settle_weights
+from serve_app.engine.quantized.linear import Bits
 from serve_app.engine.tensor_parallel.collectives import Collectives, sum_outputs
 from serve_app.engine.tensor_parallel.division import Division, divide, parts_of
 from serve_app.engine.tensor_parallel.workers import Peers, Shard, Workers
 from serve_app.engine.vision.support import VisionSupport
 from serve_app.engine.vision.tower import VisionTower, take_tower
+from serve_app.kernels.interface import Kernels, choose_kernels
 from serve_app.text.detokenizer import UnsupportedTokenizer
 from serve_app.text.tokenizer import TextTokenizer
 

@@ -13,11 +13,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from serve_app.core.machine import MOST, give_way
-from serve_app.engine.decoder.allocator import give_back_freed_memory
-from serve_app.engine.decoder.embedding import PackedEmbedding
-from serve_app.engine.decoder.half import HalfWeight, factor_for
-from serve_app.engine.decoder.huge_pages import lay_in_huge_pages
-from serve_app.engine.decoder.linears import LinearPart, OneDnnWeight, PackedLinear
+from serve_app.engine.decoder.allocator import give_back_freed_memory, lay_in_huge_pages
+from serve_app.engine.decoder.linears import (
+    HalfWeight,
+    LinearPart,
+    OneDnnWeight,
+    PackedEmbedding,
+    PackedLinear,
+    factor_for,
+)
 
 logger = logging.getLogger(__name__)
 

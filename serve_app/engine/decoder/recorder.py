@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from serve_app.engine.decoder.experts import expert_layers
+from serve_app.engine.decoder.record import expert_layers
 from serve_app.engine.scheduler.sequence import Batch
 
 

@@ -12,15 +12,13 @@ from torch import Tensor
 
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.attention import PackedAttention
-from serve_app.engine.decoder.building import build_loop
-from serve_app.engine.decoder.illustrated import lay_images
+from serve_app.engine.decoder.graphs import Capture, CudaCapture, DecodeGraphs
 from serve_app.engine.decoder.loading import LoadedModel
-from serve_app.engine.decoder.step import CurrentStep, Layout, Step, pack
-from serve_app.engine.gpu.graphs import Capture, CudaCapture, DecodeGraphs
+from serve_app.engine.decoder.loop import build_loop
+from serve_app.engine.decoder.step import CurrentStep, Layout, Step, lay_images, pack
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.lora.pool import AdapterBank
-from serve_app.engine.sampling.sampler import widened
 from serve_app.engine.scheduler.sequence import Batch
 
 
@@ -72,7 +70,7 @@ class Runner:
         token_ids: [tokens] int64, on the device, in the place of those that sequences have; not of a divided model
 
         Returns the wanted logits, [rows, vocab] float32, rows in the order of the spans: first a span's scored
-        positions, then its sampled one. In bfloat16 where nothing but the likeliest is wanted of any (`widened`).
+        positions, then its sampled one.
         """
         layout, device = pack(batch, self._storage), self._model.device
         images = lay_images(batch, layout.positions, device=device)
@@ -87,7 +85,7 @@ class Runner:
             step = step if token_ids is None else replace(step, token_ids=token_ids)
             with self._adapted(step):
                 logits = self._compute(step) if self._loop is None or by_modules else self._loop(step)
-        return widened(logits, batch)
+        return logits.float()
 
     @torch.inference_mode()
     def follow(self, layout: Layout, *, by_modules: bool) -> None:

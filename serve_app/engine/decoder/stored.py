@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from serve_app.engine.decoder.allocator import FilePages
-from serve_app.engine.decoder.family import FAMILIES
-from serve_app.engine.decoder.text_part import text_config
-from serve_app.engine.quantized.receiving import replace
+from serve_app.engine.decoder.text_part import FAMILIES, text_config
+from serve_app.engine.quantized.checkpoint import replace
 
 NARROW = {"BF16": torch.bfloat16, "F16": torch.float16}
 MAX_WIDENED = 1 << 20

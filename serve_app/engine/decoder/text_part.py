@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from serve_app.engine.decoder.errors import ModelNotSupported
 
@@ -94,3 +98,106 @@ def _way(model: nn.Module, decoder: nn.Module) -> list[nn.Module]:
         if way:
             return [model, *way]
     return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """norm_offset: what is added to the weights of norms"""
+
+    norm_offset: float = 0.0
+
+
+PLAIN = Family()
+GEMMA = Family(norm_offset=1.0)
+
+FAMILIES: Mapping[str, Family] = {
+    "cwm": PLAIN,
+    "gemma": GEMMA,
+    "gemma2": GEMMA,
+    "gemma3_text": GEMMA,
+    "granite": PLAIN,
+    "iquestcoder": PLAIN,
+    "llama": PLAIN,
+    "ministral": PLAIN,
+    "mistral": PLAIN,
+    "olmo": PLAIN,
+    "olmo2": PLAIN,
+    "olmo3": PLAIN,
+    "phi3": PLAIN,
+    "qwen2": PLAIN,
+    "qwen3": PLAIN,
+    "seed_oss": PLAIN,
+    "smollm3": PLAIN,
+}
+"""By the `model_type` of the part for text. The loop is tried beside the model itself when it is loaded, and serves
+where the logits are the same; here is which are tried, since no trial is long enough for all that a family may do."""
+
+
+LONGROPE = "longrope"
+
+
+def settle_longrope(module: nn.Module, max_model_len: int) -> None:
+    """Fix LongRoPE's frequencies (arXiv 2402.13753), short or long, by the context that is served.
+
+    transformers takes the long ones as soon as the longest row of a batch exceeds the length the model was first
+    trained at: what a sequence gets would depend on its company, and keys that are cached already would not fit any
+    more. Here a context beyond that length has the long ones for every sequence, short ones included, and a context
+    within it the short ones.
+    """
+    for rotary in _rotaries(module):
+        original = int(rotary.parameters["original_max_position_embeddings"])
+        chosen_for = original + 1 if max_model_len > original else original
+        layer_type = {} if rotary.layer_type is None else {"layer_type": rotary.layer_type}
+        embedding = rotary.embedding
+        frequencies, _ = ROPE_INIT_FUNCTIONS[LONGROPE](
+            embedding.config, next(embedding.buffers()).device, seq_len=chosen_for, **layer_type
+        )
+        for name in ("inv_freq", "original_inv_freq", "long_inv_freq"):  # it picks one of the last two: they are one
+            setattr(embedding, rotary.prefix + name, frequencies.clone())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rotary:
+    """One embedding that is LongRoPE, where layers differ for one type of layers."""
+
+    embedding: Any
+    layer_type: str | None
+    parameters: dict[str, Any]
+
+    @property
+    def prefix(self) -> str:
+        return "" if self.layer_type is None else f"{self.layer_type}_"
+
+
+def _rotaries(module: nn.Module) -> Iterator[_Rotary]:
+    embedding: Any  # of transformers' many kinds
+    for embedding in module.modules():
+        kind = getattr(embedding, "rope_type", None)
+        if kind == LONGROPE:
+            yield _Rotary(embedding=embedding, layer_type=None, parameters=embedding.config.rope_parameters)
+        elif isinstance(kind, dict):
+            for layer_type in (each for each, its_kind in kind.items() if its_kind == LONGROPE):
+                parameters = embedding.config.rope_parameters[layer_type]
+                yield _Rotary(embedding=embedding, layer_type=layer_type, parameters=parameters)
+
+
+def take_over_scales(module: nn.Module) -> None:
+    """Let no attention module scale its queries by itself: it counts a packed row from zero."""
+    for layer in module.modules():
+        if getattr(layer, "attn_temperature_tuning", False):
+            layer.attn_temperature_tuning = False  # type: ignore[assignment]
+
+
+def scales_queries(layer: Any) -> bool:
+    """Whether an attention module's queries have a factor: Llama 4's layers without rotary embedding."""
+    return bool(getattr(getattr(layer, "config", None), "attn_temperature_tuning", False)) and not layer.use_rope
+
+
+def query_scale(layer: Any, positions: Tensor) -> Tensor:
+    """The factor of each query of a layer that `scales_queries`, [tokens] float32.
+
+    1 + attn_scale · log(1 + ⌊(position + 1) / floor_scale⌋), after arXiv 2501.19399.
+    """
+    steps = torch.floor((positions.float() + 1.0) / layer.floor_scale)
+    scale: float = layer.attn_scale
+    return torch.log1p(steps) * scale + 1.0

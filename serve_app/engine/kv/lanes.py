@@ -10,24 +10,74 @@ on another lane.
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
-from math import gcd, lcm
+from math import gcd, lcm, prod
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from serve_app.engine.cpu.rows_plan import RowsPlan
 from serve_app.engine.decoder.attention import GroupedPlan
-from serve_app.engine.kv.alike import Alike, stretches_of
-from serve_app.engine.kv.groups import Group, Reading, runs, tiles
-from serve_app.engine.kv.memory import PAGE, Reservation
-from serve_app.engine.kv.plan import AttentionPlan
-from serve_app.engine.kv.shape import KeyValueShape
-from serve_app.engine.kv.storage import Holding
-from serve_app.engine.kv.trunk_plan import TrunkPlan
-from serve_app.engine.kv.trunks import find_trunks
+from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.kv.lane_plans import RowsPlan, TrunkPlan, find_trunks
+from serve_app.engine.kv.storage import AttentionPlan, Group, Holding, KeyValueShape, Reading, runs, tiles
+
+PAGE = mmap.PAGESIZE
+NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+IS_LINUX = sys.platform == "linux"
+
+
+class Reservation:
+    """Address space for a tensor, all zeros; what is never written takes no memory.
+
+    Small pages are asked for: with large ones a single position would commit two megabytes. Raises ModelNotSupported
+    where so much is not promised.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
+        try:
+            self._memory = mmap.mmap(-1, max(PAGE, -(-num_bytes // PAGE) * PAGE), flags=flags)
+        except (OSError, OverflowError) as error:
+            raise ModelNotSupported(_unpromised(num_bytes, error)) from error
+        if IS_LINUX:
+            self._memory.madvise(mmap.MADV_NOHUGEPAGE)
+
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor over the beginning of the memory, which it keeps alive."""
+        return torch.frombuffer(self._memory, dtype=dtype, count=prod(shape)).view(shape)
+
+    def give_back(self, begin: int, end: int) -> None:
+        """Zero these bytes and return the memory of all pages that lie wholly within them."""
+        first, last = -(-begin // PAGE) * PAGE, end // PAGE * PAGE
+        if not IS_LINUX or first >= last:
+            self._zero(begin, end)
+            return
+        self._zero(begin, first)
+        self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+        self._zero(last, end)
+
+    def _zero(self, begin: int, end: int) -> None:
+        if begin < end:
+            torch.frombuffer(self._memory, dtype=torch.uint8, count=end - begin, offset=begin).zero_()
+
+
+def _unpromised(num_bytes: int, error: Exception) -> str:
+    try:
+        rule = Path("/proc/sys/vm/overcommit_memory").read_text(encoding="ascii").strip()
+    except OSError:
+        rule = "unknown"
+    return (
+        f"keys and values want {num_bytes >> 20} MiB of address space at once, of which only what is used takes memory,"
+        f" and the kernel does not promise it ({error}; vm.overcommit_memory is {rule}, where 2 promises no more than"
+        " there is). Lower max_num_sequences or max_model_len, or set vm.overcommit_memory to 0."
+    )
+
 
 MOVED_BYTES = 8 << 20
 """What blocks that move between a lane and the pool take twice at most."""
@@ -195,4 +245,75 @@ def _neighbours(blocks: Sequence[int]) -> list[tuple[int, int]]:
             found[-1] = (found[-1][0], block + 1)
         else:
             found.append((block, block + 1))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Blocks whose numbers go up by one as their indices on a lane do, from `index` and `block` on."""
+
+    index: int
+    block: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Parts, which are the keys or the values of a layer each, of so many heads of one size.
+
+    lanes:  [parts, lanes, lane_length, heads, dim];  pool: [blocks, parts, block_size, heads, dim], strided
+    memory: of the lanes, which share no page
+    """
+
+    lanes: Tensor
+    pool: Tensor
+    memory: Reservation
+
+    @classmethod
+    def reserve(cls, lanes: tuple[int, int, int], pool: Tensor) -> Alike:
+        """Lanes for such a pool: parts, how many each has, and how many positions each of these."""
+        shape = (*lanes, *pool.shape[3:])
+        memory = Reservation(prod(shape) * pool.itemsize)
+        return cls(memory.tensor(shape, pool.dtype), pool, memory)
+
+    def copy(self, source: int, target: int, begin: int, end: int) -> None:
+        """Positions begin … end-1 from one lane to another."""
+        self.lanes[:, target, begin:end].copy_(self.lanes[:, source, begin:end])
+
+    def move_in(self, lane: int, stretch: Stretch) -> None:
+        """Copy blocks of the pool to the lane."""
+        self._on_lane(lane, stretch).copy_(self._in_pool(stretch))
+
+    def move_out(self, lane: int, stretch: Stretch) -> None:
+        """Copy blocks of the lane to the pool."""
+        self._in_pool(stretch).copy_(self._on_lane(lane, stretch))
+
+    def give_back(self, lane: int, begin: int, end: int) -> None:
+        """Zero the lane's positions from `begin`, where a page begins, up to the end of a page."""
+        size = self.lanes.stride(2) * self.lanes.itemsize
+        num_bytes = -(-(end - begin) * size // PAGE) * PAGE
+        for part in self.lanes:
+            first = (part.storage_offset() + lane * part.stride(0)) * part.itemsize + begin * size
+            self.memory.give_back(first, first + num_bytes)
+
+    def _on_lane(self, lane: int, stretch: Stretch) -> Tensor:
+        """[parts, blocks, block_size, heads, dim]"""
+        parts, block_size, *sizes = self.pool.shape[1:]
+        positions = self.lanes[:, lane, stretch.index * block_size : (stretch.index + stretch.length) * block_size]
+        return positions.view(parts, stretch.length, block_size, *sizes)
+
+    def _in_pool(self, stretch: Stretch) -> Tensor:
+        """[parts, blocks, block_size, heads, dim]"""
+        return self.pool[stretch.block : stretch.block + stretch.length].transpose(0, 1)
+
+
+def stretches_of(indices: Sequence[int], blocks: Sequence[int]) -> list[Stretch]:
+    """The blocks that stand at these indices, in as few stretches as can be."""
+    found: list[Stretch] = []
+    for index, block in zip(indices, blocks, strict=True):
+        last = found[-1] if found else None
+        if last is not None and (index - last.index, block - last.block) == (last.length, last.length):
+            found[-1] = replace(last, length=last.length + 1)
+        else:
+            found.append(Stretch(index, block, 1))
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.cpu.rows import rows_kernel
 from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.decoder.text_part import text_config
 from serve_app.engine.kv.lanes import LaneStorage
@@ -11,6 +10,7 @@ from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.tensor_parallel.workers import ReplicatedStorage
+from serve_app.kernels.interface import attention_of_rows
 
 
 def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:
@@ -57,4 +57,4 @@ def _prepare_kernels(model: LoadedModel) -> None:
     num_heads = getattr(text_config(model.module.config), "num_attention_heads", None)
     for layer in set(model.shape.layers):
         if isinstance(num_heads, int) and layer.key_dim == layer.value_dim and num_heads % layer.heads == 0:
-            rows_kernel(num_heads // layer.heads, layer.key_dim, model.dtype)
+            attention_of_rows(num_heads // layer.heads, layer.key_dim, model.dtype)

@@ -12,14 +12,9 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.decoder.attention import GroupedPlan
-from serve_app.engine.gpu.availability import Kernels
-from serve_app.engine.gpu.flashinfer import FlashInfer, FlashInferPlan
-from serve_app.engine.gpu.gathered_plan import GatheredPlan
-from serve_app.engine.gpu.tiles import Tiles
-from serve_app.engine.kv.groups import Group, Reading, runs, tiles
-from serve_app.engine.kv.plan import AttentionPlan
-from serve_app.engine.kv.shape import KeyValueShape
-from serve_app.engine.kv.storage import Holding
+from serve_app.engine.kv.page_plans import FlashInfer, FlashInferPlan, GatheredPlan, PagedPlan, Tiles, plan_paged
+from serve_app.engine.kv.storage import AttentionPlan, Group, Holding, KeyValueShape, Reading, runs, tiles
+from serve_app.kernels.interface import Kernels, paged_kernels
 
 
 class PageStorage:
@@ -100,17 +95,15 @@ class PageStorage:
     def _own_plan(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
         if not self._has_triton:
             return GroupedPlan(self, self.groups(readings), places)
-        from serve_app.engine.gpu.paged_plan import plan_paged, split_of
-
-        return plan_paged(self._keys, self._values, readings, places, split=split_of(self._max_model_len))
+        split = paged_kernels().split_of(self._max_model_len)
+        return plan_paged(self._keys, self._values, readings, places, split=split)
 
     def plan_tiles(self, tiles: Tiles, *, max_keys: int) -> AttentionPlan:
         """A plan of single queries over tensors that may be filled anew for every step; no query sees more keys."""
         if not self._has_triton:
             return GatheredPlan(self._keys, self._values, tiles, padding=self._num_blocks)
-        from serve_app.engine.gpu.paged_plan import PagedPlan, split_of
-
-        return PagedPlan(self._keys, self._values, tiles, max_keys=max_keys, split=split_of(self._max_model_len))
+        split = paged_kernels().split_of(self._max_model_len)
+        return PagedPlan(self._keys, self._values, tiles, max_keys=max_keys, split=split)
 
     @property
     def padding(self) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
-
-from serve_app.engine.kv.groups import Group, Reading
-from serve_app.engine.kv.plan import AttentionPlan
 
 
 @dataclass(slots=True, eq=False)
@@ -101,3 +99,207 @@ class Storage(Protocol):
     def read(self, layer: int, group: Group) -> tuple[Tensor, Tensor]:
         """One layer's keys and values of a group, each [rows, keys, heads, dim]."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scoring:
+    """How a layer weighs the keys that a query sees.
+
+    scale:   what scores are multiplied by
+    window:  a query sees itself and so many positions before it less one; None sees all before it
+    chunk:   a query sees nothing before the last multiple of it; None has no such border
+    softcap: bounds the scores to ±softcap by tanh (Gemma 2, arXiv 2408.00118)
+    sinks:   [heads], logits of nothing
+    """
+
+    scale: float
+    window: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+class AttentionPlan(Protocol):
+    """What one step's attention has in common for all layers, made once by the storage that it reads."""
+
+    def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
+        """Write one layer's new keys and values, if it has any, and attend to all that each query sees.
+
+        layer: as the storage counts them
+        query: [tokens, heads, key_dim];  key, value: [tokens, kv_heads, dim], in any strides; None where the layer
+        reads what another has written
+
+        Returns [tokens, heads, value_dim].
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerShape:
+    """Keys and values of one position in one layer."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def num_elements(self) -> int:
+        return self.heads * (self.key_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyValueShape:
+    """Keys and values of one position, layer by layer; layers may differ.
+
+    layers: what is kept, in the order of the model's layers
+    places: where in `layers` the keys and values of a model's layer are, by the layer's number, where that is not the
+            number itself: layers that attend to an earlier one's, and those behind a layer that keeps none
+    readers: layers that attend to what another has written
+    """
+
+    layers: tuple[LayerShape, ...]
+    places: Mapping[int, int] = field(default_factory=dict)
+    readers: frozenset[int] = frozenset()
+
+    @classmethod
+    def uniform(cls, *, layers: int, heads: int, key_dim: int, value_dim: int) -> KeyValueShape:
+        return cls(layers=(LayerShape(heads=heads, key_dim=key_dim, value_dim=value_dim),) * layers)
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        return sum(layer.num_elements for layer in self.layers) * dtype.itemsize
+
+
+MAX_CHUNK_ROWS = 256
+"""Queries of a chunk that are attended to at once, so that masks stay small."""
+CALL_POSITIONS = 768
+"""What one more call of attention costs, in positions of one sequence that could be read meanwhile (measured on CPUs
+at 2 heads of 64 and at 2 of 32: 400 to 1200)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Queries of one sequence in a step, `length` of them from position `start` on.
+
+    first_token: where they begin in the packed row
+    place, blocks, names: of the sequence's holding
+    """
+
+    first_token: int
+    place: int
+    blocks: Sequence[int]
+    start: int
+    length: int
+    names: Sequence[bytes] = ()
+
+    @property
+    def num_keys(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Queries attended to in one call: `length` of each row, over `num_keys` positions of each row from `first_key` on.
+
+    rows:   which keys each row sees, as the storage says: places from … to, or a table of blocks [rows, blocks]
+    tokens: the packed tokens of the queries, [rows * length] int64, or where they lie side by side, from … to
+    filled: which rows are somebody's, int64; None is all. The others are places that happen to lie between
+    starts: position of each row's first query, counted from the first key
+    masks:  what was built for this step so far, by window, chunk and element type
+    """
+
+    rows: tuple[int, int] | Tensor
+    tokens: tuple[int, int] | Tensor
+    filled: Tensor | None
+    length: int
+    num_keys: int
+    starts: tuple[int, ...]
+    first_key: int = 0
+    masks: dict[tuple[int | None, int | None, torch.dtype], Tensor | None] = field(default_factory=dict, compare=False)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.starts)
+
+    def queries(self, packed: Tensor) -> Tensor:
+        """The group's part of [tokens, heads, dim], as [rows, length, heads, dim]."""
+        picked = packed[self.tokens[0] : self.tokens[1]] if isinstance(self.tokens, tuple) else packed[self.tokens]
+        return picked.view(self.num_rows, self.length, *packed.shape[1:])
+
+    def put(self, packed: Tensor, attended: Tensor) -> None:
+        """Write [rows, length, heads, dim] to the group's tokens of [tokens, heads, dim]."""
+        flat = attended.reshape(self.num_rows * self.length, *attended.shape[2:])
+        if isinstance(self.tokens, tuple):
+            packed[self.tokens[0] : self.tokens[1]] = flat
+        elif self.filled is None:
+            packed[self.tokens] = flat
+        else:
+            packed[self.tokens[self.filled]] = flat[self.filled]
+
+    def mask(
+        self, window: int | None, dtype: torch.dtype, device: torch.device, *, chunk: int | None = None
+    ) -> Tensor | None:
+        """What is added to the scores, [rows, 1, length, keys]: 0 where a query sees a key, else -inf; None is all 0.
+
+        window: a query sees itself and so many positions before it less one; None sees all before it
+        chunk:  a query sees nothing before the last multiple of it; None has no such border
+        """
+        if (window, chunk, dtype) not in self.masks:
+            self.masks[window, chunk, dtype] = self._build_mask(window, chunk, dtype, device)
+        return self.masks[window, chunk, dtype]
+
+    def _build_mask(
+        self, window: int | None, chunk: int | None, dtype: torch.dtype, device: torch.device
+    ) -> Tensor | None:
+        fits_window = window is None or self.num_keys <= window
+        fits_chunk = chunk is None or self.num_keys <= chunk
+        if self.length == 1 and fits_window and fits_chunk and all(start + 1 == self.num_keys for start in self.starts):
+            return None
+        starts = torch.tensor(self.starts, device=device)
+        queries = starts[:, None] + torch.arange(self.length, device=device)  # [rows, length]
+        keys = torch.arange(self.num_keys, device=device)
+        hidden = keys > queries[:, :, None]
+        if window is not None and not fits_window:
+            hidden |= keys <= queries[:, :, None] - window
+        if chunk is not None and not fits_chunk:
+            hidden |= keys < (queries - queries % chunk)[:, :, None]
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
+        return mask[:, None]
+
+
+def tiles(reading: Reading, rows: tuple[int, int] | Tensor) -> list[Group]:
+    """A chunk of one sequence, in pieces whose masks stay small."""
+    groups = []
+    for offset in range(0, reading.length, MAX_CHUNK_ROWS):
+        length = min(MAX_CHUNK_ROWS, reading.length - offset)
+        first, start = reading.first_token + offset, reading.start + offset
+        groups.append(
+            Group(
+                rows=rows,
+                tokens=(first, first + length),
+                filled=None,
+                length=length,
+                num_keys=start + length,
+                starts=(start,),
+            )
+        )
+    return groups
+
+
+def runs(readings: Sequence[Reading]) -> list[list[Reading]]:
+    """Cut single queries, ordered by place, into runs that are cheaper to attend to together than apart.
+
+    A run costs its longest row for each place from its first to its last, whether somebody's or not, and one call.
+    """
+    found: list[list[Reading]] = []
+    num_rows = longest = 0
+    for reading in readings:
+        if found:
+            wider = reading.place - found[-1][0].place + 1
+            together = wider * max(longest, reading.num_keys)
+            if together <= num_rows * longest + reading.num_keys + CALL_POSITIONS:
+                found[-1].append(reading)
+                num_rows, longest = wider, max(longest, reading.num_keys)
+                continue
+        found.append([reading])
+        num_rows, longest = 1, reading.num_keys
+    return found

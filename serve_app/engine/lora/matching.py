@@ -24,8 +24,7 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
 from serve_app.core.weight_files import weight_files
-from serve_app.engine.decoder.judgement import judge
-from serve_app.engine.decoder.weights import shapes_of
+from serve_app.engine.decoder.config_check import judge, shapes_of
 
 
 class AdapterRefused(ValueError):

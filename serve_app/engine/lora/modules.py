@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from serve_app.engine.lora.buckets import Kernels, Part, Shelf, Stack
 from serve_app.engine.lora.plan import Adding, Gains, Mix, Pass, Plan, Resident, Rows, Segment, ShelfTiles
+from serve_app.kernels.forms import AdapterKernels
 
 MOST_ROWS_ALONE = 64
 
@@ -28,7 +29,7 @@ class Step:
     """
 
     def __init__(self) -> None:
-        self.kernels: Kernels | None = None
+        self.kernels: AdapterKernels | None = None
         self.plan: Plan | None = None
         self.tiles: tuple[ShelfTiles, ...] | None = None
         self.groups: Sequence[tuple[Mix, Tensor]] = ()
@@ -168,12 +169,7 @@ class Parts:
         """What this step's rows are adapted with; None where no adapter can change these."""
         return self._parts[0][2].step if self._parts else None
 
-    @property
-    def num_changes(self) -> tuple[int, ...]:
-        """Other numbers where the bank's stacks are others."""
-        return self._parts[0][2].num_changes if self._parts else ()
-
-    def added_by(self, kernels: Kernels) -> Adding:
+    def added_by(self, kernels: AdapterKernels) -> Adding:
         """Made once for as long as the stacks are the same tensors; another thread may be about to change them."""
         counts = self._parts[0][2].num_changes
         if self._adding is None or counts != self._counts:
@@ -307,12 +303,12 @@ def kernels_for(
 ) -> Kernels | None:
     """Kernels for changes of such ranks to such weights [out, in]; None where torch computes them."""
     if uses_triton:
-        from serve_app.engine.gpu.lora import TritonKernels, agrees
+        from serve_app.kernels.gpu.lora import TritonKernels, agrees
 
         return TritonKernels() if agrees(dtype, device) else None
     if device.type != "cpu":
         return None
-    from serve_app.engine.cpu.low_rank import low_rank_kernels
+    from serve_app.kernels.cpu.low_rank import low_rank_kernels
 
     found = low_rank_kernels(dtype)
     is_so = found is not None and max(ranks) <= found.most_rank and all(map(found.takes, frames))

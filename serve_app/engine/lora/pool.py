@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from serve_app.engine.lora.adapter import Adapter, LowRank, frame_of, read_weights
 from serve_app.engine.lora.buckets import Shelf, Stack, shelf_rank
 from serve_app.engine.lora.matching import Target, head_name
-from serve_app.engine.lora.modules import BankedExperts, BankedLinear, BankedModule, BankedRouter, Step, kernels_for
+from serve_app.engine.lora.modules import BankedExperts, BankedLinear, BankedModule, BankedRouter, Step
 from serve_app.engine.lora.plan import Mix, Plan, Resident, ShelfRows, ShelfTiles, lay_rows, lay_tiles, make_plan
+from serve_app.kernels.interface import adapter_kernels
 
 SwapIn = Callable[[], None]
 
@@ -78,7 +79,7 @@ class AdapterBank:
         self._last_plan: Plan | None = None
         self._last_tiles: tuple[ShelfTiles, ...] | None = None
         if self._shelves:
-            self._step.kernels = kernels_for(
+            self._step.kernels = adapter_kernels(
                 [weights[name] for name in self._linears],
                 ranks,
                 device=self._device,

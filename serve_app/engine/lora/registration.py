@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from serve_app.core.cards import AdapterCard, AdapterRecord
-from serve_app.engine.decoder.judgement import judge
+from serve_app.engine.decoder.config_check import judge, shapes_of
 from serve_app.engine.decoder.precision import choose_dtype
 from serve_app.engine.decoder.text_part import text_config
-from serve_app.engine.decoder.weights import shapes_of
 from serve_app.engine.lora.adapter import Adapter, bind_adapter, read_weights
 from serve_app.engine.lora.buckets import shelf_rank
 from serve_app.engine.lora.matching import AdapterRefused, Matcher, head_name

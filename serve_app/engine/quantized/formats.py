@@ -12,7 +12,7 @@ from torch import Tensor
 from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.quantized import decoding, keeping
 from serve_app.engine.quantized.decoding import Parts
-from serve_app.engine.quantized.rounding import Rounded
+from serve_app.engine.quantized.linear import Rounded
 
 SERVED = (
     "fp8, compressed-tensors (int-, float-, naive- and pack-quantized), gptq (2, 4, 8 bits), awq (gemm), bitsandbytes,"

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.quantized.decoding import Parts, unpack_awq, unpack_gptq, unpack_words
-from serve_app.engine.quantized.int4_kernel import GROUPS
-from serve_app.engine.quantized.rounding import MIDDLE, Int4Groups, Int8Rows
+from serve_app.engine.quantized.linear import GROUPS, MIDDLE, Int4Groups, Int8Rows
 
 
 def keep_scaled(parts: Parts) -> Int8Rows | None:

@@ -14,8 +14,7 @@ from math import isfinite, log
 import torch
 from torch import Tensor
 
-from serve_app.engine.cpu.likeliest import Likeliest, likeliest_kernel
-from serve_app.engine.decoder.crossing import Land, Landing, sent
+from serve_app.engine.decoder.host_copies import Land, Landing, sent
 from serve_app.engine.sampling.candidates import Scratch, block_maxima, likeliest, row_sums, sorted_largest, take_rows
 from serve_app.engine.sampling.draw import Choice, Drawn, draw_fast, draw_tokens
 from serve_app.engine.sampling.edits import edit_logits
@@ -137,8 +136,6 @@ class Sampler:
     """
 
     def __init__(self, eos_token_ids: frozenset[int] = frozenset(), *, land: Land | None = None) -> None:
-        if land is None:
-            likeliest_kernel()
         self._eos_token_ids = eos_token_ids
         self._land = land
         self._scratch = Scratch()
@@ -187,7 +184,7 @@ class Sampler:
     ) -> list[Drawn | Exhausted | None]:
         """Draw one token per row and carry Mirostat's state on; None where no logit is finite.
 
-        logits: [rows, vocab] float32, or bfloat16 where all rows are greedy and none is constrained; never changed
+        logits: [rows, vocab] float32; never changed
         masks:  of those rows that are constrained, or of more
         """
         edited = edit_logits(logits, sequences, self._eos_token_ids, self._scratch)
@@ -397,22 +394,3 @@ def _scoring(sequences: Items[Sequence], vocab: int) -> dict[int, list[int]]:
         if wanted is not None and wanted.top is not None:
             scoring.setdefault(min(wanted.top, vocab), []).append(place)
     return scoring
-
-
-def widened(logits: Tensor, batch: Batch) -> Tensor:
-    """In float32, but for bfloat16 of a batch that wants no more than the likeliest token of each row, where a kernel
-    finds it: to write and read four bytes for each token takes several times as long.
-
-    logits: [rows, vocab], of a step that computed the batch
-    """
-    if Likeliest.takes(logits) and all(map(_wants_the_likeliest, batch.spans)) and likeliest_kernel() is not None:
-        return logits
-    return logits.float()
-
-
-def _wants_the_likeliest(span: Span) -> bool:
-    if span.scores or span.draft:
-        return False
-    sequence = span.sequence
-    request = sequence.request
-    return not span.samples or (request.sampling.is_greedy and request.logprobs is None and sequence.matcher is None)

@@ -10,11 +10,9 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from serve_app.engine.decoder.config_check import Judged, shapes_of
 from serve_app.engine.decoder.errors import ModelNotSupported
-from serve_app.engine.decoder.family import FAMILIES
-from serve_app.engine.decoder.judgement import Judged
-from serve_app.engine.decoder.text_part import text_config
-from serve_app.engine.decoder.weights import shapes_of
+from serve_app.engine.decoder.text_part import FAMILIES, text_config
 from serve_app.engine.vision.support import VisionSupport
 
 Range: TypeAlias = tuple[int, int]

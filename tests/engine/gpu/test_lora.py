@@ -16,7 +16,7 @@ from tests.engine.adapter_files import load_adapter, save_adapter
 
 pytest.importorskip("triton", reason="its kernels can be neither compiled nor interpreted")
 
-from serve_app.engine.gpu.lora import SPLIT, agrees
+from serve_app.kernels.gpu.lora import SPLIT, agrees
 
 pytestmark = pytest.mark.slow
 

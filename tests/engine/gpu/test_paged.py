@@ -9,15 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.kv.plan import Scoring
-from serve_app.engine.kv.shape import KeyValueShape
-from serve_app.engine.kv.storage import Holding
+from serve_app.engine.kv.storage import Holding, KeyValueShape, Reading, Scoring
 
 pytest.importorskip("triton", reason="its kernels can be neither compiled nor interpreted")
 
-from serve_app.engine.gpu.paged_plan import PagedPlan, Tiles, lay_tiles, plan_paged, write
+from serve_app.engine.kv.page_plans import PagedPlan, Tiles, lay_tiles, plan_paged
+from serve_app.kernels.gpu.paged import write
 
 pytestmark = pytest.mark.slow
 

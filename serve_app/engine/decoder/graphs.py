@@ -1,0 +1,337 @@
+"""CUDA graphs of decode-only steps, captured once for each number of rows and replayed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.decoder.host_copies import send_into, sent
+from serve_app.engine.decoder.step import Layout, Step
+from serve_app.engine.kv.page_plans import Tiles
+from serve_app.engine.kv.pages import PageStorage
+from serve_app.engine.kv.storage import Reading
+from serve_app.engine.lora.plan import ShelfRows, ShelfTiles
+from serve_app.engine.lora.pool import AdapterBank, Standing
+
+FIRST_TOKENS = 4096
+"""Which a table has room for at first; every time that is too little it is twice as wide."""
+
+
+class BlockTables:
+    """Rows by place. A holding's blocks are only ever appended to, and another holding has a list of its own.
+
+    tensor: [places, width] int32; another one when it has grown
+    """
+
+    def __init__(
+        self, *, num_places: int, max_blocks: int, block_size: int, padding: int, device: torch.device
+    ) -> None:
+        self._max_blocks = max_blocks
+        self._block_size = block_size
+        self._padding = padding
+        self._known: dict[int, tuple[Sequence[int], int]] = {}
+        width = min(max_blocks, max(1, FIRST_TOKENS // block_size))
+        self.tensor = self._of_width(num_places, width, device)
+
+    @property
+    def width(self) -> int:
+        return self.tensor.shape[1]
+
+    @property
+    def max_keys(self) -> int:
+        """Positions that a row has room for."""
+        return self.width * self._block_size
+
+    def catch_up(self, readings: Sequence[Reading]) -> None:
+        """Bring the rows of these up to date."""
+        needed = max(len(each.blocks) for each in readings)
+        if needed > self.width:
+            self._grow(needed)
+        at: list[int] = []
+        numbers: list[int] = []
+        for each in readings:
+            blocks, count = self._known.get(each.place, (each.blocks, 0))
+            begin = count if blocks is each.blocks else 0
+            end = len(each.blocks)
+            if begin < end:
+                first = each.place * self.width
+                at += range(first + begin, first + end)
+                numbers += each.blocks[begin:end]
+                self._known[each.place] = (each.blocks, end)
+        if at:
+            places, blocks_there = sent(torch.tensor([at, numbers]), self.tensor.device)
+            self.tensor.view(-1).index_copy_(0, places, blocks_there.to(torch.int32))
+
+    def _grow(self, needed: int) -> None:
+        width = min(self._max_blocks, 1 << (needed - 1).bit_length())
+        assert width >= needed, f"{needed} blocks of one row, {self._max_blocks} at most"
+        self.tensor = self._of_width(self.tensor.shape[0], width, self.tensor.device)
+        self._known.clear()
+
+    def _of_width(self, num_places: int, width: int, device: torch.device) -> Tensor:
+        return torch.full((num_places, width), self._padding, dtype=torch.int32, device=device)
+
+
+NOWHERE = -1
+"""The place of a row that nobody has: nothing of it is written, and nothing attended to."""
+
+
+class DecodeRows:
+    """Room for the numbers of `size` rows; those beyond a step's own are nobody's.
+
+    token_ids, positions, places: [size] int64, as in `Step`
+    """
+
+    def __init__(self, size: int, *, ranks: Sequence[int], device: torch.device) -> None:
+        """ranks: of the shelves whose adapters the rows may have, one adapter each"""
+        self.size = size
+        self._ranks = tuple(ranks)
+        self._wide = torch.empty(3 * size, dtype=torch.int64, device=device)
+        self._narrow = torch.empty(size * (4 + 5 * len(ranks)), dtype=torch.int32, device=device)
+        self.token_ids, self.positions, self.places = self._wide.view(3, size)
+        self.clear()
+
+    def tiles(self, tables: Tensor) -> Tiles:
+        """A tile of one query for each row; tables: by place"""
+        singles, chunks = self._narrow[: 4 * self.size].view(4, self.size), self._narrow[:0].view(4, 0)
+        return Tiles(places=self.places, tables=tables, singles=singles, chunks=chunks)
+
+    def shelf_tiles(self) -> tuple[ShelfTiles, ...]:
+        """Of each rank, as many tiles as there are rows."""
+        found = []
+        for number, rank in enumerate(self._ranks):
+            own = self._narrow[self.size * (4 + 5 * number) : self.size * (9 + 5 * number)].view(5, self.size)
+            found.append(ShelfTiles(rank=rank, rows=own[0], factors=own[1].view(torch.float32), tiles=own[2:]))
+        return tuple(found)
+
+    def clear(self) -> None:
+        """Leave all rows to nobody."""
+        self._send([], [], [], singles=[], shelves=())
+
+    def fill(self, layout: Layout, shelves: Sequence[ShelfRows]) -> None:
+        """Take a step's numbers, in two copies; shelves: of some of the ranks, each once"""
+        singles = [(each.place, each.first_token, each.start, 1) for each in layout.readings]
+        self._send(layout.token_ids, layout.positions, layout.places, singles=singles, shelves=shelves)
+
+    def _send(
+        self,
+        token_ids: list[int],
+        positions: list[int],
+        places: list[int],
+        *,
+        singles: list[tuple[int, int, int, int]],
+        shelves: Sequence[ShelfRows],
+    ) -> None:
+        size, free = self.size, range(len(token_ids), self.size)
+        wide = [*token_ids, *(0 for _ in free), *positions, *(0 for _ in free), *places, *(NOWHERE for _ in free)]
+        tiles = [*singles, *((0, row, 0, 0) for row in free)]
+        narrow = torch.zeros(4 + 5 * len(self._ranks), size, dtype=torch.int32)
+        narrow[:4] = torch.tensor(tiles, dtype=torch.int32).T
+        for each in shelves:
+            _lay(narrow[4 + 5 * self._ranks.index(each.rank) :][:5], each)
+        send_into(self._wide, torch.tensor(wide, dtype=torch.int64))
+        send_into(self._narrow, narrow.flatten())
+
+
+def _lay(own: Tensor, each: ShelfRows) -> None:
+    """Put a shelf's rows into [5, size] int32: rows, factors by their bits, tiles; the other tiles are empty."""
+    own[0, : len(each.rows)] = torch.tensor(each.rows, dtype=torch.int32)
+    own[1, : len(each.factors)] = torch.tensor(each.factors, dtype=torch.float32).view(torch.int32)
+    own[2:, : len(each.tiles)] = torch.tensor(each.tiles, dtype=torch.int32).T
+
+
+logger = logging.getLogger(__name__)
+
+Replay: TypeAlias = Callable[[], Tensor]
+Capture: TypeAlias = Callable[[Callable[[], Tensor]], Replay]
+"""Records what is computed; what it gives computes the same again, from and into the same tensors."""
+
+WARM_UPS = 2
+MOST_ROWS = 512
+TOLERANCE = 0.02
+"""Of the largest logit: sums in 16 bits may have another order."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGraph:
+    """rows: what it reads;  standing: the adapters' stacks that it reads"""
+
+    rows: DecodeRows
+    replay: Replay
+    tables: Tensor
+    standing: Standing
+
+
+class DecodeGraphs:
+    """Computes steps in which every row is one token of a sequence, and its logits are wanted.
+
+    compute: the logits of a step, float32; nothing that it launches may depend on numbers of the step
+    num_captured: graphs that were recorded, ever since
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[Step], Tensor],
+        storage: PageStorage,
+        bank: AdapterBank,
+        capture: Capture,
+        *,
+        num_places: int,
+        max_model_len: int,
+        device: torch.device,
+    ) -> None:
+        self._compute = compute
+        self._storage = storage
+        self._bank = bank
+        self._capture = capture
+        self._device = device
+        self._sizes = sizes_up_to(min(num_places, MOST_ROWS))
+        self._tables = BlockTables(
+            num_places=num_places,
+            max_blocks=-(-max_model_len // storage.block_size),
+            block_size=storage.block_size,
+            padding=storage.padding,
+            device=device,
+        )
+        self._graphs: dict[tuple[int, tuple[int, ...]], DecodeGraph] = {}
+        self._is_given_up = False
+        self.num_captured = 0
+
+    def prepare(self) -> None:
+        """Record the graphs of all sizes without adapters, the largest first, as the others fit into its memory."""
+        for size in reversed(self._sizes):
+            if not self._is_given_up:
+                self._graph(size, ())
+
+    def logits(self, layout: Layout, token_ids: Tensor | None = None) -> Tensor | None:
+        """The step's logits [rows, vocab] float32, which the next step overwrites; None where it is to be computed
+        otherwise.
+
+        token_ids: [rows] int64, on the device, in the place of the layout's
+        """
+        shelves = self._shelves(layout)
+        if shelves is None or self._is_given_up:
+            return None
+        self._tables.catch_up(layout.readings)
+        num_rows = len(layout.token_ids)
+        size = next(size for size in self._sizes if size >= num_rows)
+        graph = self._graph(size, tuple(sorted(each.rank for each in shelves)))
+        if graph is None:
+            return None
+        graph.rows.fill(layout, shelves)
+        if token_ids is not None:
+            graph.rows.token_ids[:num_rows].copy_(token_ids)
+        return graph.replay()[:num_rows]
+
+    def _shelves(self, layout: Layout) -> tuple[ShelfRows, ...] | None:
+        """The adapted rows of a step that a graph may compute; None where none may."""
+        num_rows = len(layout.token_ids)
+        if num_rows > self._sizes[-1] or len(layout.readings) != num_rows:
+            return None
+        if layout.logit_rows != list(range(num_rows)):
+            return None
+        if not any(layout.mixes):
+            return ()
+        if any(len(mix) > 1 for mix in layout.mixes):
+            return None
+        return self._bank.rows_of(layout.mixes)
+
+    def _graph(self, size: int, ranks: tuple[int, ...]) -> DecodeGraph | None:
+        """Of so many rows with adapters of these shelves; recorded anew where it would read what has moved."""
+        known = self._graphs.get((size, ranks))
+        if known is not None and known.tables is self._tables.tensor and known.standing.is_so:
+            return known
+        self._forget_moved()
+        with self._bank.standing(ranks) as standing:
+            if standing is None:
+                return None
+            try:
+                found = self._captured(size, ranks, standing)
+            except Exception as error:  # drivers and compilers of kernels fail in ways of their own
+                logger.warning("steps are launched kernel by kernel, as they could not be recorded: %s", error)
+                self._is_given_up = True
+                self._graphs.clear()
+                return None
+        self._graphs[size, ranks] = found
+        return found
+
+    def _forget_moved(self) -> None:
+        """Let the memory of graphs go that nobody may replay."""
+        for name, each in list(self._graphs.items()):
+            if each.tables is not self._tables.tensor or not each.standing.is_so:
+                del self._graphs[name]
+
+    def _captured(self, size: int, ranks: Sequence[int], standing: Standing) -> DecodeGraph:
+        rows, tables = DecodeRows(size, ranks=ranks, device=self._device), self._tables.tensor
+        step = Step(
+            token_ids=rows.token_ids,
+            positions=rows.positions,
+            places=rows.places,
+            logit_rows=torch.arange(size, device=self._device),
+            mixes=(((0, 1.0),) if ranks else (),) * size,
+            attention=self._storage.plan_tiles(rows.tiles(tables), max_keys=self._tables.max_keys),
+        )
+        shelf_tiles = rows.shelf_tiles()
+
+        def compute() -> Tensor:
+            if not shelf_tiles:
+                return self._compute(step)
+            with self._bank.running(size, shelf_tiles):
+                return self._compute(step)
+
+        replay = self._capture(compute)
+        check_same(replay(), compute)
+        self.num_captured += 1
+        return DecodeGraph(rows, replay, tables, standing)
+
+
+def check_same(replayed: Tensor, compute: Callable[[], Tensor]) -> None:
+    """Compare what a graph gave with the same computed kernel by kernel, from the rows of nobody that are there yet.
+
+    Raises ValueError.
+    """
+    got, expected = replayed.clone(), compute()
+    atol = TOLERANCE * float(expected.abs().max())
+    if not torch.allclose(got, expected, rtol=TOLERANCE, atol=atol, equal_nan=True):
+        most = (got - expected).abs().max()
+        raise ValueError(f"what was recorded differs from what is computed, by up to {most:.3g}")
+
+
+class CudaCapture:
+    """Records CUDA graphs, which share their memory, as one at a time is replayed."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None  # a handle, of a type that torch keeps to itself
+
+    def __call__(self, compute: Callable[[], Tensor]) -> Replay:
+        own, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+        stream.wait_stream(own)
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):  # kernels are compiled, libraries take their memory
+                compute()
+        own.wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            logits = compute()
+        self._pool = graph.pool()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return logits
+
+        return replay
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """1, 2, 4, 8, 16, then half steps between powers of two, up to the first that is enough."""
+    sizes = [1]
+    while sizes[-1] < most:
+        last = sizes[-1]
+        is_power = last & (last - 1) == 0
+        sizes.append(last * 2 if last < 16 else last * 3 // 2 if is_power else last * 4 // 3)
+    return sizes

@@ -1,0 +1,385 @@
+"""Asks a model whether it can be computed in packed batches: hears how it computes, checks that steps give the same."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from serve_app.engine.decoder.attention import PackedAttention, register, unregister
+from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.layout import lay_out
+from serve_app.engine.decoder.loop import NotDescribed, Scorings, build_loop, family_of
+from serve_app.engine.decoder.record import expert_layers
+from serve_app.engine.decoder.step import CurrentStep, Step
+from serve_app.engine.decoder.stored import giving_zeros
+from serve_app.engine.decoder.text_part import take_over_scales, text_config
+from serve_app.engine.kv.pages import PageStorage
+from serve_app.engine.kv.storage import Holding, KeyValueShape, LayerShape, Reading, Scoring
+from serve_app.engine.quantized.linear import QuantisedLinear
+from serve_app.engine.tensor_parallel.collectives import Collectives
+from serve_app.kernels.interface import Kernels
+
+Arguments = tuple[Any, ...]
+
+
+class Routes:
+    """Which experts every layer of a model chose for a run of tokens, and their weights.
+
+    A choice between two that are nearly alike is a matter of rounding, and either is right; what follows from it is as
+    far from the other as two different models are. Nothing for a dense model, or one whose experts are not known.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._layers = expert_layers(module)
+        self._chosen: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Within it all tokens are computed once."""
+
+        def note(layer: int) -> Callable[[nn.Module, Arguments], None]:
+            def hook(_: nn.Module, arguments: Arguments) -> None:
+                self._chosen[layer] = (arguments[1], arguments[2])
+
+            return hook
+
+        with self._hooked(note):
+            yield
+
+    @contextmanager
+    def following(self, start: int, length: int) -> Iterator[None]:
+        """Within it `length` of these tokens are computed, from `start` on."""
+
+        def follow(layer: int) -> Callable[[nn.Module, Arguments], Arguments]:
+            def hook(_: nn.Module, arguments: Arguments) -> Arguments:
+                noted = (each.narrow(-2, start, length) for each in self._chosen[layer])
+                return (arguments[0], *noted, *arguments[3:])
+
+            return hook
+
+        with self._hooked(follow):
+            yield
+
+    @contextmanager
+    def _hooked(self, make: Callable[[int], Callable[..., Arguments | None]]) -> Iterator[None]:
+        with ExitStack() as hooks:
+            for layer, part in self._layers.items():
+                hooks.callback(part.register_forward_pre_hook(make(layer)).remove)
+            yield
+
+
+CHUNKS = (13, 9, 1, 1)
+"""Tokens of each probed step: two chunks, then single ones."""
+FEW_CHUNKS = (13, 11)
+"""For modules that compute beside a loop, which is tried with the others."""
+BLOCK_SIZE = 4
+RECORDER = "serve_app_probe"
+OTHER_WAY = "its attention does not go through AttentionInterface"
+
+# of the largest logit, by which logits may differ
+EXACT = 1e-3
+IN_16_BITS = 0.05
+ROUNDED = 0.1
+"""Where inputs are rounded to eight bits. With 24 layers and 152k tokens (random weights, Qwen2.5-0.5B's shape) they
+differed by up to 0.07 in float32 and 0.06 in bfloat16, without rounding by 0.02 in bfloat16."""
+
+
+class Unfit(ValueError):
+    """What a layer hands attention is none that the engine computes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Witness:
+    """What a model computed by itself of a few tokens, in one piece and by its own attention.
+
+    logits:    [tokens, vocab] float32
+    shape:     of keys and values
+    scorings:  how each layer weighs keys, by its number
+    rounds:    whether linears round their inputs, where a sum of another order may be rounded to the next number
+    """
+
+    token_ids: Tensor
+    logits: Tensor
+    routes: Routes
+    shape: KeyValueShape
+    scorings: Mapping[int, Scoring]
+    rounds: bool
+
+
+@torch.inference_mode()
+def hear(module: PreTrainedModel) -> Witness:
+    """How the model computes a few tokens: in one piece, by its own attention.
+
+    Leaves the model with that, its queries to be scaled by the engine. Raises ModelNotSupported.
+    """
+    config = text_config(module.config)
+    length = min(sum(CHUNKS), int(config.max_position_embeddings))
+    token_ids = (torch.arange(length, device=module.device) * 7919 + 11) % int(config.vocab_size)
+    routes = Routes(module)
+    with _refusing(module):
+        with routes.noting():
+            own = _compute(module, token_ids, torch.arange(length, device=module.device)).float()
+        take_over_scales(module)
+        recorder = _record(module, token_ids[:2])
+        shape = recorder.shape()
+    return Witness(
+        token_ids=token_ids, logits=own, routes=routes, shape=shape, scorings=recorder.scorings, rounds=_rounds(module)
+    )
+
+
+@torch.inference_mode()
+def outlined_shape(module: PreTrainedModel) -> KeyValueShape | None:
+    """The shape of keys and values of a model without numbers; None where its way depends on numbers.
+
+    Raises ModelNotSupported where `hear` would, for what layers hand attention.
+    """
+    for each in module.modules():
+        if isinstance(each, PreTrainedModel):
+            each.warn_if_padding_and_no_attention_mask = lambda *_: None  # it looks at the tokens' numbers
+    try:
+        return _record(module, torch.arange(2, device="meta")).shape()
+    except Unfit as error:
+        raise ModelNotSupported(f"{module.config.model_type}: {error}") from error
+    except Exception:  # what has no numbers fails in many ways, none of which is the model's fault
+        if not module._can_set_attn_implementation():
+            raise ModelNotSupported(f"{module.config.model_type}: {OTHER_WAY}") from None
+        return None
+
+
+@torch.inference_mode()
+def check(
+    module: PreTrainedModel,
+    witness: Witness,
+    *,
+    kernels: Kernels = "torch",
+    chunks: Sequence[int] = CHUNKS,
+) -> None:
+    """Compute the same tokens in steps by the engine's attention, and compare the logits. Raises ModelNotSupported.
+
+    The steps take the experts that the one piece took: in 16 bits a router that is nearly undecided chooses otherwise
+    than before, whoever computes what it reads. What attention gives reaches the logits beside the experts as well.
+
+    kernels: who computes attention over pages
+    chunks:  tokens of each step
+    """
+    with _refusing(module):
+        current = CurrentStep()
+        storage = storage_for(module, witness, kernels=kernels)
+        attention = PackedAttention(current, witness.shape)
+
+        def compute(step: Step, start: int) -> Tensor:
+            with current.running(step), witness.routes.following(start, len(step.token_ids)):
+                return _compute(module, step.token_ids, step.positions, logits_to_keep=step.logit_rows)
+
+        try:
+            module.set_attn_implementation(attention.name)
+            ours = compute_in_steps(witness, storage, compute, chunks=chunks)
+        finally:
+            attention.close()
+    difference, limit = distance(witness, ours, module.dtype)
+    if not difference <= limit:
+        raise ModelNotSupported(
+            f"{module.config.model_type}: logits through the engine's attention are off by {difference:.2g}"
+            f" (allowed: {limit:.2g})"
+        )
+
+
+def distance(witness: Witness, logits: Tensor, dtype: torch.dtype) -> tuple[float, float]:
+    """By how much logits differ from the model's own, and by how much they may in these numbers."""
+    if witness.rounds:
+        tolerance = ROUNDED
+    else:
+        tolerance = EXACT if dtype == torch.float32 else IN_16_BITS
+    limit = tolerance * max(1.0, float(witness.logits.abs().max()))
+    return float((witness.logits - logits).abs().max()), limit
+
+
+def storage_for(module: PreTrainedModel, witness: Witness, *, kernels: Kernels = "torch") -> PageStorage:
+    """Room for the tokens of a witness."""
+    num_blocks = -(-len(witness.token_ids) // BLOCK_SIZE)
+    return PageStorage(
+        witness.shape,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        dtype=module.dtype,
+        device=module.device,
+        kernels=kernels,
+        max_model_len=len(witness.token_ids),
+    )
+
+
+def compute_in_steps(
+    witness: Witness,
+    storage: PageStorage,
+    compute: Callable[[Step, int], Tensor],
+    *,
+    chunks: Sequence[int] = CHUNKS,
+) -> Tensor:
+    """The logits of all tokens, computed chunk by chunk over a small storage, [tokens, vocab] float32.
+
+    compute: a step's wanted logits, from the step and the position of its first token
+    """
+    num_blocks = -(-len(witness.token_ids) // BLOCK_SIZE)
+    holding = Holding(0, blocks=list(range(num_blocks))[::-1])
+    logits: list[Tensor] = []
+    start = 0
+    for length in chunks:
+        length = min(length, len(witness.token_ids) - start)
+        if length:
+            step = _step_of(storage, holding, witness.token_ids, start, length)
+            logits.append(compute(step, start)[step.logit_rows])  # back in order, if they came as asked for
+            start += length
+    return torch.cat(logits).float()
+
+
+@contextmanager
+def _refusing(module: PreTrainedModel) -> Iterator[None]:
+    """Within it, what the model does not bear is a refusal of it; behind it, it has its own attention."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        raise ModelNotSupported(f"{module.config.model_type}: {error}") from error
+    finally:
+        module.set_attn_implementation("eager")
+
+
+def _rounds(module: PreTrainedModel) -> bool:
+    return any(isinstance(each, QuantisedLinear) for each in module.modules())
+
+
+def _compute(module: PreTrainedModel, token_ids: Tensor, positions: Tensor, **chosen: Tensor) -> Tensor:
+    output = module(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **chosen)
+    logits: Tensor = output.logits[0]
+    return logits
+
+
+def _record(module: PreTrainedModel, token_ids: Tensor) -> _Recorder:
+    recorder = _Recorder(text_config(module.config))
+    register(RECORDER, recorder)
+    try:
+        module.set_attn_implementation(RECORDER)
+        with giving_zeros(module):
+            _compute(module, token_ids, torch.arange(len(token_ids), device=module.device))
+    finally:
+        unregister(RECORDER)
+    return recorder
+
+
+def _step_of(storage: PageStorage, holding: Holding, token_ids: Tensor, start: int, length: int) -> Step:
+    end, device = start + length, token_ids.device
+    places = torch.tensor(storage.places(holding, start, end), device=device)
+    reading = Reading(first_token=0, place=0, blocks=holding.blocks, start=start, length=length)
+    return Step(
+        token_ids=token_ids[start:end],
+        positions=torch.arange(start, end, device=device),
+        places=places,
+        logit_rows=torch.arange(length, device=device).flip(0),
+        mixes=((),) * length,
+        attention=storage.plan([reading], places),
+    )
+
+
+class _Recorder:
+    """In the place of attention: notes what each layer hands it, and gives zeros."""
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self._layers: list[LayerShape] = []
+        self._keys: list[Tensor] = []  # of those layers: kept, so that no other tensor comes to lie where they do
+        self._places: dict[int, int] = {}
+        self._readers: set[int] = set()
+        self.scorings: dict[int, Scoring] = {}
+
+    def __call__(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        if attention_mask is not None:
+            raise Unfit("the model makes attention masks of its own")
+        if not getattr(layer, "is_causal", True):
+            raise Unfit("attention that is not causal is not supported")
+        number = int(layer.layer_idx)
+        if number in self._places:
+            raise Unfit(f"layer {number} attends more than once per token")
+        self._check_window(number, sliding_window)
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        self.scorings[number] = Scoring(scale=scale, window=sliding_window, softcap=softcap, sinks=s_aux)
+        self._note(number, key, LayerShape(heads=key.shape[1], key_dim=key.shape[-1], value_dim=value.shape[-1]))
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
+
+    def _check_window(self, number: int, handed: int | None) -> None:
+        """A window longer than the probe would show in no logits."""
+        types = getattr(self._config, "layer_types", None)
+        if types and types[number] == "sliding_attention" and handed is None:
+            wanted = getattr(self._config, "sliding_window", None)
+            if wanted is not None:
+                raise Unfit(f"layer {number} hands attention no window, where config.json wants {wanted}")
+
+    def _note(self, number: int, key: Tensor, shape: LayerShape) -> None:
+        for place, earlier in enumerate(self._keys):
+            if earlier.data_ptr() == key.data_ptr() and earlier.shape == key.shape:
+                self._places[number] = place
+                self._readers.add(number)
+                return
+        self._places[number] = len(self._layers)
+        self._layers.append(shape)
+        self._keys.append(key)
+
+    def shape(self) -> KeyValueShape:
+        if not self._places:
+            raise Unfit(OTHER_WAY)
+        across = set(getattr(self._config, "cross_attention_layers", None) or ())  # they attend to images alone
+        if set(self._places) != set(range(int(self._config.num_hidden_layers))) - across:
+            raise Unfit(f"only layers {sorted(self._places)} use AttentionInterface")
+        moved = {number: place for number, place in self._places.items() if number != place}
+        return KeyValueShape(layers=tuple(self._layers), places=moved, readers=frozenset(self._readers))
+
+
+logger = logging.getLogger(__name__)
+
+
+def settle(module: PreTrainedModel, witness: Witness, *, sums: Collectives | None = None) -> Scorings | None:
+    """Lay a model's linears out for this machine and check it; say with what the loop is built where it may serve.
+
+    sums: of a divided model, of which all shards are computed by the loop, or none
+
+    Raises ModelNotSupported.
+    """
+    is_described = family_of(module) is not None
+    lay_out(module, joins=is_described)
+    reason = _try_loop(module, witness, sums) if is_described else None
+    has_loop = is_described and reason is None
+    if sums is not None:
+        has_loop = bool(sums.least(has_loop))
+    check(module, witness, chunks=FEW_CHUNKS if has_loop else CHUNKS)  # modules compute what recorders watch
+    if reason is not None:
+        logger.warning("%s: computed by transformers' modules, not by the loop: %s", module.config.model_type, reason)
+    return witness.scorings if has_loop else None
+
+
+@torch.inference_mode()
+def _try_loop(module: PreTrainedModel, witness: Witness, sums: Collectives | None) -> str | None:
+    """Why the loop may not serve; None where it gives the model's own logits."""
+    try:
+        loop = build_loop(module, witness.shape, witness.scorings, sums=sums)
+        ours = compute_in_steps(witness, storage_for(module, witness), lambda step, _: loop(step))
+    except (NotDescribed, RuntimeError, AttributeError, TypeError, ValueError) as error:
+        return str(error)
+    difference, limit = distance(witness, ours, module.dtype)
+    return None if difference <= limit else f"its logits are off by {difference:.2g} (allowed: {limit:.2g})"

@@ -1,0 +1,241 @@
+"""Writes LLVM's instructions: numbers in memory, vectors of float32, loops. LLVM divides what no CPU does at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
+
+from llvmlite import ir
+
+ir.types.ir_layer_typed_pointers_enabled = False  # as LLVM has had it since 15, and llvmlite will
+
+Kind: TypeAlias = Literal["bfloat16", "float16", "float32"]
+"""Of numbers in memory; computed with are float32."""
+Value: TypeAlias = Any
+"""Of LLVM: what an instruction gives."""
+
+INT8, INT16, INT32, INT64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+FLOAT, POINTER = ir.FloatType(), ir.PointerType()
+FREELY = ("reassoc", "contract", "nsz")
+"""How sums may be computed that have no order of their own."""
+LEAST_POWER = -126.0
+"""Of two, that float32 has in full."""
+ROUNDER = 1.5 * 2.0**23
+"""Added to a number of some size, it leaves the nearest whole one in the lowest bits."""
+POWERS = tuple(math.log(2) ** power / math.factorial(power) for power in range(7))
+"""Of 2^x between -1/2 and 1/2: off by 1.2e-7 at most, as float32 is."""
+
+
+class Emitter:
+    """Appends to one function. Addresses are of LLVM's kind, indices and counts int64."""
+
+    def __init__(self, builder: Any, width: int) -> None:
+        """width: numbers of a vector"""
+        self.builder = builder
+        self.width = width
+        self.vector = ir.VectorType(FLOAT, width)
+        self._ints = ir.VectorType(INT32, width)
+        self._shorts = ir.VectorType(INT16, width)
+
+    @classmethod
+    def of_function(cls, module: Any, name: str, width: int) -> tuple[Emitter, Value]:
+        """For a new function of an address, that of its parameters, and nothing to return; and that address."""
+        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), name)
+        function.attributes.add("nounwind")
+        set.add(function.attributes, '"no-builtins"')  # which llvmlite does not know: no loop becomes a call of memset
+        return cls(ir.IRBuilder(function.append_basic_block("entry")), width), function.args[0]
+
+    def take_items(self, counter: Value, count: Value, body: Callable[[Value], None]) -> None:
+        """The rest of a function: take the next item's number from a counter, for as long as there is one, and do this.
+
+        counter: the address of an int64 that other threads take from, too
+        """
+        build = self.builder
+        again, go, done = (build.append_basic_block(name) for name in ("again", "go", "done"))
+        build.branch(again)
+        build.position_at_end(again)
+        item = build.atomic_rmw("add", counter, INT64(1), "monotonic")
+        build.cbranch(build.icmp_signed("<", item, count), go, done)
+        build.position_at_end(done)
+        build.ret_void()
+        build.position_at_end(go)
+        body(item)
+        build.branch(again)
+
+    def at(self, base: Value, index: Value | int, kind: Any) -> Value:
+        """The address of the index-th of such numbers."""
+        index = INT64(index) if isinstance(index, int) else index
+        return self.builder.gep(base, [index], source_etype=kind)
+
+    def local(self, count: int) -> Value:
+        """Memory for so many float32 that ends with the function."""
+        memory = self.builder.alloca(FLOAT, count)
+        memory.align = 64
+        return self.builder.inttoptr(self.builder.ptrtoint(memory, INT64), POINTER)
+
+    def number(self, base: Value, index: Value | int, kind: Any = FLOAT) -> Value:
+        return self.builder.load(self.at(base, index, kind), typ=kind)
+
+    def floats(self, base: Value, index: Value | int) -> Value:
+        """A vector of float32."""
+        return self.builder.load(self.at(base, index, FLOAT), typ=self.vector, align=4)
+
+    def put(self, value: Value, base: Value, index: Value | int) -> None:
+        """A float32, or a vector of them."""
+        self.builder.store(value, self.at(base, index, FLOAT), align=4)
+
+    def read(self, kind: Kind, base: Value, index: Value | int) -> Value:
+        """A vector of float32 from memory of that kind."""
+        build = self.builder
+        if kind == "float32":
+            return self.floats(base, index)
+        if kind == "float16":
+            halves = ir.VectorType(ir.HalfType(), self.width)
+            return build.fpext(build.load(self.at(base, index, INT16), typ=halves, align=2), self.vector)
+        shorts = build.load(self.at(base, index, INT16), typ=self._shorts, align=2)
+        return build.bitcast(build.shl(build.zext(shorts, self._ints), self.whole(16)), self.vector)
+
+    def write(self, kind: Kind, vector: Value, base: Value, index: Value | int) -> None:
+        """A vector of float32 to memory of that kind, to the nearest number, of two the even."""
+        if kind == "float32":
+            self.put(vector, base, index)
+        else:
+            self.builder.store(self._narrowed(kind, vector), self.at(base, index, INT16), align=2)
+
+    def _narrowed(self, kind: Kind, vector: Value) -> Value:
+        build = self.builder
+        if kind == "float16":
+            return build.fptrunc(vector, ir.VectorType(ir.HalfType(), self.width))
+        bits = build.bitcast(vector, self._ints)
+        odd = build.and_(build.lshr(bits, self.whole(16)), self.whole(1))
+        nearest = build.lshr(build.add(bits, build.add(odd, self.whole(0x7FFF))), self.whole(16))
+        is_number = build.fcmp_ordered("ord", vector, vector)
+        no_number = ir.Constant(self._shorts, [0x7FC0] * self.width)
+        return build.select(is_number, build.trunc(nearest, self._shorts), no_number)
+
+    def copy(self, kind: Kind, source: Value, target: Value, index: int) -> None:
+        """A vector, from memory to memory."""
+        number, vector = (FLOAT, self.vector) if kind == "float32" else (INT16, self._shorts)
+        copied = self.builder.load(self.at(source, index, number), typ=vector, align=2)
+        self.builder.store(copied, self.at(target, index, number), align=2)
+
+    def fetch(self, place: Value, *, cache: int) -> None:
+        """Bring a line of memory near, into the first cache or the second; nothing happens where there is no memory."""
+        self.call("llvm.prefetch.p0", ir.VoidType(), place, INT32(0), INT32(4 - cache), INT32(1))
+
+    def all_of(self, number: float) -> Value:
+        """A vector of one number."""
+        return ir.Constant(self.vector, [number] * self.width)
+
+    def whole(self, number: int) -> Value:
+        """A vector of one whole number."""
+        return ir.Constant(self._ints, [number] * self.width)
+
+    @property
+    def whole_numbers(self) -> Value:
+        """0, 1, 2, …"""
+        return ir.Constant(self._ints, list(range(self.width)))
+
+    def spread(self, number: Value) -> Value:
+        """A vector of one number that is computed."""
+        nothing = ir.Constant(ir.VectorType(number.type, self.width), ir.Undefined)
+        return self.builder.shuffle_vector(
+            self.builder.insert_element(nothing, number, INT32(0)), nothing, self.whole(0)
+        )
+
+    def first(self, vector: Value) -> Value:
+        return self.builder.extract_element(vector, INT32(0))
+
+    def fused(self, x: Value, y: Value, z: Value) -> Value:
+        """x · y + z, rounded once."""
+        return self.call(f"llvm.fma.v{self.width}f32", self.vector, x, y, z)
+
+    def least(self, x: Value, y: Value) -> Value:
+        """Of two whole numbers."""
+        return self.builder.select(self.builder.icmp_signed("<", x, y), x, y)
+
+    def larger(self, x: Value, y: Value) -> Value:
+        """Of two vectors, or two numbers; the other where one is no number."""
+        suffix = "f32" if x.type == FLOAT else f"v{self.width}f32"
+        return self.call(f"llvm.maxnum.{suffix}", x.type, x, y)
+
+    def largest(self, vector: Value) -> Value:
+        return self.call(f"llvm.vector.reduce.fmax.v{self.width}f32", FLOAT, vector)
+
+    def total(self, vector: Value) -> Value:
+        """Its sum, in the order that is fastest, which is always the same."""
+        name, start = f"llvm.vector.reduce.fadd.v{self.width}f32", FLOAT(0.0)
+        return self.builder.call(self._function(name, FLOAT, start, vector), [start, vector], fastmath=FREELY)
+
+    def folded(self, vector: Value) -> Value:
+        """Its sum, one half added to the other until one number is left: the same bits wherever it is computed."""
+        build, size = self.builder, vector.type.count
+        while size > 1:
+            size //= 2
+            low, high = (
+                build.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(INT32, size), list(numbers)))
+                for numbers in (range(size), range(size, 2 * size))
+            )
+            vector = build.fadd(low, high)
+        return self.first(vector)
+
+    def totals(self, vectors: Sequence[Value]) -> Value:
+        """The sums of as many vectors as one has numbers, in their order; each by halves, as `folded` has it."""
+        build = self.builder
+        while len(vectors) > 1:
+            size = len(vectors)  # numbers of each sum that are left in a vector
+            firsts = [at + number for at in range(0, 2 * self.width, size) for number in range(size // 2)]
+            low, high = (
+                ir.Constant(ir.VectorType(INT32, self.width), [first + more for first in firsts])
+                for more in (0, size // 2)
+            )
+            vectors = [
+                build.fadd(build.shuffle_vector(*pair, low), build.shuffle_vector(*pair, high))
+                for pair in zip(vectors[::2], vectors[1::2], strict=True)
+            ]
+        return vectors[0]
+
+    def power_of_two(self, vector: Value) -> Value:
+        """2^x of numbers that are not above 0, by a polynomial of what is left of the nearest whole number."""
+        build = self.builder
+        is_small = build.fcmp_ordered("<", vector, self.all_of(LEAST_POWER))
+        bounded = build.select(is_small, self.all_of(LEAST_POWER), vector)
+        shifted = build.fadd(bounded, self.all_of(ROUNDER))
+        rest = build.fsub(bounded, build.fsub(shifted, self.all_of(ROUNDER)))
+        power = self.all_of(POWERS[-1])
+        for factor in reversed(POWERS[:-1]):
+            power = self.fused(power, rest, self.all_of(factor))
+        exponent = build.shl(build.add(build.bitcast(shifted, self._ints), self.whole(127)), self.whole(23))
+        return build.fmul(power, build.bitcast(exponent, self.vector))
+
+    def repeat(
+        self, start: Value, stop: Value, step: int, body: Callable[..., Sequence[Value]], carried: Sequence[Value] = ()
+    ) -> list[Value]:
+        """For each index from … to: body(index, *carried) gives what is carried on. Returns what is carried last."""
+        build = self.builder
+        before = build.block
+        head, inside, behind = (build.append_basic_block(name) for name in ("head", "inside", "behind"))
+        build.branch(head)
+        build.position_at_end(head)
+        index, *kept = (build.phi(value.type) for value in (start, *carried))
+        for phi, value in zip((index, *kept), (start, *carried), strict=True):
+            phi.add_incoming(value, before)
+        build.cbranch(build.icmp_signed("<", index, stop), inside, behind)
+        build.position_at_end(inside)
+        new = body(index, *kept)
+        following = build.add(index, INT64(step))
+        for phi, value in zip((index, *kept), (following, *new), strict=True):
+            phi.add_incoming(value, build.block)
+        build.branch(head)
+        build.position_at_end(behind)
+        return kept
+
+    def call(self, name: str, result: Any, *values: Value) -> Value:
+        """One of LLVM's own functions."""
+        return self.builder.call(self._function(name, result, *values), values)
+
+    def _function(self, name: str, result: Any, *values: Value) -> Any:
+        module = self.builder.module
+        known = module.globals.get(name)
+        return known or ir.Function(module, ir.FunctionType(result, [value.type for value in values]), name)

@@ -1,0 +1,406 @@
+"""What adapters change of a step's rows: tiles of rows of one adapter, each with the factors of its own place.
+
+Threads take a tile and a part of the outputs at a time. What is added up for a row is added in the order of the inputs,
+and of the ranks, whatever other rows there are: a row gets the same bits in any company.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from llvmlite import ir
+from torch import Tensor
+
+from serve_app.kernels.cpu.compiling import KINDS, TOLERANCES, Code, Kernel, Machine, tried
+from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
+from serve_app.kernels.cpu.pairs import Pairs
+from serve_app.kernels.forms import AdaptedLinear, AdapterTiles
+
+SHORT = 1 << 18
+"""Numbers of factors that one thread multiplies by in the time that it takes to wake another."""
+NAME = "add_changes"
+PARAMETERS = (
+    "counter", "num_parts", "num_tiles", "x", "x_stride", "y", "y_stride", "rows", "factors", "tiles", "parts",
+    "num_inputs", "rank",
+)  # fmt: skip
+"""Each int64. An item is a tile and a part: item // num_tiles is the part, of num_parts.
+
+x:      [tokens, num_inputs], x_stride apart;  y: what is added to, y_stride apart
+rows:   int32, tokens in the order of tiles;  factors: float32 of each
+tiles:  [3, num_tiles] int32: of each the place, the first of its rows, how many, TILE_ROWS at most
+parts:  [parts, PART] int64: addresses of down [places, rank, num_inputs] and up [places, rank, outputs]; the first
+        column of y; outputs
+"""
+PART = 4
+TILE_ROWS = 8
+RANKS = 4
+"""Sums of a row that are in registers together. Ranks are multiples of twice as many."""
+VECTORS = 4
+"""Of outputs, the same."""
+FULL = 4
+"""Rows that are computed together where there are as many; of fewer, in pairs, twice as many outputs are."""
+MOST_RANK = 256
+
+Group: TypeAlias = Callable[[int, Value], None]
+"""For some rows of a tile: how many, and the first of them."""
+Fetch: TypeAlias = Callable[[int, Value], None]
+"""Brings near what so many ranks later is multiplied by an input."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """kind: of x, y and the factors;  width: float32 of a vector
+    in_pairs: whether the CPU multiplies pairs of bfloat16
+    """
+
+    kind: Kind
+    width: int
+    in_pairs: bool
+
+    @property
+    def inputs_at_once(self) -> int:
+        """What a number of inputs is a multiple of."""
+        return 2 * self.width if self.in_pairs else self.width
+
+
+def emit(numbers: Numbers) -> Any:
+    """Return the module of LLVM's with the function `NAME` of the parameters' address."""
+    module = ir.Module(NAME)
+    _Writer(numbers, *Emitter.of_function(module, NAME, numbers.width)).write()
+    return module
+
+
+class _Writer:
+    def __init__(self, numbers: Numbers, emitter: Emitter, given: Value) -> None:
+        self._numbers = numbers
+        self._build = emitter.builder
+        self._emit = emitter
+        self._pairs = Pairs(emitter)
+        self._number = FLOAT if numbers.kind == "float32" else INT16
+        self._of = {name: emitter.number(given, at, INT64) for at, name in enumerate(PARAMETERS)}
+        self._low = emitter.local(TILE_ROWS * MOST_RANK)
+        self._first: Value = None
+
+    def write(self) -> None:
+        count = self._build.mul(self._of["num_parts"], self._of["num_tiles"])
+        self._emit.take_items(self._address("counter"), count, self._change)
+
+    def _address(self, name: str) -> Value:
+        return self._build.inttoptr(self._of[name], POINTER)
+
+    def _change(self, item: Value) -> None:
+        build, emit = self._build, self._emit
+        part, tile = build.sdiv(item, self._of["num_tiles"]), build.srem(item, self._of["num_tiles"])
+        told = [
+            emit.number(self._address("parts"), build.add(build.mul(part, INT64(PART)), INT64(at)), INT64)
+            for at in range(PART)
+        ]
+        down, up = (build.inttoptr(address, POINTER) for address in told[:2])
+        column, outputs = told[2:]
+        place, self._first, count = (self._whole("tiles", self._of_tile(at, tile)) for at in range(3))
+        size = build.mul(place, self._of["rank"])
+        down = emit.at(down, build.mul(size, self._of["num_inputs"]), self._number)
+        up = emit.at(up, build.mul(size, outputs), self._number)
+        self._in_groups(count, functools.partial(self._shrink, down, up, outputs))
+        self._in_groups(count, functools.partial(self._expand, up, column, outputs))
+
+    def _of_tile(self, at: int, tile: Value) -> Value:
+        return self._build.add(self._build.mul(INT64(at), self._of["num_tiles"]), tile)
+
+    def _whole(self, name: str, at: Value) -> Value:
+        """An int32 of an array, as int64."""
+        return self._build.sext(self._emit.number(self._address(name), at, INT32), INT64)
+
+    def _in_groups(self, count: Value, body: Group) -> None:
+        """All rows of a tile, four at a time, then two, then one."""
+        build = self._build
+        fours = build.and_(count, INT64(-FULL))
+
+        def four(at: Value) -> Sequence[Value]:
+            body(FULL, at)
+            return ()
+
+        self._emit.repeat(INT64(0), fours, FULL, four)
+        with build.if_then(build.icmp_signed("!=", build.and_(count, INT64(2)), INT64(0))):
+            body(2, fours)
+        with build.if_then(build.icmp_signed("!=", build.and_(count, INT64(1)), INT64(0))):
+            body(1, build.and_(count, INT64(-2)))
+
+    def _rows(self, name: str, count: int, at: Value) -> list[Value]:
+        """Where some rows of the tile begin in x or y."""
+        build = self._build
+        tokens = [self._whole("rows", build.add(build.add(self._first, at), INT64(row))) for row in range(count)]
+        strides = [build.mul(token, self._of[f"{name}_stride"]) for token in tokens]
+        return [self._emit.at(self._address(name), stride, self._number) for stride in strides]
+
+    def _shrink(self, down: Value, up: Value, outputs: Value, count: int, at: Value) -> None:
+        """low = x @ down.T · factor"""
+        build, emit = self._build, self._emit
+        inputs = self._rows("x", count, at)
+        ranks = RANKS if count == FULL else 2 * RANKS
+        factors = [
+            emit.number(self._address("factors"), build.add(build.add(self._first, at), INT64(row)))
+            for row in range(count)
+        ]
+
+        def some_ranks(first: Value) -> Sequence[Value]:
+            weights = [
+                emit.at(down, build.mul(build.add(first, INT64(each)), self._of["num_inputs"]), self._number)
+                for each in range(ranks)
+            ]
+            is_fetched = self._numbers.in_pairs and count != FULL
+            ahead = self._ahead(down, up, outputs, build.add(first, INT64(ranks))) if is_fetched else None
+            sums = self._sums(inputs, weights, ahead)
+            places = [build.add(self._place(row, at), first) for row in range(count)]
+            if self._numbers.in_pairs:
+                self._keep_pairs(sums, factors, places)
+            else:
+                self._keep(sums, factors, places)
+            return ()
+
+        emit.repeat(INT64(0), self._of["rank"], ranks, some_ranks)
+
+    def _keep(self, sums: Sequence[Value], factors: Sequence[Value], places: Sequence[Value]) -> None:
+        """sums: of each row, whose factor and place in low are given, as many as there are ranks"""
+        ranks = len(sums) // len(places)
+        for row, (factor, place) in enumerate(zip(factors, places, strict=True)):
+            for each in range(ranks):
+                found = self._build.fmul(self._emit.folded(sums[row * ranks + each]), factor)
+                self._emit.put(found, self._low, self._build.add(place, INT64(each)))
+
+    def _keep_pairs(self, sums: Sequence[Value], factors: Sequence[Value], places: Sequence[Value]) -> None:
+        """The same, in bfloat16, as they are multiplied by in pairs."""
+        build, emit, width = self._build, self._emit, self._numbers.width
+        ranks = len(sums) // len(places)
+        totals = emit.totals([*sums, *[emit.all_of(0.0)] * (width - len(sums))])
+        of_each = emit.all_of(0.0)
+        for at in range(len(sums)):
+            of_each = build.insert_element(of_each, factors[at // ranks], INT32(at))
+        found = build.fmul(totals, of_each)
+        words = build.bitcast(self._pairs.rounded(found, found), ir.VectorType(INT64, width // 2))
+        for row, place in enumerate(places):
+            for each in range(0, ranks, 4):
+                word = build.extract_element(words, INT32((row * ranks + each) // 4))
+                target = emit.at(self._low, build.add(place, INT64(each)), INT16)
+                build.store(word, target, align=8)
+
+    def _place(self, row: int, at: Value) -> Value:
+        """Where a row of the tile begins in low."""
+        return self._build.mul(self._build.add(at, INT64(row)), self._of["rank"])
+
+    def _ahead(self, down: Value, up: Value, outputs: Value, rank: Value) -> Fetch:
+        """Fetches the factors of the ranks from that one on, and behind the last those of the outputs.
+
+        Few rows wait for factors, and hardware that guesses what is read next begins anew with each rank.
+        """
+        build, emit, num_inputs = self._build, self._emit, self._of["num_inputs"]
+        is_left = build.icmp_signed("<", rank, self._of["rank"])
+        base = build.select(is_left, emit.at(down, build.mul(rank, num_inputs), self._number), up)
+        left = build.mul(build.sub(self._of["rank"], rank), num_inputs)
+        last = build.sub(build.select(is_left, left, build.mul(self._of["rank"], outputs)), INT64(1))
+
+        def fetch(each: int, begin: Value) -> None:
+            place = build.add(build.mul(num_inputs, INT64(each)), begin)
+            emit.fetch(emit.at(base, emit.least(place, last), self._number), cache=2)
+
+        return fetch
+
+    def _sums(self, inputs: Sequence[Value], weights: Sequence[Value], ahead: Fetch | None) -> list[Value]:
+        """A vector for each row and rank, whose sum is their product. ahead: of as many ranks"""
+        emit = self._emit
+
+        def multiply(begin: Value, *totals: Value) -> Sequence[Value]:
+            if ahead is not None:
+                for each in range(len(weights)):
+                    ahead(each, begin)
+            left, right = ([self._read(each, begin) for each in some] for some in (inputs, weights))
+            pairs = [(x, weight) for x in left for weight in right]
+            return [self._added(total, *pair) for total, pair in zip(totals, pairs, strict=True)]
+
+        nothing = [emit.all_of(0.0)] * (len(inputs) * len(weights))
+        return emit.repeat(INT64(0), self._of["num_inputs"], self._numbers.inputs_at_once, multiply, nothing)
+
+    def _read(self, base: Value, at: Value) -> Value:
+        """As many numbers as are multiplied at once."""
+        if self._numbers.in_pairs:
+            return self._pairs.read(base, at)
+        return self._emit.read(self._numbers.kind, base, at)
+
+    def _added(self, total: Value, x: Value, weight: Value) -> Value:
+        return self._pairs.dot(total, x, weight) if self._numbers.in_pairs else self._emit.fused(x, weight, total)
+
+    def _expand(self, up: Value, column: Value, outputs: Value, count: int, at: Value) -> None:
+        """y += low @ up"""
+        build, width, in_pairs = self._build, self._numbers.width, self._numbers.in_pairs
+        targets = [self._emit.at(row, column, self._number) for row in self._rows("y", count, at)]
+        number = INT16 if in_pairs else FLOAT
+        lows = [self._emit.at(self._low, self._place(row, at), number) for row in range(count)]
+        most = 2 * VECTORS if in_pairs and count != FULL else VECTORS  # without pairs there may be half the registers
+        together = most * width
+        whole = build.mul(build.sdiv(outputs, INT64(together)), INT64(together))
+        for begin, end, vectors in ((INT64(0), whole, most), (whole, outputs, 1)):
+            some = self._outputs_of_pairs if in_pairs else self._outputs
+            body = functools.partial(some, vectors, up, outputs, targets, lows)
+            self._emit.repeat(begin, end, vectors * width, body)
+
+    def _outputs(
+        self, vectors: int, up: Value, outputs: Value, targets: Sequence[Value], lows: Sequence[Value], begin: Value
+    ) -> Sequence[Value]:
+        """Some outputs of some rows."""
+        build, emit, width, kind = self._build, self._emit, self._numbers.width, self._numbers.kind
+
+        def multiply(rank: Value, *totals: Value) -> Sequence[Value]:
+            line = build.add(build.mul(rank, outputs), begin)
+            weights = [emit.read(kind, up, build.add(line, INT64(each * width))) for each in range(vectors)]
+            shares = [emit.spread(emit.number(low, rank)) for low in lows]
+            pairs = [(share, weight) for share in shares for weight in weights]
+            return [emit.fused(*pair, total) for total, pair in zip(totals, pairs, strict=True)]
+
+        nothing = [emit.all_of(0.0)] * (len(targets) * vectors)
+        totals = iter(emit.repeat(INT64(0), self._of["rank"], 1, multiply, nothing))
+        for target in targets:
+            for each in range(vectors):
+                at = build.add(begin, INT64(each * width))
+                emit.write(kind, build.fadd(emit.read(kind, target, at), next(totals)), target, at)
+        return ()
+
+    def _outputs_of_pairs(
+        self, vectors: int, up: Value, outputs: Value, targets: Sequence[Value], lows: Sequence[Value], begin: Value
+    ) -> Sequence[Value]:
+        """The same by pairs of ranks, of which there is an even number."""
+        build, emit, width, kind = self._build, self._emit, self._numbers.width, self._numbers.kind
+
+        def multiply(pair: Value, *totals: Value) -> Sequence[Value]:
+            rank = build.shl(pair, INT64(1))
+            lines = [build.add(build.mul(build.add(rank, INT64(more)), outputs), begin) for more in range(2)]
+            weights = self._pairs_of(vectors, up, lines)
+            shares = [self._pairs.spread(low, pair) for low in lows]
+            both = [(share, weight) for share in shares for weight in weights]
+            return [self._pairs.dot(total, *each) for total, each in zip(totals, both, strict=True)]
+
+        nothing = [emit.all_of(0.0)] * (len(targets) * vectors)
+        half = build.lshr(self._of["rank"], INT64(1))
+        totals = iter(emit.repeat(INT64(0), half, 1, multiply, nothing))
+        for target in targets:
+            for each in range(0, vectors, 2):
+                places = [build.add(begin, INT64(at * width)) for at in range(each, min(each + 2, vectors))]
+                found = [build.fadd(emit.read(kind, target, at), next(totals)) for at in places]
+                self._pairs.write(found, target, places[0])
+        return ()
+
+    def _pairs_of(self, vectors: int, up: Value, lines: Sequence[Value]) -> list[Value]:
+        """So many vectors of outputs, each with those of two ranks, which begin there."""
+        if vectors == 1:
+            return [self._pairs.interleaved_halves(up, lines)]
+        found: list[Value] = []
+        for at in range(0, vectors * self._numbers.width, 2 * self._numbers.width):
+            found += self._pairs.interleaved(
+                *(self._pairs.read(up, self._build.add(line, INT64(at))) for line in lines)
+            )
+        return found
+
+
+class LowRankKernels:
+    """For factors of one type of numbers, of which `up` lies in memory as [places, rank, outputs]."""
+
+    tile_rows = TILE_ROWS
+    most_rank = MOST_RANK
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Raises RuntimeError where LLVM makes none."""
+        machine = Machine.here()
+        in_pairs = machine.has_pairs and dtype == torch.bfloat16
+        self._numbers = Numbers(kind=KINDS[dtype], width=machine.width, in_pairs=in_pairs)
+        self._kernel = Kernel(Code(emit(self._numbers)), NAME)
+
+    def takes(self, frame: Tensor) -> bool:
+        """Return whether changes of such a weight, [outputs, inputs], are computed so."""
+        outputs, inputs = frame.shape
+        return outputs % self._numbers.width == 0 and inputs % self._numbers.inputs_at_once == 0
+
+    def adding(self, parts: Sequence[AdaptedLinear]) -> LowRankChanges:
+        """Return what adds the changes of these linears."""
+        return LowRankChanges(self._kernel, parts)
+
+
+class LowRankChanges:
+    """Those of some linears, as long as their factors lie where they do; it keeps them."""
+
+    def __init__(self, kernel: Kernel, parts: Sequence[AdaptedLinear]) -> None:
+        self._kernel = kernel
+        self._parts = parts
+        ranks = {rank for part in parts for rank in part.stacks}
+        self._told = {rank: _told(rank, parts) for rank in ranks}
+
+    def __call__(self, y: Tensor, x: Tensor, tiles: Iterable[AdapterTiles]) -> None:
+        """Add to rows of y [tokens, out] what their adapters make of x [tokens, in]; no other row is touched."""
+        assert y.stride(1) == 1, "a row of outputs is written where it lies"
+        x = x if x.stride(1) == 1 else x.contiguous()
+        inputs = x.shape[1]
+        for each in tiles:
+            if each.rank not in self._told:
+                continue
+            given, num_parts, outputs = self._told[each.rank]
+            num_tiles = each.tiles.shape[1]
+            self._kernel(
+                num_parts, num_tiles, x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0),
+                each.rows.data_ptr(), each.factors.data_ptr(), each.tiles.data_ptr(), given.data_ptr(),
+                inputs, each.rank, is_short=num_tiles * each.rank * (num_parts * inputs + outputs) <= SHORT,
+            )  # fmt: skip
+
+
+def _told(rank: int, parts: Sequence[AdaptedLinear]) -> tuple[Tensor, int, int]:
+    """Return what the kernel is told of the parts that adapters of a rank change, how many, and outputs of all."""
+    found = [(part.stacks[rank], part.begin, part.end - part.begin) for part in parts if rank in part.stacks]
+    told = [[stack.down.data_ptr(), stack.up.data_ptr(), begin, outputs] for stack, begin, outputs in found]
+    return torch.tensor(told), len(found), sum(outputs for _, _, outputs in found)
+
+
+@functools.cache
+def low_rank_kernels(dtype: torch.dtype) -> LowRankKernels | None:
+    """Return the kernels for factors of that type; None where this machine has none."""
+    if dtype not in KINDS:
+        return None
+    make = functools.partial(LowRankKernels, dtype)
+    return tried(f"changes of adapters in {dtype}", make, lambda made: _are_right(made, dtype))
+
+
+class _Stack(NamedTuple):
+    down: Tensor
+    up: Tensor
+
+
+class _Part(NamedTuple):
+    begin: int
+    end: int
+    stacks: dict[int, _Stack]
+
+
+class _Tiles(NamedTuple):
+    rank: int
+    rows: Tensor
+    factors: Tensor
+    tiles: Tensor
+
+
+def _are_right(kernels: LowRankKernels, dtype: torch.dtype) -> bool:
+    draw = torch.Generator().manual_seed(0)
+    sizes, rank, inputs, place = (80, 16), 8, 96, 1
+    x, y = (torch.randn(9, size, generator=draw).to(dtype) for size in (inputs, sum(sizes)))
+    rows, factors = torch.tensor([0, 1, 2, 4, 5, 7, 8], dtype=torch.int32), torch.arange(7) + 0.5
+    tiles = _Tiles(rank, rows, factors, torch.tensor([[place, place], [0, 4], [4, 3]], dtype=torch.int32))
+    parts, expected, begin = [], y.float().clone(), 0
+    for outputs in sizes:
+        down = (torch.randn(2, rank, inputs, generator=draw) / inputs**0.5).to(dtype)
+        up = (torch.randn(2, rank, outputs, generator=draw) / rank**0.5).to(dtype)
+        low = x[rows.long()].float() @ down[place].float().T * factors[:, None]
+        expected[rows.long(), begin : begin + outputs] += low @ up[place].float()
+        parts.append(_Part(begin, begin + outputs, {rank: _Stack(down, up.mT)}))
+        begin += outputs
+    kernels.adding(parts)(y, x, [tiles])
+    limit = TOLERANCES[dtype]
+    return torch.allclose(y.float(), expected, rtol=limit, atol=limit)

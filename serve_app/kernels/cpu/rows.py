@@ -1,0 +1,161 @@
+"""Single queries over lanes of keys and values, by a kernel of our own."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from serve_app.kernels.cpu import attention
+from serve_app.kernels.cpu.attention import STRETCH, Form
+from serve_app.kernels.cpu.compiling import KINDS, Code, Kernel, Machine, float_bits, tried
+from serve_app.kernels.forms import Row
+
+SHORT = 1 << 15
+"""Numbers of keys, counted for each head that sees them, that one thread reads sooner than it wakes another."""
+ITEMS = 2048
+"""Of a call, at most, if it has several rows. What those of divided rows leave is 7.6 MB with two key heads of 64 that
+seven query heads share each, and 34 MB with eight of 128 that four share."""
+TRIED_LENGTHS = (1, 70, 1100)
+"""Keys of the rows that a kernel is tried with: a part of a block, more than one, more than two stretches."""
+TOLERANCES = {torch.bfloat16: 0.03, torch.float16: 5e-3, torch.float32: 1e-4}
+"""Of results that are about one, by which it may differ from torch's."""
+
+
+class Table:
+    """The rows of a step, as the kernel reads them; one layer after the other."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        items: list[tuple[int, ...]] = []
+        for number, row in enumerate(rows):
+            own = range(row.position, row.position + row.num_keys, STRETCH)
+            begins = [*row.elsewhere, *own[len(row.elsewhere) :]]
+            for at, position in enumerate(begins):
+                length = min(STRETCH, row.num_keys - at * STRETCH)
+                items.append((row.token, position, length, at, len(begins), number))
+        self.items = torch.tensor(items, dtype=torch.int64)
+        self.num_rows = len(rows)
+        self.num_keys = sum(row.num_keys for row in rows)
+        self.is_divided = len(items) > len(rows)
+        self._left: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def left(self, heads: int, partial: int) -> tuple[Tensor, Tensor]:
+        """What items of divided rows leave, and how many of each have ended.
+
+        heads: items of each stretch;  partial: numbers of each
+        """
+        if not self.is_divided:
+            return self.items, self.items  # nobody writes there
+        if heads not in self._left:
+            ended = torch.zeros(self.num_rows * heads, dtype=torch.int64)
+            self._left[heads] = torch.empty(len(self.items) * heads * partial), ended
+        return self._left[heads]
+
+
+class RowsKernel:
+    """Attends for rows of one form: so many heads of such a size.
+
+    stretch: keys of an item, whose place may be elsewhere
+    """
+
+    stretch = STRETCH
+
+    def __init__(self, form: Form) -> None:
+        """Raises RuntimeError where LLVM makes no kernel."""
+        self._kernel = Kernel(Code(attention.emit(form)), attention.NAME)
+        self._parts = form.parts
+        self._partial = form.partial
+
+    def run(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        table: Table,
+        output: Tensor,
+        *,
+        scale: float,
+        new: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        """Write the rows' results to their tokens of the output.
+
+        query, output: [tokens, heads, dim];  keys, values: [positions, kv_heads, dim], contiguous
+        new: the key and the value of each row's last position, [tokens, kv_heads, dim], which are written there before;
+             no other row may read them
+        """
+        query = _packed(query)
+        new_key, new_value = (None, None) if new is None else (_packed(new[0]), _packed(new[1]))
+        num_heads = keys.shape[1]
+        partial, ended = table.left(num_heads * self._parts, self._partial)
+        self._kernel(
+            len(table.items), num_heads, query.data_ptr(), query.stride(0), output.data_ptr(), keys.data_ptr(),
+            values.data_ptr(), num_heads * query.shape[2], float_bits(scale * math.log2(math.e)),
+            table.items.data_ptr(), partial.data_ptr(), ended.data_ptr(), *_place(new_key), *_place(new_value),
+            is_short=table.num_keys * query.shape[1] * query.shape[2] <= SHORT,
+        )  # fmt: skip
+
+    @staticmethod
+    def tables(rows: Sequence[Row]) -> list[Table]:
+        """Return the rows in tables of so many items that what their parts leave stays small, long as they may be."""
+        groups: list[list[Row]] = [[]]
+        num_items = 0
+        for row in rows:
+            own = -(-row.num_keys // STRETCH)
+            if groups[-1] and num_items + own > ITEMS:
+                groups.append([])
+                num_items = 0
+            groups[-1].append(row)
+            num_items += own
+        return [Table(group) for group in groups]
+
+
+def _packed(heads: Tensor) -> Tensor:
+    """[tokens, heads, dim] with the heads of a token side by side."""
+    return heads if heads.stride()[1:] == (heads.shape[2], 1) else heads.contiguous()
+
+
+def _place(heads: Tensor | None) -> tuple[int, int]:
+    """Where it begins, and how far it is from one token to the next; nowhere."""
+    return (0, 0) if heads is None else (heads.data_ptr(), heads.stride(0))
+
+
+@functools.cache
+def rows_kernel(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
+    """The kernel for heads of that size, `group` of which share a key head; None where this machine has none.
+
+    It takes half a second to make, and is tried beside torch before it is used.
+    """
+    machine = Machine.here()
+    if dtype not in KINDS or dim % machine.width:
+        return None
+    in_pairs = machine.has_pairs and dtype == torch.bfloat16 and dim % (2 * machine.width) == 0
+    form = Form(
+        group=group, dim=dim, kind=KINDS[dtype], width=machine.width, registers=machine.registers, in_pairs=in_pairs
+    )
+    return tried(
+        f"attention of {group} heads of {dim} in {dtype}",
+        lambda: RowsKernel(form),
+        lambda made: _is_right(made, group, dim, dtype),
+    )
+
+
+def _is_right(kernel: RowsKernel, group: int, dim: int, dtype: torch.dtype) -> bool:
+    draw = torch.Generator().manual_seed(0)
+    num_keys, rows = max(TRIED_LENGTHS), len(TRIED_LENGTHS)
+    query = torch.randn(rows, group * 2, dim, generator=draw).to(dtype)
+    keys, values = torch.randn(2, num_keys, 2, dim, generator=draw).to(dtype)
+    output = torch.zeros_like(query)
+    table = Table([Row(token=at, position=0, num_keys=length) for at, length in enumerate(TRIED_LENGTHS)])
+    kernel.run(query, keys, values, table, output, scale=dim**-0.5)
+    for at, length in enumerate(TRIED_LENGTHS):
+        one, seen, read = (
+            part.float().transpose(0, 1) for part in (query[at : at + 1], keys[:length], values[:length])
+        )
+        exact = F.scaled_dot_product_attention(one, seen, read, enable_gqa=True)[:, 0]
+        if not torch.allclose(output[at].float(), exact, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype]):
+            return False
+    return True

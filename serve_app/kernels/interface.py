@@ -1,0 +1,120 @@
+"""Kernels of our own behind one interface; each function gives None where there is none, and torch computes the same.
+
+`cpu/` (LLVM) and `gpu/` (Triton) are optional: without such a folder the service is slower, not broken. A kernel is
+compared with torch before it is first used. This room knows tensors, and nothing of engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from serve_app.kernels.forms import AdapterKernels
+
+if TYPE_CHECKING:
+    from serve_app.kernels.cpu.products import LaidOut, WholeRows
+    from serve_app.kernels.cpu.rows import RowsKernel
+    from serve_app.kernels.cpu.vocabulary import VocabularyKernels
+
+Kernels: TypeAlias = Literal["flashinfer", "triton", "torch"]
+"""Whose kernels attend to pages."""
+
+
+def attention_of_rows(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
+    """Return the kernel for single queries, `group` heads of which share a key head of that size."""
+    try:
+        from serve_app.kernels.cpu.rows import rows_kernel
+    except ImportError:
+        return None
+    return rows_kernel(group, dim, dtype)
+
+
+def vocabulary_kernels() -> VocabularyKernels | None:
+    """Return the kernels for passes over rows of logits."""
+    try:
+        from serve_app.kernels.cpu import vocabulary
+    except ImportError:
+        return None
+    return vocabulary.vocabulary_kernels()
+
+
+def laid_out(packed: Tensor, bias: Tensor | None) -> LaidOut | None:
+    """Return what multiplies by a weight [outputs, inputs] as oneDNN has laid it out;  bias: [outputs]"""
+    try:
+        from serve_app.kernels.cpu.products import LaidOut
+    except ImportError:
+        return None
+    return LaidOut.find(packed, bias)
+
+
+def may_read(shape: torch.Size, dtype: torch.dtype) -> bool:
+    """Return whether there is a kernel for such a weight if oneDNN lays it out as it does."""
+    try:
+        from serve_app.kernels.cpu.products import LaidOut
+    except ImportError:
+        return False
+    return LaidOut.may_read(shape, dtype)
+
+
+def whole_rows(numbers: Tensor, scales: Tensor) -> WholeRows | None:
+    """Return what multiplies by numbers [outputs, inputs] int8 with scales [outputs] float32."""
+    try:
+        from serve_app.kernels.cpu.products import WholeRows
+    except ImportError:
+        return None
+    return WholeRows.find(numbers, scales)
+
+
+def adapter_kernels(
+    frames: Iterable[Tensor], ranks: Iterable[int], *, device: torch.device, dtype: torch.dtype, uses_triton: bool
+) -> AdapterKernels | None:
+    """Return kernels for changes of such ranks to such weights [out, in]."""
+    try:
+        if uses_triton:
+            from serve_app.kernels.gpu.lora import TritonKernels, agrees
+
+            return TritonKernels() if agrees(dtype, device) else None
+        from serve_app.kernels.cpu.low_rank import low_rank_kernels
+    except ImportError:
+        return None
+    found = low_rank_kernels(dtype) if device.type == "cpu" else None
+    is_so = found is not None and max(ranks) <= found.most_rank and all(map(found.takes, frames))
+    return found if is_so else None
+
+
+def paged_kernels() -> ModuleType:
+    """Return Triton's kernels over pages. Raises ImportError where they, or Triton, are not here."""
+    from serve_app.kernels.gpu import paged
+
+    return paged
+
+
+def has_package(name: str) -> bool:
+    """Return whether a package is installed; of Triton, whether our kernels for it are here, too."""
+    names = [name, "serve_app.kernels.gpu"] if name == "triton" else [name]
+    return all(find_spec(each) is not None for each in names)
+
+
+def choose_kernels(
+    wanted: Literal["auto", "flashinfer", "triton", "torch"],
+    device: torch.device,
+    *,
+    is_paged: bool,
+    has: Callable[[str], bool] = has_package,
+) -> list[Kernels]:
+    """Return who is tried, one after the other; "auto" is the best that can be had on a GPU, else torch.
+
+    Lanes have only torch's. has: whether a package is installed
+    """
+    if not is_paged:
+        return ["torch"]
+    if wanted != "auto":
+        return [wanted]
+    if device.type != "cuda" or not has("triton"):  # FlashInfer leaves some layers and all graphs to Triton's
+        return ["torch"]
+    return ["flashinfer", "triton", "torch"] if has("flashinfer") else ["triton", "torch"]
