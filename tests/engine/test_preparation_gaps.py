@@ -75,7 +75,7 @@ def test_the_prefix_is_what_is_shown_of_a_gap() -> None:
     shown = [sequence.token_ids[place] for place in sequence.shown.prompt]
     assert TOKENIZER.decode(shown) == " d e"
     assert sequence.prompt_length == len(sequence.token_ids)
-    assert list(prepared(asked(None)).shown_prompt) == [0]
+    assert list(prepared(asked(None)).shown.prompt) == [0]
 
 
 def test_markers_alone_may_be_too_many() -> None:
