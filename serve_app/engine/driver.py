@@ -1,4 +1,4 @@
-"""The engine's thread and the only place where it meets the rest of the process."""
+"""The driver: the engine's thread, and the only place where it meets the rest of the process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
-from serve_app.core.delta import Delta, Load
+from serve_app.core.delta import Delta
 from serve_app.core.errors import EngineFailed
 from serve_app.core.log_context import about
 from serve_app.core.machine import Throttle, give_way
 from serve_app.engine.decoder.allocator import Leftovers
+from serve_app.engine.engine import Engine
 from serve_app.engine.output.output import SILENCE_S, Period
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.replica.engine import Deliver
@@ -28,55 +28,23 @@ STALL_S = 120.0
 MAX_FAILURES_IN_A_ROW = 20
 MAX_BACKOFF_S = 0.05
 STALLED_S = 0.05
-"""How long an engine that waits for something may sleep until it looks again, unless it is nudged."""
-
-
-class Steps(Protocol):
-    """What the driver asks of an engine; all of it in one thread."""
-
-    num_failed_steps: int
-    is_stalled: bool
-
-    @property
-    def has_work(self) -> bool: ...
-
-    @property
-    def load(self) -> Load: ...
-
-    def add(self, sequences: Items[Sequence]) -> None: ...
-
-    def abort(self, request_ids: frozenset[str]) -> None: ...
-
-    def pause(self, request_ids: frozenset[str]) -> None: ...
-
-    def resume(self, request_ids: frozenset[str]) -> None: ...
-
-    def step(self) -> list[Delta]: ...
-
-    def note_told(self) -> None: ...
-
-    def reset(self) -> None: ...
-
-    def check_integrity(self) -> None: ...
-
-    def check(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Command:
-    """request_ids: who is lost where it fails"""
-
-    run: Callable[[], None]
-    request_ids: frozenset[str]
+"""An engine that waits for something sleeps so long until it looks again, unless it is nudged."""
 
 
 class Driver:
     """Steps an engine in a thread of its own for as long as there is work, and survives whatever fails there.
 
-    What fails is logged with the requests that it concerns and counted, and each of those ends with EngineFailed: that
-    of a command its own requests, a failed delivery those it was about, a failed step or integrity check all there are,
-    after which the engine begins anew. After twenty failures without a good step between them `check` gives the engine
-    up.
+    A turn of its loop:
+
+    1. carry out what other threads asked;
+    2. compute a step;
+    3. end requests that the engine has forgotten;
+    4. deliver deltas and load;
+    5. if nothing is left to compute, give memory back and check that nothing was left behind.
+
+    What fails is logged and counted. Its requests end with EngineFailed: if a command or a delivery fails, those it was
+    about; if a step or an integrity check fails, all, and the engine begins anew. After twenty failures in a row
+    without a good step `check` gives the engine up.
 
     deliver: called in that thread with everything a step gave and with how busy the engine is then; also after a
              step that gave nothing: behind an abort, and now and then where something was spent
@@ -85,7 +53,7 @@ class Driver:
     """
 
     def __init__(
-        self, engine: Steps, deliver: Deliver, *, niceness: int = 0, clock: Callable[[], float] = time.monotonic
+        self, engine: Engine, deliver: Deliver, *, niceness: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._engine = engine
         self._deliver = deliver
@@ -94,7 +62,7 @@ class Driver:
         self._leftovers = Leftovers(clock)
         self._checks = Throttle(clock)
         self._silence = Period(clock, SILENCE_S)
-        self._inbox: deque[_Command] = deque()
+        self._inbox: deque[tuple[Callable[[], None], frozenset[str]]] = deque()  # a call, and the requests it is about
         self._open = OpenSequences()
         self._outgoing: list[Delta] = []
         self._wake = threading.Condition()
@@ -143,14 +111,14 @@ class Driver:
         self._post(lambda: None, frozenset())
 
     def check(self) -> None:
-        """Raise EngineFailed as `check_engine`, or where the engine is too long in one step."""
+        """Raise EngineFailed as `check_engine`, or if the engine is too long in one step."""
         self.check_engine()
         busy_since = self._busy_since
         if busy_since is not None and self._clock() - busy_since > STALL_S:
             raise EngineFailed(f"the engine has been in one step for more than {STALL_S:.0f} s")
 
     def check_engine(self) -> None:
-        """Raise EngineFailed where the engine will not go on: its thread is dead, it only fails, or it says so."""
+        """Raise EngineFailed if the engine will not go on: its thread is dead, it only fails, or it says so."""
         self._engine.check()
         if not self._thread.is_alive():
             raise EngineFailed("the engine's thread is not running")
@@ -175,7 +143,7 @@ class Driver:
 
     def _post(self, run: Callable[[], None], request_ids: frozenset[str]) -> None:
         with self._wake:
-            self._inbox.append(_Command(run=run, request_ids=request_ids))
+            self._inbox.append((run, request_ids))
             self._wake.notify()
 
     def _run(self) -> None:
@@ -197,16 +165,16 @@ class Driver:
         self._find_forgotten()
         self._send(is_news=had_commands)
         self._leftovers.look(is_idle=not self._engine.has_work)
-        self._check_books()
+        self._check_integrity()
 
     def _carry_out_commands(self) -> None:
         while self._inbox:
-            command = self._inbox.popleft()
+            run, request_ids = self._inbox.popleft()
             try:
-                command.run()
+                run()
             except Exception:
-                self._note_failure("a command to the engine failed", command.request_ids)
-                self._lose(command.request_ids, "the engine failed while it took this request")
+                self._note_failure("a command to the engine failed", request_ids)
+                self._lose(request_ids, "the engine failed while it took this request")
 
     def _step(self) -> None:
         had_work, num_failed_before = self._engine.has_work, self._engine.num_failed_steps
@@ -222,19 +190,19 @@ class Driver:
         elif had_work:
             self._num_failures_in_a_row = 0
 
-    def _check_books(self) -> None:
-        """Where there is nothing left to compute, see that nothing was left behind, among all blocks there are."""
+    def _check_integrity(self) -> None:
+        """If there is nothing left to compute, check that nothing was left behind, among all blocks there are."""
         if self._engine.has_work or self._inbox or not self._checks.is_due:
             return
         try:
             with self._checks.spending():
                 self._engine.check_integrity()
         except Exception:
-            self._note_failure("the engine's books do not balance", self._open.request_ids)
+            self._note_failure("the engine's places, blocks or pins do not add up", self._open.request_ids)
             self._begin_anew()
 
     def _find_forgotten(self) -> None:
-        """Where there is nothing left to compute, nobody is left who waits."""
+        """If there is nothing left to compute, end requests that still wait."""
         if not self._engine.has_work and (forgotten := self._open.active_request_ids):
             self._note_failure(f"the engine forgot {len(forgotten)} requests", forgotten)
             self._lose(forgotten, "the engine lost this request")
@@ -255,7 +223,7 @@ class Driver:
             self._engine.note_told()
 
     def _lose_undelivered(self, deltas: list[Delta]) -> None:
-        """End whatever has a gap now; this is told with the next delivery."""
+        """End the requests whose results now have a gap; the next delivery tells them."""
         error = EngineFailed("the engine's results for this request were lost")
         ended = {(d.request_id, d.sample) for d in deltas if d.finish is not None or d.error is not None}
         self._outgoing += [Delta(request_id=id_, sample=sample, error=error) for id_, sample in sorted(ended)]
@@ -277,8 +245,10 @@ class Driver:
         self._engine.reset()
 
     def _note_failure(self, what: str, request_ids: frozenset[str]) -> None:
-        """To be called where an exception is handled, or where something is found to be wrong. The line names the
-        requests as their clients know them, the oldest of many."""
+        """Log and count a failure, in an exception's handler or outside.
+
+        The line names the requests as clients know them, the oldest of many.
+        """
         self._num_failures += 1
         self._num_failures_in_a_row += 1
         facts = (what, self._num_failures_in_a_row, len(request_ids))
@@ -303,7 +273,7 @@ class Driver:
 
 
 class OpenSequences:
-    """The samples of each request that are still owed an ending, and which requests are paused.
+    """Sequences that were begun and have not ended: each is owed exactly one finish or one error.
 
     What a client knows a request by is kept until its ending was told.
     """
@@ -311,7 +281,7 @@ class OpenSequences:
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._ended: list[str] = []
-        self._samples: dict[str, set[int]] = {}
+        self._samples: dict[str, set[int]] = {}  # that have not ended, by request
         self._paused: set[str] = set()
 
     @property
@@ -336,17 +306,17 @@ class OpenSequences:
         self._samples[request_id] = set(range(num_samples))
 
     def names_of(self, request_ids: AbstractSet[str]) -> list[str]:
-        """What clients know these requests by, the oldest first; of those whose ending was told nothing is known."""
+        """Return what clients know these requests by, the oldest first, of those whose ending was not told yet."""
         return [name for request_id, name in self._names.items() if request_id in request_ids]
 
     def note_told(self) -> None:
-        """Every ending until now has reached whoever waits for it."""
+        """Note that every ending until now has reached whoever waits for it."""
         for request_id in self._ended:
             self._names.pop(request_id, None)
         self._ended.clear()
 
     def take(self, deltas: Iterable[Delta]) -> list[Delta]:
-        """Give those of these deltas that belong to open sequences, and note the endings among them."""
+        """Return the deltas of open sequences, and note the endings among them."""
         taken = []
         for delta in deltas:
             samples = self._samples.get(delta.request_id, set())
@@ -360,7 +330,7 @@ class OpenSequences:
         return taken
 
     def end(self, request_ids: Iterable[str]) -> None:
-        """Forget requests whose end nobody waits for."""
+        """Forget requests whose end no client waits for."""
         for request_id in request_ids:
             self._ended.append(request_id)
             self._samples.pop(request_id, None)
@@ -374,15 +344,11 @@ class OpenSequences:
 
     def lose(self, request_ids: Iterable[str], error: EngineFailed) -> list[Delta]:
         """End all that is open of these requests with an error each."""
-        lost = [
-            Delta(request_id=request_id, sample=sample, error=error)
-            for request_id in sorted(request_ids)
-            for sample in sorted(self._samples.get(request_id, ()))
-        ]
-        self.end({delta.request_id for delta in lost})
-        return lost
+        found = [(request_id, sorted(self._samples.get(request_id, ()))) for request_id in sorted(request_ids)]
+        self.end(request_id for request_id, samples in found if samples)
+        return [Delta(request_id=id_, sample=sample, error=error) for id_, samples in found for sample in samples]
 
 
 def requests_of(deltas: Iterable[Delta]) -> frozenset[str]:
-    """Whose results these are."""
+    """Return the requests that these deltas belong to."""
     return frozenset(delta.request_id for delta in deltas)

@@ -1,8 +1,11 @@
 """Asynchronous steps: launch one, overlap the next where that needs nothing of it but its tokens, and collect.
 
-On a device the host may prepare and launch a step while the one before is computed: its tokens are taken from the
-device. What those do to their texts is known a step late, so a sequence that ends has computed a token too many, which
-is dropped with all that it wrote: keys and values beyond what counts as computed, which the next to come overwrites.
+1. launch: begin the masks, have the runner compute, begin the draws;
+2. overlap: on a device, prepare and launch the next step with the tokens as they lie there;
+3. collect: wait for the draws and commit them; while guesses come true, draw and commit again.
+
+What a token does to its text is known a step late. So a sequence that ends has computed a token too many, which is
+dropped. Its keys and values lie beyond what counts as computed, and the next to come overwrites them.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 from serve_app.engine.speculation.verification import Verifier
 
 UNKNOWN = 0
-"""Stands where a token is that the device alone knows."""
+"""A token that only the device knows yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +43,9 @@ class LaunchedStep:
     before: tuple[Launched, Items[int]] | None = None
 
     def standing(self) -> list[bool]:
-        """Of each span, whether it still is what comes next of its sequence, which lost neither place nor draw.
+        """Return of each span whether it still is what comes next of its sequence, which lost neither place nor draw.
 
-        To be asked when what came before has landed.
+        To be asked when the step before has been collected.
         """
         if self.before is None:  # nothing has happened since
             return [True] * len(self.batch.spans)
@@ -53,9 +56,9 @@ class LaunchedStep:
 
 
 class AsyncSteps:
-    """Launches and lands an engine's steps, one behind the other.
+    """Launches and collects an engine's steps, one behind the other.
 
-    runs_ahead: whether a step may be launched before the last one has landed
+    runs_ahead: whether a step may be launched before the last one is collected
     num_overlapped, num_dropped: steps launched so, and their tokens that were computed for nothing
     """
 
@@ -83,7 +86,7 @@ class AsyncSteps:
         return self._next is not None
 
     def take_launched(self) -> LaunchedStep | None:
-        """What was launched already and has not landed."""
+        """Return the step that was launched already, if any."""
         found, self._next = self._next, None
         return found
 
@@ -95,7 +98,7 @@ class AsyncSteps:
         return LaunchedStep(batch, begun, [span.sequence.place.holding for span in batch.spans])
 
     def overlap(self, step: LaunchedStep) -> LaunchedStep:
-        """Launch the step behind one that has not landed, where that is known; returns the one, whose logits stay."""
+        """Launch the step behind one that is not collected yet, if that is known; return the one, whose logits stay."""
         going = self._going_on(step) if self.runs_ahead else []
         launched = step.begun.launched
         if not going or launched is None:
@@ -112,7 +115,7 @@ class AsyncSteps:
         return step
 
     def collect(self, step: LaunchedStep) -> tuple[Batch, list[Delta]]:
-        """Wait for a step: what of it stands, and what that gave."""
+        """Wait for a step; return what of it stands, and what that gave."""
         standing = step.standing()
         deltas = self._verifier.finish(step.begun, standing)
         spans = tuple(span for span, stands in zip(step.batch.spans, standing, strict=True) if stands)
@@ -120,12 +123,12 @@ class AsyncSteps:
         return replace(step.batch, spans=spans), deltas
 
     def discard(self) -> None:
-        """Of what was launched nothing is wanted."""
+        """Drop what was launched."""
         self._next = None
 
     def _going_on(self, step: LaunchedStep) -> list[tuple[int, Span]]:
-        """The spans, with their rows, of which a token follows that needs no more than theirs; none where the scheduler
-        might do anything else than to take them all on."""
+        """Return the spans, with their rows, whose next token needs no more than theirs; none if the scheduler might do
+        anything else than to go on with all."""
         scheduler, spans = self._scheduler, step.batch.spans
         if len(scheduler.waiting) or len(scheduler.running) != len(spans) or step.begun.others:
             return []
@@ -148,12 +151,12 @@ def _stands(span: Span, holding: Holding | None, token_id: int) -> bool:
 
 
 def _is_single(span: Span) -> bool:
-    """Whether it is a token of a text, and the next one is all that is wanted of it."""
+    """Return whether it is a token of a text, and the next one is all that is wanted of it."""
     return span.decodes and span.samples and span.length == 1 and not span.scores and not span.draft
 
 
 def _is_free(sequence: Sequence) -> bool:
-    """Whether what is drawn next depends on no token but by keys and values, and nobody looks at each on its way."""
+    """Return whether the next draw depends on no token but by keys and values, and nothing else reads each token."""
     state = sequence.sampling_state
     sees_tokens = (state.repetition, state.occurrence, state.repeats, state.bad_words)
     is_watched = (sequence.matcher, sequence.record, sequence.illustration)
@@ -164,7 +167,7 @@ def _is_free(sequence: Sequence) -> bool:
 
 @contextmanager
 def _presumed(sequences: Items[Sequence]) -> Iterator[None]:
-    """Within it each has the token that is being drawn, as far as counting goes."""
+    """Let each have the token that is being drawn, as far as counting goes."""
     for sequence in sequences:
         sequence.token_ids.append(UNKNOWN)
         sequence.num_computed += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from serve_app.engine.lora.buckets import Kernels, Part, Shelf, Stack
+from serve_app.engine.lora.buckets import Part, Shelf, Stack
 from serve_app.engine.lora.plan import Adding, Gains, Mix, Pass, Plan, Resident, Rows, Segment, ShelfTiles
 from serve_app.kernels.forms import AdapterKernels
 
@@ -296,20 +296,3 @@ class BankedRouter(BankedModule):
             for whole, part in pairs:
                 whole.view(-1, whole.shape[-1])[rows] = part.reshape(-1, part.shape[-1])
         return outputs
-
-
-def kernels_for(
-    frames: Collection[Tensor], ranks: Collection[int], *, device: torch.device, dtype: torch.dtype, uses_triton: bool
-) -> Kernels | None:
-    """Kernels for changes of such ranks to such weights [out, in]; None where torch computes them."""
-    if uses_triton:
-        from serve_app.kernels.gpu.lora import TritonKernels, agrees
-
-        return TritonKernels() if agrees(dtype, device) else None
-    if device.type != "cpu":
-        return None
-    from serve_app.kernels.cpu.low_rank import low_rank_kernels
-
-    found = low_rank_kernels(dtype)
-    is_so = found is not None and max(ranks) <= found.most_rank and all(map(found.takes, frames))
-    return found if is_so else None

@@ -1,4 +1,10 @@
-"""From sampled tokens to deltas: append, detect the end, detokenize, match stops."""
+"""Output: what a step drew becomes deltas. For each span `commit`
+
+1. notes what is computed, and scores of prompt tokens;
+2. appends the drawn token, and those that the constraint forces behind it;
+3. carries constraint, text and stops on, and ends the sequence where it is time;
+4. makes one delta of what can be shown now, which waits if its client reads nothing before the end.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +26,14 @@ from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
+PERIOD_S = 0.2
+"""Less than a person waits for a number on a console, and a score of steps of a small model."""
+SILENCE_S = 2 * PERIOD_S
+"""For so long routers are told nothing of what is spent unless there is something else to tell."""
+
 
 class Output:
-    """Turns what a step gave into deltas. Changes sequences; does not release anything."""
+    """Turns what a step gave into deltas. Changes sequences; releases nothing."""
 
     def __init__(
         self,
@@ -84,7 +95,7 @@ class Output:
         return self.finish_unsampled(sequence) if sequence.max_tokens == 0 else []
 
     def _advance(self, sequence: Sequence, held: Items[Scored], result: SampledSpan) -> Delta:
-        """Take what a step gave, and what follows from it by force; say what can be shown now.
+        """Take what a step gave, and what is forced behind it; return what can be shown now.
 
         held: forced tokens that waited for these scores; they come before what was drawn
         """
@@ -117,9 +128,9 @@ class Output:
         )
 
     def _force(self, sequence: Sequence, token_ids: list[int]) -> str:
-        """Append what the constraint leaves no choice about; what of it can be shown now, and `token_ids`, say which.
+        """Append to the sequence, and to `token_ids`, what the constraint leaves no choice about; return its text.
 
-        Where log-probabilities are wanted the next step computes them, and nothing of it is shown before.
+        If log-probabilities are wanted, the next step computes them, and nothing of it is shown before.
         """
         text, waits = "", waits_for_scores(sequence)
         for _ in range(self._max_forced):
@@ -135,7 +146,7 @@ class Output:
         return text
 
     def _take(self, sequence: Sequence, token_id: int, scored: Scored | None, *, is_held: bool = False) -> str:
-        """Carry constraint, text and stops on over the token behind those taken; what can be shown of it.
+        """Carry constraint, text and stops on over the next token; return what can be shown of it.
 
         is_held: the constraint was carried on when it was appended
         """
@@ -153,7 +164,7 @@ class Output:
         )
 
     def _is_late(self, sequence: Sequence, text: str) -> bool:
-        """Whether the text has come to a line break after the time that it may take from its first token on."""
+        """Return whether the text has come to a line break after the time that it may take from its first token on."""
         limit_s = sequence.request.stop.max_predict_s
         if not limit_s:
             return False
@@ -161,13 +172,13 @@ class Output:
         return "\n" in text and self._clock() - sequence.shown.first_token_at > limit_s
 
     def _ends(self, sequence: Sequence, token_id: int) -> bool:
-        """Whether the token ends the sequence by itself; `_shows_end` says whether its text is shown then."""
+        """Return whether the token ends the sequence by itself; `_shows_end` says whether its text is shown then."""
         stop = sequence.request.stop
         return token_id in stop.token_ids or (token_id in self._eos_token_ids and not stop.ignore_eos)
 
     def _shows_end(self, sequence: Sequence, token_id: int) -> bool:
-        """Whether the text of the token that ends it is shown: of a stop token where stops are kept, of the model's own
-        end token where special tokens are."""
+        """Return whether the text of the token that ends it is shown: of a stop token if stops are kept, of the model's
+        own end token if special tokens are."""
         request = sequence.request
         if token_id in request.stop.token_ids:
             return request.stop.shows_string
@@ -175,7 +186,7 @@ class Output:
 
     @staticmethod
     def _text(sequence: Sequence, token_id: int) -> str:
-        """What the token lets be shown. Before the least number of tokens, stop strings are text like any other."""
+        """Return what the token lets be shown. Before `min_tokens`, stop strings are text like any other."""
         text = sequence.shown.detokenizer.feed(token_id)
         if sequence.num_taken < sequence.request.stop.min_tokens:
             return text
@@ -183,7 +194,7 @@ class Output:
 
     @staticmethod
     def _finish(sequence: Sequence, *, is_over: bool, is_late: bool, stop_token: int | None) -> str:
-        """End the sequence where it is time; return what was held back and can be shown now.
+        """End the sequence if it is time; return what was held back and can be shown now.
 
         is_over: a token or the constraint ends it;  stop_token: that token;  is_late: its time does
         """
@@ -203,7 +214,7 @@ class Output:
 
     @staticmethod
     def _shown_logprobs(sequence: Sequence) -> tuple[TokenLogprob, ...]:
-        """Log-probabilities of tokens whose text begins in what is shown; at the end all but those of a stop string."""
+        """Return log-probabilities of tokens whose text begins in what is shown; at the end all but a stop string's."""
         pending = sequence.shown.logprobs
         shown = sequence.shown.num_chars
         is_cut = sequence.shown.ending.matched is not None
@@ -237,7 +248,7 @@ class Output:
 
 
 def _recorded(sequence: Sequence, deltas: list[Delta]) -> list[Delta]:
-    """The same, the ends with what was kept for them; completions of no token share their prompt's."""
+    """Return the deltas, the ends with what was recorded; completions of no token share their prompt's."""
     if sequence.record is None or not sequence.is_finished:
         return deltas
     recording = sequence.record.result()
@@ -245,7 +256,7 @@ def _recorded(sequence: Sequence, deltas: list[Delta]) -> list[Delta]:
 
 
 def _completes(sequence: Sequence, token_id: int) -> bool:
-    """Carry a constraint on over the token, and say whether nothing but the end may follow."""
+    """Carry a constraint on over the token; return whether nothing but the end may follow."""
     if sequence.matcher is None:
         return False
     sequence.matcher.advance(token_id)
@@ -253,7 +264,7 @@ def _completes(sequence: Sequence, token_id: int) -> bool:
 
 
 def _refusal(sequence: Sequence) -> ServeError | None:
-    """Why a constraint cannot be followed any further."""
+    """Return why a constraint cannot be followed any further, if so."""
     if sequence.matcher is None or sequence.matcher.failure is None:
         return None
     name = _constraint_name(sequence)
@@ -287,16 +298,8 @@ def _lose(sequence: Sequence, error: ServeError) -> Delta:
     return Delta(request_id=sequence.request.request_id, sample=sequence.sample, error=error)
 
 
-PERIOD_S = 0.2
-"""Less than a person waits for a number on a console, and a score of steps of a small model."""
-SILENCE_S = 2 * PERIOD_S
-"""For so long routers are told nothing of what is spent unless there is something else to tell: what is gathered comes
-in less.
-"""
-
-
 class Period:
-    """At first it is over.  clock: seconds, monotonic"""
+    """A time span that is over at first.  clock: seconds, monotonic"""
 
     def __init__(self, clock: Callable[[], float], length_s: float) -> None:
         self._clock = clock
@@ -313,9 +316,10 @@ class Period:
 
 
 class Coalescer:
-    """What a router gets of a completion in every step costs it as much whether it is sent on or kept. So of those that
-    are answered whole the first delta goes at once, the others together: when one of them ends, or a period is over,
-    which is for all of them at the same step.
+    """Joins the deltas of completions that are answered whole, since each delta costs a router as much as a stream's.
+
+    The first delta goes at once, the others together: when the completion ends, or a period is over, which is at the
+    same step for all.
 
     clock: seconds, monotonic
     """
@@ -325,13 +329,13 @@ class Coalescer:
         self._is_due = True
 
     def begin(self) -> None:
-        """A step's deltas come now."""
+        """Begin a step, whose deltas come now."""
         self._is_due = self._period.is_over
         if self._is_due:
             self._period.begin()
 
     def take(self, sequence: Sequence, deltas: list[Delta]) -> list[Delta]:
-        """What is to be passed on of what it had gained before and gained now: [] or one, or an error behind it."""
+        """Return what is passed on of what it gained before and now: nothing or one delta, or an error behind it."""
         if not sequence.request.is_read_whole or len(deltas) != 1:
             return deltas
         (last,) = deltas

@@ -1,4 +1,4 @@
-"""What is said of a prompt, once: its length, what of it was cached or cut, its echo, its log-probabilities."""
+"""The report of a prompt: its length, what of it was cached or cut, its echo, its log-probabilities."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NUM_TAIL_TOKENS = 16
 
 
 class PromptReporter:
-    """Reports the prompt of a request with the first delta of its first sample."""
+    """Reports a request's prompt once, with the first delta of its first sample."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
 
     def report(self, sequence: Sequence) -> PromptReport | None:
-        """What is to be said now; None where it was said, or is another sample's to say."""
+        """Return the report; None if it was given, or is another sample's to give."""
         if sequence.sample != 0 or sequence.shown.is_prompt_reported:
             return None
         request = sequence.request
@@ -46,7 +46,7 @@ class PromptReporter:
         )
 
     def _echoed(self, sequence: Sequence) -> str:
-        """The prompt as it was written where it was text and is echoed whole, else what its tokens mean."""
+        """Return the prompt as it was written if it was text and is echoed whole, else what its tokens mean."""
         written = _written(sequence)
         if written is not None:
             return written
@@ -55,12 +55,12 @@ class PromptReporter:
         return self._meaning(sequence, prompt_ids)[self._num_cut(sequence, prompt_ids) :]
 
     def _scored(self, prompt_ids: list[int], scored: list[TokenLogprob]) -> tuple[TokenLogprob, ...]:
-        """All tokens of a prompt; nothing predicts the first."""
+        """Return the scores of all tokens; nothing predicts the first."""
         text = self._tokenizer.token_text(prompt_ids[0])
         return (TokenLogprob(token_id=prompt_ids[0], text=text, logprob=None, offset=0), *scored)
 
     def _placed(self, sequence: Sequence, scored: Items[TokenLogprob]) -> tuple[TokenLogprob, ...]:
-        """Give each echoed token its place in the echoed text; one that goes on with a character cut off is at 0."""
+        """Return each echoed token with its offset in the echo; one that goes on with a cut character is at 0."""
         shown = scored[sequence.shown.prompt.start : sequence.shown.prompt.stop]
         prompt_ids = [entry.token_id for entry in shown]
         places = self._places(sequence, prompt_ids)
@@ -68,7 +68,7 @@ class PromptReporter:
         return tuple(placed[-sequence.request.echo_last :])  # 0 is all
 
     def _places(self, sequence: Sequence, prompt_ids: list[int]) -> list[int]:
-        """How many characters of the echo stand before each token of the prompt."""
+        """Return how many characters of the echo stand before each token of the prompt."""
         request, written = sequence.request, _written(sequence)
         if written is None:
             num_cut = self._num_cut(sequence, prompt_ids)
@@ -79,17 +79,17 @@ class PromptReporter:
         return [0] * num_prefixed + written_places(self._tokenizer, written, prompt_ids[num_prefixed:])
 
     def _num_cut(self, sequence: Sequence, prompt_ids: list[int]) -> int:
-        """Characters that begin before the last tokens, where no more of them are echoed."""
+        """Return how many characters begin before the last tokens, if only those are echoed."""
         count = sequence.request.echo_last
         return len(self._meaning(sequence, prompt_ids[:-count])) if count else 0
 
     def _meaning(self, sequence: Sequence, token_ids: list[int]) -> str:
-        """The text of tokens, special ones by their names where the completion shows them, too."""
+        """Return the text of tokens, special ones by their names if the completion shows them, too."""
         skips = sequence.request.skips_special_tokens
         return self._tokenizer.decode(token_ids) if skips else self._tokenizer.untokenize(token_ids)
 
 
 def _written(sequence: Sequence) -> str | None:
-    """The prompt as it was written, where it was text and is echoed whole."""
+    """Return the prompt as it was written, if it was text and is echoed whole."""
     request = sequence.request
     return None if request.echo_last else request.prompt.text

@@ -6,7 +6,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import islice
+from itertools import islice, takewhile
 
 from serve_app.core.shares import Share
 from serve_app.engine.scheduler.policy import Key, Policy
@@ -133,8 +133,7 @@ class WaitingQueue:
         heapify(heap)
         while heap and num_looks < MOST_LOOKED_AT and num_passed_over < MOST_PASSED_OVER:
             _, number, line = heap[0]
-            own = ahead.get(number, line.sequences)
-            if not own:
+            if not ahead.get(number, line.sequences):
                 heappop(heap)
                 continue
             if (now := entry(line)) != heap[0]:
@@ -142,11 +141,9 @@ class WaitingQueue:
                 continue
             own = ahead.setdefault(number, deque(islice(line.sequences.values(), MOST_PASSED_OVER)))
             num_looks += 1
-            num_before = num_passed_over
-            while own and num_passed_over < MOST_PASSED_OVER and lacks(own[0]):
-                own.popleft()
-                num_passed_over += 1
-            if num_passed_over > num_before:
+            if num_lacking := sum(1 for _ in takewhile(lacks, islice(own, MOST_PASSED_OVER - num_passed_over))):
+                num_passed_over += num_lacking
+                ahead[number] = deque(islice(own, num_lacking, None))
                 continue
             sequence = own.popleft()
             yield sequence
@@ -157,8 +154,7 @@ class WaitingQueue:
                 heap, num_swaps = entries(self._lines.values()), self._policy.num_swaps
                 heapify(heap)
             elif id(sequence) not in line.sequences:  # it had its turn
-                flow = line.share.flow
-                for each in entries(line for line in self._lines.values() if line.share.flow == flow):
+                for each in entries(each for each in self._lines.values() if each.share.flow == line.share.flow):
                     heappush(heap, each)
 
     def _line_for(self, sequence: Sequence) -> Line:

@@ -1,4 +1,4 @@
-"""Follows what one sequence seems to copy: its prompt, itself, or what its client predicted.
+"""Guesses: what one sequence seems to copy, its prompt, itself, or what its client predicted.
 
 Prompt lookup (Saxena, "Prompt Lookup Decoding", 2023; Yang et al., "Inference with Reference", arXiv 2304.04487): what
 followed the last few tokens where they occurred before is likely to follow now.
@@ -18,7 +18,7 @@ PREDICTED = 8
 
 
 class Guesser:
-    """Of one sequence; its state is about tokens alone, and preemption leaves it as it is.
+    """Guesses for one sequence. Its state is about tokens alone, and preemption leaves it as it is.
 
     prediction: tokens that the client expects; they count as if they stood before the prompt
     trust:      how often its guesses came true
@@ -57,7 +57,7 @@ class Guesser:
         self._num_taken = len(token_ids)
 
     def guess(self, count: int) -> tuple[int, ...]:
-        """What comes next, at most `count` tokens; may reach into itself, as of a text that goes round in circles."""
+        """Return what comes next, at most `count` tokens; may reach into itself, as in a text that repeats itself."""
         if self._follows is None:
             return ()
         begin, size = self._follows, len(self._tokens)
@@ -107,12 +107,12 @@ SHARED_MEMORY = 0.995
 
 
 def level_of(num_matched: int) -> int:
-    """By powers of two: 0, 1, 2 to 3, 4 to 7, 8 to 15, and more."""
+    """Return the level by powers of two: 0, 1, 2 to 3, 4 to 7, 8 to 15, and more."""
     return min(num_matched.bit_length(), len(FIRST_CHANCES) - 1)
 
 
 class Trust:
-    """Counts hits and misses, old ones for less. That of a sequence begins with what that of its engine has learned.
+    """Counts hits and misses, old ones for less. A sequence's begins with what its engine's has learned.
 
     Every guess counts, computed or not: whether a token was guessed is known once it is drawn. So nothing has to be
     tried to be trusted again, and a text whose guesses miss costs nothing but the looking.
@@ -131,12 +131,12 @@ class Trust:
             self._shared.note(level, is_hit=is_hit)
 
     def chance(self, level: int) -> float:
-        """That the next token is the guessed one, in (0, 1)."""
+        """Return the chance that the next token is the guessed one, in (0, 1)."""
         before, weight = self._before(level)
         return (self._hits[level] + before * weight) / (self._tries[level] + weight)
 
     def chances(self, num_matched: int, count: int) -> Items[float]:
-        """That the first 1, 2, … `count` tokens of a guess all come true."""
+        """Return the chances that the first 1, 2, … `count` tokens of a guess all come true."""
         found, together = [], 1.0
         for offset in range(count):
             together *= self.chance(level_of(num_matched + offset))
@@ -170,7 +170,7 @@ class Ngrams:
         self._num_added = 0
 
     def add(self, tokens: array[int], end: int) -> None:
-        """Take the runs that end up to `end`; none was left out before."""
+        """Add the runs that end up to `end`; none was left out before."""
         if SLOTS_PER_TOKEN * end > len(self._ends) < MOST_SLOTS or end - self._num_added > LEAST_SLOTS:
             self._rebuild(tokens, end)
         else:
@@ -179,7 +179,7 @@ class Ngrams:
         self._num_added = end
 
     def find(self, tokens: array[int]) -> int | None:
-        """The place behind the latest run that was added and that equals the last tokens."""
+        """Return the place behind the latest run that was added and that equals the last tokens."""
         end, size = len(tokens), self.size
         if end < size:
             return None
@@ -195,7 +195,7 @@ class Ngrams:
         return (number ^ (number >> 15)) & (len(self._ends) - 1)
 
     def _rebuild(self, tokens: array[int], end: int) -> None:
-        """Take all runs at once, into a table of the size that they need."""
+        """Add all runs at once, into a table of the size that they need."""
         num_slots = LEAST_SLOTS
         while num_slots < min(SLOTS_PER_TOKEN * end, MOST_SLOTS):
             num_slots *= 2

@@ -1,4 +1,4 @@
-"""Decides which guesses a step computes: those that are likely enough for what they cost beside its sequences."""
+"""Speculation: decides which guesses a step computes, by how likely they are and what they cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_LOSS = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What guesses of one step may take.
+    """The room that the guesses of one step have.
 
     max_guesses: tokens, and rows of logits
     reserve: makes room for so many tokens of a sequence; False where that would be at another's cost
@@ -34,7 +34,7 @@ class Room:
 
 
 class Speculator:
-    """Has a guesser for each sequence that may be guessed for, as long as that lives.
+    """Keeps a guesser for each sequence that may be guessed for, as long as that lives.
 
     max_draft: guesses of one sequence in one step; 0 is none
     costs: of the steps that were made
@@ -62,19 +62,19 @@ class Speculator:
         return [self._extended(span, drafts, lengths, room) for span in spans]
 
     def note(self, batch: Batch, seconds: float) -> None:
-        """Learn from a step that was made what one takes; seconds as `work_clock` counts them."""
+        """Learn from a step what one takes; seconds as `work_clock` counts them."""
         if self.max_draft and batch.num_prompt_tokens == 0:
             self.costs.note(batch.num_decoding, batch.num_guesses, seconds)
 
     def _may_guess(self, span: Span) -> bool:
-        """Whether it is a single token of a sequence that goes on, and of which nothing is kept but its text."""
+        """Return whether it is a single token of a sequence that goes on, and of which nothing is kept but its text."""
         sequence = span.sequence
         is_single = span.decodes and span.samples and span.length == 1 and not span.scores
         is_wanted = self._guesses_always or bool(sequence.prediction)
         return is_single and is_wanted and sequence.record is None and self._most(sequence) > 0
 
     def _most(self, sequence: Sequence) -> int:
-        """Guesses that could be of use: one token more is drawn than was guessed."""
+        """Return how many guesses could be of use: one token more is drawn than was guessed."""
         return min(self.max_draft, sequence.max_tokens - sequence.num_generated - 1)
 
     def _caught_up(self, sequence: Sequence) -> Guesser:
@@ -85,7 +85,7 @@ class Speculator:
         return guesser
 
     def _draft(self, span: Span, guesser: Guesser) -> tuple[int, ...]:
-        """What is guessed of a sequence, up to where its text would end: the end itself is drawn behind the rest."""
+        """Return guesses up to where the text would end: the end itself is drawn behind the rest."""
         guess = guesser.guess(self._most(span.sequence))
         stop = span.sequence.request.stop
         ends = stop.token_ids if stop.ignore_eos else self._end_token_ids.union(stop.token_ids)
@@ -95,7 +95,7 @@ class Speculator:
     def _lengths(
         self, chances: dict[int, Items[float]], *, num_sequences: int, plain_s: float, most: int
     ) -> dict[int, int]:
-        """How many guesses of each sequence make the most tokens per second, the likeliest before the others.
+        """Return how many guesses of each sequence make the most tokens per second, the likeliest before the others.
 
         Nobody waits much longer for a token than without: not who has no guesses, nor who has few.
 
@@ -159,19 +159,19 @@ class StepCosts:
             self._guess_s[cell] = _moved(self._guess_s.get(cell), max(seconds - plain_s, 0.0) / num_guesses)
 
     def plain_s(self, num_sequences: int) -> float | None:
-        """Of a step without guesses; None where one has to be made first."""
+        """Return the seconds of a step without guesses; None if one has to be made first."""
         size = num_sequences.bit_length()
         return None if self._since_plain.get(size, 0) >= PLAIN_EVERY else self._plain_s.get(size)
 
     def extra_s(self, num_sequences: int, num_guesses: int) -> float:
-        """What so many guesses add to it; only where that is known. Of the nearest number that was seen."""
+        """Return what so many guesses add, by the nearest number that was seen; only if `plain_s` is known."""
         size, guesses = num_sequences.bit_length(), num_guesses.bit_length()
         seen = [(abs(known[1] - guesses), price) for known, price in self._guess_s.items() if known[0] == size]
         price = min(seen)[1] if seen else FIRST_SHARE * self._plain_s[size] / num_sequences
         return num_guesses * price
 
     def fade(self, num_sequences: int) -> None:
-        """Believe a little less in what guesses cost beside so many sequences."""
+        """Lower a little what guesses are taken to cost beside so many sequences."""
         for cell in self._guess_s:
             if cell[0] == num_sequences.bit_length():
                 self._guess_s[cell] *= FADING

@@ -1,4 +1,4 @@
-"""Draws what a step computed: each next token, and those behind it for as long as they are the ones that were guessed.
+"""Verification of guesses: each next token is drawn, and those behind it for as long as they equal the guesses.
 
 Every token is drawn as it would be without guesses: by the same sampler, from logits of the same tokens before it, by
 the random numbers of its own position, with all that penalties, constraints and stops have seen until then. A guess is
@@ -27,7 +27,7 @@ from serve_app.engine.scheduler.sequence import Batch, Span, num_common
 
 @dataclass(frozen=True, slots=True)
 class Guessed:
-    """A span with guesses as it was computed.
+    """A span with guesses that was computed.
 
     row: of its last own token's logits; those behind its guesses are the rows after it
     """
@@ -37,7 +37,7 @@ class Guessed:
 
 
 class Verifier:
-    """Carries a step's logits into its sequences, as far as they go.
+    """Draws a step's tokens and commits them.
 
     num_drafted, num_accepted: guesses that were computed, and those that were drawn with something behind them
     """
@@ -50,7 +50,7 @@ class Verifier:
         self.num_accepted = 0
 
     def begin(self, logits: Tensor, batch: Batch, masks: StepMasks | None) -> Begun:
-        """Begin with the tokens that are drawn first.
+        """Begin to draw the tokens behind what is certain.
 
         logits: as `Runner.forward` gives them;  masks: of those tokens
         """
@@ -86,10 +86,10 @@ class Verifier:
 
 
 def known_span(guessed: Span) -> Span | None:
-    """What of a sequence is missing and was computed as a guess: the span of a step that need not be made.
+    """Return the span of a sequence that is missing and was computed as a guess, so that it needs no step of its own.
 
-    None where what was drawn differs from the guess, or nothing more was guessed, or the sequence is at its end. What
-    a constraint has forced behind the drawn token is part of it, where that was guessed, too.
+    None if what was drawn differs from the guess, or nothing more was guessed, or the sequence is at its end. What a
+    constraint has forced behind the drawn token is part of it, if that was guessed, too.
     """
     sequence = guessed.sequence
     start = sequence.num_computed
@@ -107,7 +107,7 @@ def _with_drafts(batch: Batch) -> list[tuple[Span, int]]:
 
 
 def _rows(guessed: Guessed, span: Span) -> list[int]:
-    """Of its scored positions, then of its last where that is sampled; as in any batch."""
+    """Return the rows of its scored positions, then of its last if that is sampled; as in any batch."""
     first = guessed.row + span.start - (guessed.span.end - 1)
     return [*range(first, first + span.scores), *([first + span.length - 1] if span.samples else [])]
 
