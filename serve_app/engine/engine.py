@@ -18,7 +18,7 @@ from serve_app.core.log_context import about
 from serve_app.core.names import MAX_MIXED_ADAPTERS
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.allocator import give_back_freed_memory, settle_memory
-from serve_app.engine.decoder.async_steps import Flights
+from serve_app.engine.decoder.async_steps import AsyncSteps
 from serve_app.engine.decoder.crossing import landing_on
 from serve_app.engine.decoder.loading import LoadedModel, load_with_tokenizer
 from serve_app.engine.decoder.openmp import Wakefulness, compute_alone
@@ -33,11 +33,10 @@ from serve_app.engine.lora.slots import Slots
 from serve_app.engine.output.output import Output
 from serve_app.engine.sampling.masks import MaskComputer
 from serve_app.engine.sampling.sampler import Sampler
-from serve_app.engine.scheduler.accounting import Accounts, charge, note_given_up, note_tokens, with_times
-from serve_app.engine.scheduler.counters import Counters
+from serve_app.engine.scheduler.accounting import Accounts, attribute, note_given_up, note_tokens, with_times
+from serve_app.engine.scheduler.fair_shares import FairShares
 from serve_app.engine.scheduler.pace import Pace, work_clock
-from serve_app.engine.scheduler.queue import WaitingQueue
-from serve_app.engine.scheduler.scheduler import Scheduler, start_siblings
+from serve_app.engine.scheduler.scheduler import Scheduler
 from serve_app.engine.scheduler.sequence import Batch, Sequence
 from serve_app.engine.speculation.speculator import Speculator
 from serve_app.engine.speculation.verification import Verifier
@@ -86,11 +85,11 @@ class Engine:
         )  # fmt: skip
         self.speculator = Speculator(config, model.eos_token_ids)
         self._accounts = Accounts()
-        self._counters = Counters(config.fairness, self._accounts)
+        self._policy = FairShares(config.fairness)
         self._scheduler = Scheduler(
-            self._store, self._slots, WaitingQueue(self._counters), max_batch_tokens=config.max_batch_tokens,
+            self._store, self._slots, policy=self._policy, accounts=self._accounts, speculator=self.speculator,
+            pace=Pace(config.max_step_stretch, config.min_prompt_tokens), max_batch_tokens=config.max_batch_tokens,
             max_logit_rows=config.max_logit_rows, max_forced=config.max_forced_tokens,
-            pace=Pace(config.max_step_stretch, config.min_prompt_tokens), speculator=self.speculator,
             max_bypass_s=config.max_bypass_s, uses_prefixes=config.prefix_cache,
         )  # fmt: skip
         self._runner = runner(model, self._store.storage, self._bank)
@@ -99,7 +98,7 @@ class Engine:
         self._output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
         sampler = Sampler(model.eos_token_ids, land=landing_on(model.device), vocab=model.vocab_size)
         self._verifier = Verifier(self._masks, sampler, self._output)
-        self._flights = Flights(
+        self._steps = AsyncSteps(
             self._scheduler, self._masks, Recorder(model.module), self._runner, self._verifier,
             runs_ahead=config.run_ahead == "auto" and model.device.type == "cuda" and model.workers is None,
         )  # fmt: skip
@@ -115,7 +114,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._unsampled) or self._flights.is_ahead
+        return self._scheduler.has_work or bool(self._unsampled) or self._steps.is_ahead
 
     @property
     def load(self) -> Load:
@@ -139,7 +138,7 @@ class Engine:
     @property
     def usage(self) -> UsageReport:
         """What was computed for each flow, and where the time went; may be read by any thread."""
-        return self._accounts.report(gap=self._counters.gap)
+        return self._accounts.report(gap=self._policy.gap)
 
     def news(self, since: int) -> News:
         """What was spent since a listener heard the last news; may be asked by any thread."""
@@ -155,13 +154,12 @@ class Engine:
         return self._scheduler.num_preemptions
 
     def add(self, sequences: Items[Sequence]) -> None:
-        """Queue the sequences of one request; the first computes the prompt, the others follow it."""
-        leader, *siblings = sequences
-        leader.siblings = siblings
-        if leader.max_tokens == 0 and not leader.scores_prompt and leader.record is None:
-            self._unsampled.append(leader)
+        """Queue the sequences of one request; the first computes the prompt, the others are its forks."""
+        first, *first.forks = sequences
+        if first.max_tokens == 0 and not first.scores_prompt and first.record is None:
+            self._unsampled.append(first)
         else:
-            self._scheduler.waiting.push(leader)
+            self._scheduler.waiting.push(first)
 
     def abort(self, request_ids: frozenset[str]) -> None:
         """End all sequences of these requests and free what they hold; those unknown are left alone."""
@@ -198,7 +196,7 @@ class Engine:
             running = self._scheduler.running
             extra = about(sequence.request.client_request_id for sequence in running)
             logger.exception("a step of %d running sequences failed", len(running), extra=extra)
-            self._flights.forget()
+            self._steps.discard()
             deltas += self._lose(self._scheduler.clear(), EngineFailed(LOST))
         return deltas
 
@@ -210,7 +208,7 @@ class Engine:
         """Give up every sequence and all keys and values, and begin anew; no delta tells of it."""
         note_given_up(self._scheduler.withdraw(lambda sequence: True), self._accounts)
         note_given_up(self._scheduler.clear(), self._accounts)
-        self._flights.forget()
+        self._steps.discard()
         self._unsampled.clear()
 
     def check_integrity(self) -> None:
@@ -236,25 +234,26 @@ class Engine:
     def _advance(self, deltas: list[Delta]) -> None:
         """Compute one batch; what it gives is added to `deltas` as it comes."""
         since_ns, work_started = self._accounts.now_ns(), self._work_clock()
-        flight = self._flights.take()
-        if flight is None:
-            batch = self._scheduled(deltas)
+        step = self._steps.take_launched()
+        if step is None:
+            batch = self._schedule(deltas)
             self.is_stalled = not batch and self.has_work
             if not batch:
                 return
             work_started = self._work_clock()
-            flight = self._flights.launch(batch)
+            step = self._steps.launch(batch)
         self.num_steps += 1
-        batch, gained = self._flights.land(self._flights.follow(flight))
+        batch, gained = self._steps.collect(self._steps.overlap(step))
         deltas += gained
         try:
             deltas += self._settle(batch)
         finally:  # what was drawn was spent, whatever fails now
-            self.step_s += charge(batch, self._counters, since_ns=since_ns) / 1e9
+            self.step_s += attribute(batch, self._policy, self._accounts, since_ns=since_ns) / 1e9
         deltas[:] = with_times(deltas, batch)
-        self._note(batch, self._work_clock() - work_started)
+        self._learn(batch, self._work_clock() - work_started)
 
-    def _scheduled(self, deltas: list[Delta]) -> Batch:
+    def _schedule(self, deltas: list[Delta]) -> Batch:
+        """Plan a step; sequences whose adapter cannot be had end with an error in `deltas`."""
         self._slots.poll()
         batch = self._scheduler.schedule()
         for sequence, reason in self._scheduler.take_failures():
@@ -263,15 +262,15 @@ class Engine:
             deltas += self._lose([sequence], error)
         return batch
 
-    def _note(self, batch: Batch, work_s: float) -> None:
-        """Learn what steps take; of those with guesses the prompts' pace learns nothing."""
+    def _learn(self, batch: Batch, work_s: float) -> None:
+        """Learn what steps take; from those with guesses the prompts' pace learns nothing."""
         if not batch.num_guesses:
             pace = self._scheduler.pace
             pace.note(batch.num_decoding, batch.num_prompt_tokens, work_s, beyond=batch.beyond)
         self.speculator.note(batch, work_s)
 
     def _settle(self, batch: Batch) -> list[Delta]:
-        """Keep what was computed for later hits, start siblings, release what has ended; each on its own."""
+        """Publish what was computed, start forks and release what has ended; return the errors of those that fail."""
         errors: list[Delta] = []
         for sequence in [span.sequence for span in batch.spans]:
             try:
@@ -284,10 +283,10 @@ class Engine:
         return errors
 
     def _settle_one(self, sequence: Sequence) -> None:
-        if sequence.is_sound and not sequence.is_prompt_published:
+        if sequence.is_sound and not sequence.place.is_prompt_published:
             self._scheduler.publish(sequence)
-        if sequence.siblings and sequence.is_prompt_computed:
-            start_siblings(sequence, self._scheduler)
+        if sequence.forks and sequence.is_prompt_computed:
+            self._scheduler.start_forks(sequence)
         if sequence.is_finished:
             self._scheduler.release(sequence)
 
@@ -296,11 +295,11 @@ class Engine:
         deltas = []
         for sequence in sequences:
             note_given_up([sequence], self._accounts)
-            for lost in (sequence, *sequence.siblings):
+            for lost in (sequence, *sequence.forks):
                 if not lost.is_finished:
                     lost.end(FinishReason.ERROR)
                     deltas.append(Delta(request_id=lost.request.request_id, sample=lost.sample, error=error))
-            sequence.siblings = []
+            sequence.forks = []
         return deltas
 
 

@@ -16,10 +16,8 @@ from serve_app.api.dialects import HEADER
 from serve_app.core.errors import DeadlineExceeded, ServeError, Unavailable
 from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.core.tenants import Identity
-from serve_app.http.exchange import read_body
+from serve_app.http.exchange import TOLD_OF_RATES, as_serve_error, rate_headers, read_body
 from serve_app.http.metrics import Served
-from serve_app.http.rate_headers import TOLD_OF_RATES, rate_headers
-from serve_app.http.refusals import as_serve_error
 from serve_app.http.streams import in_time
 from serve_app.router.idempotency import Claim, ClaimBook, Message, Recording, Replays, Standing, fingerprint_of
 from serve_app.router.quotas import Rates

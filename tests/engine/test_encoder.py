@@ -96,6 +96,7 @@ async def test_what_is_kept_is_within_its_budget_and_the_last_used_stays(
     assert encoder.num_encoded == 4
 
 
+@pytest.mark.law("Caches are apart")
 async def test_requests_of_different_salts_have_no_image_in_common(make_encoder: MakeEncoder) -> None:
     """Whose image is answered sooner would have learned that another tenant has sent it."""
     encoder = make_encoder()
@@ -104,6 +105,7 @@ async def test_requests_of_different_salts_have_no_image_in_common(make_encoder:
     assert (encoder.num_encoded, encoder.kept.num_hits, len(encoder.kept)) == (2, 2, 2)
 
 
+@pytest.mark.law("Caches are apart")
 async def test_a_flood_of_one_flow_drives_out_its_own_and_nobody_elses(
     make_encoder: MakeEncoder,
 ) -> None:

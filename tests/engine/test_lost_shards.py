@@ -18,6 +18,7 @@ from tests.families.making import save_model
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.law("Shards")
 def test_a_follower_that_does_not_answer_is_waited_for_within_bounds(tmp_path: Path) -> None:
     save_model("llama", {}, tmp_path)
     workers = Workers(2, torch.device("cpu"), threads=1, timeout_s=5)

@@ -96,6 +96,7 @@ def values(outcome: Outcome) -> list[float]:
     return [value for entry in entries for value in (entry.logprob or 0.0, *(other.logprob for other in entry.top))]
 
 
+@pytest.mark.law("Shards")
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.label)
 def test_two_shards_give_the_tokens_and_scores_of_one(model: Family, workers: Workers, tmp_path: Path) -> None:
     folder = tmp_path / "model"

@@ -46,6 +46,7 @@ NUM_SAMPLES = {0: 2, 2: 2}
 KINDS = pytest.mark.parametrize("kind", SIGHTED, ids=lambda kind: kind.label)
 
 
+@pytest.mark.law("Images")
 @KINDS
 def test_greedy_equals_generate_with_images_in_chunks_hits_and_forks(
     kind: Sighted, sighted_folder: Callable[[Sighted], Path]
@@ -66,6 +67,7 @@ def test_greedy_equals_generate_with_images_in_chunks_hits_and_forks(
     assert all(num_cached(outcomes["with prefix hits-" + str(at), 0]) > 0 for at in (2, 3))
 
 
+@pytest.mark.law("Images")
 @KINDS
 def test_what_is_computed_of_one_image_is_never_used_for_another(
     kind: Sighted, sighted_folder: Callable[[Sighted], Path]

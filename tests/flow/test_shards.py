@@ -47,6 +47,7 @@ async def test_a_divided_model_answers_as_the_whole_one_does_and_leaves_no_proce
     assert not is_there(process_id)
 
 
+@pytest.mark.law("Shards")
 async def test_a_replica_that_lost_a_shard_fails_its_health_check_and_its_requests_end() -> None:
     async with running_stack(num_replicas=1, tensor_parallel=2) as stack:
         [process_id] = crew_of(stack).process_ids

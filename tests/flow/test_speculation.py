@@ -37,6 +37,7 @@ async def answer(stack: Stack, body: dict[str, Any], path: str = "/v1/completion
     return found
 
 
+@pytest.mark.law("Guesses")
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_a_constrained_choice_is_the_same_to_its_last_log_probability(
     guessing: Stack, plain: Stack, name: str

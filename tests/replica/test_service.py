@@ -364,6 +364,7 @@ async def test_a_prompt_that_is_too_long_is_refused_at_once_behind_whatever_is_b
     await service.close()
 
 
+@pytest.mark.law("Nobody is held up")
 async def test_short_work_passes_long_work() -> None:
     pools, gate = TokenizerPools(), threading.Event()
     sizes = [most + 1 for most, _ in POOLS if most is not None]

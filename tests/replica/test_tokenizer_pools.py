@@ -57,6 +57,7 @@ class Behind:
         return asyncio.create_task(self.pools.run(requests, work))
 
 
+@pytest.mark.law("Nobody is held up")
 async def test_one_text_of_another_flow_is_not_behind_many_long_ones() -> None:
     behind = Behind(TokenizerPools())
     for _ in range(200):

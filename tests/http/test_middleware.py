@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from serve_app.core.errors import InvalidRequest
-from serve_app.http.headers import HeaderGate
+from serve_app.http.middleware import HeaderGate
 
 
 async def hello(request: Request) -> Response:

@@ -10,7 +10,7 @@ import pytest
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport
 from serve_app.core.errors import EngineFailed
 from serve_app.core.request import LogprobParams, SamplingParams
-from serve_app.engine.output.output import PERIOD_S, Gathering, Output
+from serve_app.engine.output.output import PERIOD_S, Coalescer, Output
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.text.detokenizer import Detokenizer
 from serve_app.text.tokenizer import TextTokenizer
@@ -53,14 +53,14 @@ def delta(text: str, token_id: int, **what: object) -> Delta:
 
 def test_the_first_goes_at_once_the_others_when_it_is_time_or_the_end(detokenizer: Callable[[], Detokenizer]) -> None:
     clock = Clock()
-    gathering, own = Gathering(clock), sequence(detokenizer, is_read_whole=True)
-    gathering.begin()
-    given = [gathering.take(own, [delta("a", 1, prompt=REPORT)])]
+    coalescer, own = Coalescer(clock), sequence(detokenizer, is_read_whole=True)
+    coalescer.begin()
+    given = [coalescer.take(own, [delta("a", 1, prompt=REPORT)])]
     for token_id in range(2, 8):
         clock.now += 0.3 * PERIOD_S
-        gathering.begin()
+        coalescer.begin()
         finish = DONE if token_id == 7 else None
-        given.append(gathering.take(own, [delta("x", token_id, finish=finish)]))
+        given.append(coalescer.take(own, [delta("x", token_id, finish=finish)]))
     assert [[each.token_ids for each in step] for step in given] == [[(1,)], [], [], [], [(2, 3, 4, 5)], [], [(6, 7)]]
     assert given[4][0].text == "xxxx"
     assert (given[0][0].prompt, given[6][0].finish) == (REPORT, DONE)
@@ -68,34 +68,34 @@ def test_the_first_goes_at_once_the_others_when_it_is_time_or_the_end(detokenize
 
 def test_all_that_is_due_goes_in_the_same_step(detokenizer: Callable[[], Detokenizer]) -> None:
     clock = Clock()
-    gathering = Gathering(clock)
+    coalescer = Coalescer(clock)
     own = [sequence(detokenizer, is_read_whole=True) for _ in range(3)]
     steps = []
     for number in range(12):
-        gathering.begin()
-        steps.append([len(gathering.take(each, [delta("x", number)])) for each in own])
+        coalescer.begin()
+        steps.append([len(coalescer.take(each, [delta("x", number)])) for each in own])
         clock.now += 0.21 * PERIOD_S
     assert [sum(step) for step in steps] == [3, 0, 0, 0, 0, 3, 0, 0, 0, 0, 3, 0]
 
 
 def test_what_came_before_an_error_comes_before_it(detokenizer: Callable[[], Detokenizer]) -> None:
-    gathering, own = Gathering(lambda: 100.0), sequence(detokenizer, is_read_whole=True)
-    gathering.begin()
-    gathering.take(own, [delta("a", 1, prompt=REPORT)])
-    gathering.begin()
-    assert gathering.take(own, [delta("b", 2)]) == []
-    assert gathering.take(own, [delta("c", 3)]) == []
+    coalescer, own = Coalescer(lambda: 100.0), sequence(detokenizer, is_read_whole=True)
+    coalescer.begin()
+    coalescer.take(own, [delta("a", 1, prompt=REPORT)])
+    coalescer.begin()
+    assert coalescer.take(own, [delta("b", 2)]) == []
+    assert coalescer.take(own, [delta("c", 3)]) == []
     lost = Delta(request_id="a", sample=0, error=EngineFailed("lost"))
-    given = gathering.take(own, [lost])
+    given = coalescer.take(own, [lost])
     assert [(each.text, each.error is None) for each in given] == [("bc", True), ("", False)]
-    assert gathering.take(own, []) == []
+    assert coalescer.take(own, []) == []
 
 
 def test_a_stream_is_given_each_step(detokenizer: Callable[[], Detokenizer]) -> None:
-    gathering, own = Gathering(lambda: 100.0), sequence(detokenizer, is_read_whole=False)
+    coalescer, own = Coalescer(lambda: 100.0), sequence(detokenizer, is_read_whole=False)
     for token_id in range(5):
-        gathering.begin()
-        assert gathering.take(own, [delta("x", token_id)]) == [delta("x", token_id)]
+        coalescer.begin()
+        assert coalescer.take(own, [delta("x", token_id)]) == [delta("x", token_id)]
 
 
 def outcomes(*, is_read_whole: bool, guesses: bool) -> dict[tuple[str, int], Outcome]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.http.patience import Patience
+from serve_app.http.streams import Patience
 
 
 class CountingLoop(asyncio.SelectorEventLoop):

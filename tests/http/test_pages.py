@@ -9,8 +9,8 @@ from serve_app.api.paths import Path
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import Identity
 from serve_app.http.app import build_app
-from serve_app.http.console import PAGE, static_files
 from serve_app.http.guard import OPEN_DOOR, Door
+from serve_app.http.pages import PAGE, static_files
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend
