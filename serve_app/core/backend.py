@@ -64,13 +64,13 @@ class Backend(Protocol):
 
 
 def has_images(request: GenerationRequest) -> bool:
-    """Return whether the request has images."""
+    """Return whether the request's images must be decoded before it is accepted."""
     conversation = request.conversation
     return bool(request.prompt.images) or (conversation is not None and bool(conversation.images))
 
 
 def text_size(requests: Iterable[GenerationRequest]) -> int:
-    """Return the characters and ids to tokenize; of a conversation those of its source."""
+    """Return the characters and ids that are to be tokenized; a conversation counts by the text it is rendered from."""
     return sum(
         each.num_chars
         + each.prompt.num_ids
@@ -81,5 +81,5 @@ def text_size(requests: Iterable[GenerationRequest]) -> int:
 
 
 def may_take_long(requests: Sequence[GenerationRequest]) -> bool:
-    """Return whether `submit` may take long: there are images, or texts that are long or may be once rendered."""
+    """Return whether accepting the requests may take long: they have images, or much text to tokenize or render."""
     return any(map(has_images, requests)) or text_size(requests) > LONG_TEXT // 2

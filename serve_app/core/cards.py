@@ -1,4 +1,4 @@
-"""What a replica says of itself: its model, its adapters, its limits."""
+"""What a replica says of itself: its model, its adapters, its limits, and adapters as they lie on disk."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ class PromptLength:
             raise self._too_long(request, num_chars, most, f"can fit the context of {self.model_name}")
 
     def overflow(self, request: GenerationRequest, found: str, facts: dict[str, int]) -> ContextOverflow:
-        """found: how long the prompt is, behind its number"""
+        """Return the refusal of a prompt that is too long.
+
+        found: how long the prompt is, behind its number
+        """
         remedy = "" if request.context.takes_any_length else ', or send "truncate_sequence": true'
         name = request.context.prompt_name
         context = f"{self.max_model_len} tokens for prompt and completion together"
@@ -74,7 +77,7 @@ class PromptLength:
         )
 
     def _most_chars(self, num_ids: int) -> int:
-        """Characters of text that may fit beside so many tokens."""
+        """Return how many characters of text may fit beside so many tokens."""
         if self.chars_per_token is None:
             return self.max_chars
         return (self.max_model_len - num_ids) * self.chars_per_token
@@ -118,7 +121,7 @@ class AdapterCard:
         return self.reason is None
 
     def part(self, scale: float) -> Part:
-        """Return this adapter with a scale, as a part of a mix."""
+        """Return this adapter at a scale, as a part of a mix."""
         return Part(adapter=self.name, version=self.version, scale=scale, keeps_prefix=self.keeps_prefix)
 
 
@@ -216,11 +219,11 @@ class ModelCard:
         return tuple(card for card in self.adapters if card.is_usable)
 
     def template_for(self, *, has_tools: bool) -> str:
-        """The chat template of a chat with tools, or without."""
+        """Return the chat template for a chat with or without tools."""
         return (self.tool_template if has_tools else "") or self.chat_template
 
     def has(self, model: ModelRef) -> bool:
-        """Whether it has every adapter of the model in its version, and as many at once."""
+        """Return whether the model has every adapter of a reference, in its version, and may hold so many at once."""
         cards = [(self.adapter(part.adapter), part.version) for part in model.parts]
         return len(cards) <= max(1, self.max_mixed_adapters) and all(
             card is not None and card.is_usable and card.version == version for card, version in cards

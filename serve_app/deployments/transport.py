@@ -104,7 +104,7 @@ class RayBackend:
 
 
 def by_value(handle: DeploymentHandle[Any]) -> DeploymentHandle[Any]:
-    """The handle with its results sent over gRPC instead of through Ray's object store.
+    """Return the handle with its results sent over gRPC instead of through Ray's object store.
 
     That takes a third of the CPU time per message; in Serve's throughput mode it is so anyway.
     """
@@ -112,7 +112,7 @@ def by_value(handle: DeploymentHandle[Any]) -> DeploymentHandle[Any]:
 
 
 def as_serve_error(error: Exception, replica_id: str) -> ServeError:
-    """What Ray reports, in the service's own words."""
+    """Return what Ray reports as an error of ours."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, ServeError):
         return cause
@@ -155,14 +155,14 @@ _spent_values = attrgetter(*_SPENT_NAMES)
 
 
 def pack(frame: Frame) -> bytes:
-    """The frame as bytes, which Ray carries as they are. `unpack` gives an equal one."""
+    """Return the frame as bytes, which Ray carries as they are. `unpack` gives an equal one."""
     deltas, load = tuple(map(_packed, frame.deltas)), frame.load
     spent = tuple(map(_spent_values, load.spent))
     return pickle.dumps((deltas, _load_values(load), spent), pickle.HIGHEST_PROTOCOL)
 
 
 def unpack(packed: bytes) -> Frame:
-    """The frame that a replica of ours has packed."""
+    """Return the frame that a replica has packed."""
     deltas, values, of_flows = pickle.loads(packed)  # nosec B301 # see there
     spent = tuple(Spent(**dict(zip(_SPENT_NAMES, each, strict=True))) for each in of_flows)
     load = Load(**dict(zip(_LOAD_NAMES, values, strict=True)), spent=spent)

@@ -96,7 +96,7 @@ class Engine:
         record_on_gpus(self._runner, config, model)
         self._masks = MaskComputer()
         self._output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
-        sampler = Sampler(model.eos_token_ids, land=landing_on(model.device), vocab=model.vocab_size)
+        sampler = Sampler(model.eos_token_ids, land=landing_on(model.device))
         self._verifier = Verifier(self._masks, sampler, self._output)
         self._steps = AsyncSteps(
             self._scheduler, self._masks, Recorder(model.module), self._runner, self._verifier,

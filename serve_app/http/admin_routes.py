@@ -22,15 +22,15 @@ from serve_app.http.guard import Administer
 
 MAX_DEPTH = 8
 FORMATS = ("json", "csv", "parquet")
-"""Of usage; everything else is JSON."""
+"""Media types in which usage is reported; all other answers are JSON."""
 NUMBER = re.compile(r"[0-9]{1,18}")
-"""Of an event; the store holds no larger one."""
+"""The largest number of an event; the store holds no larger one."""
 HEADERS = {"cache-control": "no-store"}
-"""An answer may hold a key."""
+"""No cache keeps an answer, as it may hold a key."""
 
 
 def admin_routes(administer: Administer, *, max_body_bytes: int) -> list[Route]:
-    """Who may call them is the guard's to say."""
+    """Return the routes; the guard decides who may call them."""
 
     async def answer(request: Request) -> Response:
         path: AdminPath = AdminPath(request.scope["route"].path)
@@ -65,7 +65,7 @@ def _report(found: Mapping[str, object]) -> tuple[dict[str, str], list[dict[str,
 
 
 def _asked(request: Request, known: tuple[str, ...]) -> dict[str, object]:
-    """What stands behind `?`, numbers as numbers."""
+    """Return the members of the query, numbers as numbers."""
     asked: dict[str, object] = {}
     for name, value in request.query_params.items():
         if name not in known:
@@ -76,7 +76,7 @@ def _asked(request: Request, known: tuple[str, ...]) -> dict[str, object]:
 
 
 def _merged(first: dict[str, object], second: dict[str, object]) -> dict[str, object]:
-    """Both; what the address says already may be said again and not otherwise."""
+    """Return both together. Raises InvalidRequest where the body contradicts the address."""
     for name in first.keys() & second.keys():
         if first[name] != second[name]:
             must = f"be that of the address, {shown(first[name])}"

@@ -54,7 +54,7 @@ def build_app(
     replays: Replays | None = None,
     book: ClaimBook | None = None,
 ) -> Starlette:
-    """The whole service over HTTP, for any ASGI server.
+    """Return the whole service over HTTP, for any ASGI server.
 
     metrics: what to count in; one that outlives the application keeps counting when that is exchanged
     door:    who is let in
@@ -89,7 +89,7 @@ def routes(
     live: Live | None = None,
     book: ClaimBook | None = None,
 ) -> list[Route]:
-    """Every route, as it answers who sees this router."""
+    """Return every route, as it answers a tenant that sees this router."""
     live = live or Live(router.fleet, router.admission, max_stall_s=settings.max_stall_s)
     inquiries = Inquiries(router.view)
 
@@ -121,7 +121,7 @@ def routes(
 
 
 def _styles(router: Router, inquiries: Inquiries) -> dict[Path, Style]:
-    """The routes that compute something that is admitted, and written down, as completions are."""
+    """Return the styles of the routes whose requests pass admission and the ledger, as completions do."""
     native = NativeStyle(inquiries)
     return {
         Path.COMPLETIONS: OpenAiStyle(router),
@@ -135,7 +135,7 @@ def _styles(router: Router, inquiries: Inquiries) -> dict[Path, Style]:
 
 
 def _middleware(router: Router, settings: HttpSettings, metrics: Metrics, door: Door) -> list[Middleware]:
-    """What a request passes on its way in, the outermost first."""
+    """Return the middleware that a request passes on its way in, the outermost first."""
     return [
         Middleware(TrailingSlash),
         Middleware(CountedRequests, metrics=metrics),

@@ -63,14 +63,14 @@ class Completions:
             scope["state"]["served"] = Served(status=status, run=story.run, is_whole=story.error is None)
 
     def _traced(self, story: Story, status: int, scope: Scope) -> dict[str, str]:
-        """What its line in the log says of its trace; nothing where nobody traces."""
+        """Return the id of the request's trace for its line in the log; nothing where no traces are made."""
         if self._settings.trace is None:
             return {}
         trace_id = self._settings.trace(story, status, str(path_of(scope["path"]) or ""), scope["headers"])
         return {} if trace_id is None else {"trace_id": trace_id}
 
     async def _serve(self, headers: Headers, receive: Receive, exchange: Exchange, *, story: Story) -> bool:
-        """Answer, but stop at once where the client leaves meanwhile; True where it did."""
+        """Answer, and stop at once if the client leaves. Return whether it left."""
         has_left = False
         try:
             async with asyncio.TaskGroup() as group:
@@ -84,7 +84,7 @@ class Completions:
         return has_left
 
     async def _read(self, headers: Headers, receive: Receive, exchange: Exchange, *, story: Story) -> bytes | None:
-        """The body; None where the request was refused and the client was told.
+        """Return the body; None where the router refused the request and told the client.
 
         A full service refuses before it reads anything, as that is when refusing is cheapest.
         """
@@ -161,7 +161,7 @@ NAME = "X-Request-Timeout"
 
 
 def time_limit_of(headers: Headers) -> float | None:
-    """Seconds; None where nothing is said. Raises InvalidRequest where that is no positive number."""
+    """Return the seconds that the client gives the request, or None. Raises InvalidRequest for no positive number."""
     text = headers.get(NAME)
     if text is None:
         return None

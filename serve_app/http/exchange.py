@@ -45,7 +45,7 @@ BODY_TIMEOUT_S = 60.0
 
 
 class ClientGone(Exception):
-    """The client closed its connection; nobody is left to be told anything."""
+    """Raised when the client has closed its connection, so that nobody is left to be told anything."""
 
 
 class Exchange:
@@ -67,26 +67,26 @@ class Exchange:
         self._send = send
 
     async def respond(self, status: int, content: object, *, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        """A whole JSON response."""
+        """Send a whole JSON response."""
         body = dump(content).encode()
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, [(b"content-type", b"application/json"), length, *headers])
         await self._end(body)
 
     async def stream(self, piece: bytes) -> None:
-        """The next bytes of a stream of events; the first bring the status line with them."""
+        """Send the next bytes of a stream of events; the first bring the status line with them."""
         if not self.has_started:
             await self._begin_stream()
         await self._write({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def end_stream(self, piece: bytes) -> None:
-        """The last bytes of a stream."""
+        """Send the last bytes of a stream."""
         if not self.has_started:
             await self._begin_stream()
         await self._end(piece)
 
     async def fail(self, error: ServeError) -> None:
-        """Tell the client: by the status line where nothing was sent yet, otherwise by a last event."""
+        """Tell the client of the error: by the status line if nothing was sent yet, otherwise by a last event."""
         if self.is_over:
             return
         if self.has_started:
@@ -121,7 +121,7 @@ class Exchange:
 
 
 def headers_of(error: ServeError) -> RawHeaders:
-    """Headers that an error brings with it."""
+    """Return the headers that an error brings with it."""
     headers: RawHeaders = []
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
@@ -139,7 +139,7 @@ def headers_of(error: ServeError) -> RawHeaders:
 async def read_body(
     receive: Receive, *, content_length: str | None, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S
 ) -> bytes:
-    """The whole body. Refuses a large one by its announced length, or as soon as more has arrived.
+    """Return the whole body. Refuse a large one by its announced length, or as soon as more has arrived.
 
     Raises PayloadTooLarge, InvalidRequest, RequestTimeout, ClientGone.
     """
@@ -171,7 +171,7 @@ async def _read_pieces(receive: Receive, *, content_length: str | None, max_byte
 
 
 async def watch(receive: Receive, exchange: Exchange) -> None:
-    """Wait for the client to leave. Raises ClientGone where the response was not over by then.
+    """Wait for the client to leave. Raises ClientGone if the response was not over by then.
 
     A server may also fail to say more of a client that has left, as Ray does where it cancels the call: that is the
     same.
@@ -191,14 +191,14 @@ JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
 
 
 def check_media_type(headers: Headers) -> None:
-    """Raises UnsupportedMediaType; a missing type is taken for JSON."""
+    """Check that the body is JSON, as a body without a type is taken to be. Raises UnsupportedMediaType."""
     media_type = headers.get("content-type", "").partition(";")[0].strip()
     if media_type and not JSON_TYPE.fullmatch(media_type):
         raise UnsupportedMediaType.refusing("Content-Type", must="be application/json", found=shown(media_type))
 
 
 async def body_of(request: Request, *, max_bytes: int) -> bytes:
-    """Raises ServeError, and ClientGone."""
+    """Return the request's JSON body. Raises ServeError and ClientGone."""
     check_media_type(request.headers)
     return await read_body(request.receive, content_length=request.headers.get("content-length"), max_bytes=max_bytes)
 
@@ -211,7 +211,7 @@ TOLD_OF_RATES = frozenset(name for names in NAMES.values() for name in names)
 
 
 def rate_headers(rates: Rates) -> list[tuple[bytes, bytes]]:
-    """Of each limit that there is: how much it is, how much is left, and after how long all of it is there again."""
+    """Return three headers per limit: its size, what is left, and the time until all of it is there again."""
     headers = []
     for meter, rate in rates.items():
         limit, remaining, reset = NAMES[meter]
@@ -224,7 +224,7 @@ def rate_headers(rates: Rates) -> list[tuple[bytes, bytes]]:
 
 
 def duration(seconds: float) -> str:
-    """As `120ms`, `1s`, `6m0s`, `1h0m0s`."""
+    """Return a duration as OpenAI writes it: `120ms`, `1s`, `6m0s`, `1h0m0s`."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     whole = math.ceil(seconds)
@@ -238,7 +238,7 @@ logger = logging.getLogger(__name__)
 
 
 def dialect_heard(scope: Scope, default: Dialect) -> Dialect:
-    """The dialect that the request's header names; the default where there is none of that name."""
+    """Return the dialect that the request's header names; the default if it names none that is known."""
     name = Headers(scope=scope).get(HEADER)
     try:
         return default if name is None else dialect_named(name)
@@ -254,7 +254,7 @@ def error_response(error: ServeError, dialect: Dialect) -> Response:
 
 
 async def raise_as_ours(request: Request, error: Exception) -> NoReturn:
-    """Starlette's own refusals, which are of routes and methods. Raises ServeError."""
+    """Raise Starlette's refusals of routes and methods as errors of ours."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 404:
@@ -268,7 +268,7 @@ async def raise_as_ours(request: Request, error: Exception) -> NoReturn:
 
 
 def as_serve_error(error: Exception, request_id: str) -> ServeError:
-    """The error itself, or for one that nobody foresaw a plain failure; its details go to the log alone."""
+    """Return the error, or EngineFailed for one that nobody foresaw; its details go to the log alone."""
     if isinstance(error, ServeError):
         return error
     logger.error("request %s failed", request_id, exc_info=error, extra=about([request_id]))

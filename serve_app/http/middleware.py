@@ -59,7 +59,7 @@ class FailuresAsJson:
 
 
 def request_id_of(sent: str) -> str:
-    """What the client sent where that is well formed, or a new one."""
+    """Return the client's request id if that is well formed, or a new one."""
     return sent if REQUEST_ID.fullmatch(sent) else secrets.token_hex(16)
 
 
@@ -180,13 +180,13 @@ class Upgrades:
 
 
 def _upgrade_before_a_body(headers: Headers) -> str | None:
-    """What the client would upgrade to, where it sends a body."""
+    """Return the protocol that a request with a body offers to upgrade to; None where it offers none."""
     announces_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     return headers.get("upgrade") if announces_body else None
 
 
 def _checked(receive: Receive, upgrade: str) -> Receive:
-    """`receive`, which raises BodyLost where nothing of the body comes."""
+    """Return a `receive` that raises BodyLost if nothing of the body comes."""
     is_first = True
 
     async def checked() -> Message:
@@ -240,7 +240,7 @@ class Unpacked:
         self._is_over = False
 
     async def receive(self) -> Message:
-        """The next piece. Raises InvalidRequest."""
+        """Return the next message of the body. Raises InvalidRequest."""
         if self._is_over:
             return await self._receive()
         await asyncio.sleep(0)  # pieces of a body that is here already must not hold up everybody else
@@ -258,7 +258,7 @@ class Unpacked:
             self._has_more = message.get("more_body", False)
 
     def _next_piece(self) -> bytes:
-        """What is there already, in plain; empty where more has to be read."""
+        """Return the plain bytes of what is there already; empty where more has to be read."""
         while self._packed:
             if self._stream.eof:  # several streams may follow each other
                 self._stream = zlib.decompressobj(GZIP_WINDOW)

@@ -27,7 +27,7 @@ from serve_app.router.router import Router
 
 
 def model_routes(router: Router, inquiries: Inquiries, *, limits: WireLimits, max_body_bytes: int) -> list[Route]:
-    """`model` is optional in all of them where one model is served; the GETs take it from the query."""
+    """Return the routes about models. `model` is optional if one model is served; GETs take it from the query."""
 
     async def tokenize(request: Request) -> Response:
         call = parse_tokenize(await body_of(request, max_bytes=max_body_bytes), limits)
@@ -64,7 +64,7 @@ def model_routes(router: Router, inquiries: Inquiries, *, limits: WireLimits, ma
 
 
 async def answer_nobody(request: Request, error: Exception) -> Response:
-    """The client left while its body was read; what is sent here reaches no one."""
+    """Answer a request whose client left while its body was read; the response reaches nobody."""
     assert isinstance(error, ClientGone)
     return Response(status_code=CLIENT_LEFT)
 
@@ -73,7 +73,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def counted(endpoint: Endpoint, router: Router) -> Endpoint:
-    """The same, for one of the requests per minute and in flight of the router's tenant; what fails costs none.
+    """Return the endpoint, counted among the tenant's requests per minute and in flight; a failure counts for none.
 
     Raises as `Quotas.reserve`.
     """
@@ -98,7 +98,7 @@ def counted(endpoint: Endpoint, router: Router) -> Endpoint:
 
 
 def explain_route(router: Router, inquiries: Inquiries, *, limits: WireLimits, max_body_bytes: int) -> Route:
-    """A body of completions, or one of chats where it has `messages`, read as that route would read it."""
+    """Return the route that explains a body of completions, or of chats where it has `messages`."""
     explainer = Explainer(router, inquiries)
 
     async def explain(request: Request) -> Response:
@@ -121,7 +121,7 @@ LOADING_RETRY_S = 1
 
 
 def service_routes(router: Router, limits: WireLimits) -> list[Route]:
-    """Open while the service is full: none of them waits for a replica."""
+    """Return the routes that stay open while the service is full, as none of them waits for a replica."""
 
     async def models(request: Request) -> Response:
         return JSONResponse(models_body(router.models()))

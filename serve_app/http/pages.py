@@ -36,11 +36,11 @@ PATHS = {
     "responses": Path.RESPONSES,
     "health": Path.HEALTH,
 }
-"""Below the address that was asked."""
+"""Paths that the front page names."""
 
 
 def front_route() -> Route:
-    """It holds nothing of the service, and is the same for whoever asks."""
+    """Return the route of `/`, the same for every client: browsers go to the console, others get a list of paths."""
     body = {"service": "serve_app", "about": ABOUT, "paths": {name: path.value for name, path in PATHS.items()}}
 
     async def front(request: Request) -> Response:
@@ -53,7 +53,7 @@ def front_route() -> Route:
 
 
 def _console_beside(request: Request) -> str:
-    """Relative, as nobody here knows what a proxy in front takes off the path."""
+    """Return the console's address relative to this one: a proxy in front may take a part off the path."""
     folder = request.scope["state"].get("had_nothing", "").rpartition("/")[2]
     return f"{folder}{Path.CONSOLE}" if folder else Path.CONSOLE.removeprefix("/")
 
@@ -94,7 +94,7 @@ class StaticFile:
     tag: str
 
     def answer(self, request: Request) -> Response:
-        """The file, or that a browser has it."""
+        """Return the file, or 304 if the browser has it."""
         headers = {**HEADERS, "etag": self.tag}
         if self.tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
@@ -102,7 +102,7 @@ class StaticFile:
 
 
 def console_routes() -> list[Route]:
-    """They hold nothing of the service, and are the same for whoever asks."""
+    """Return the routes of the console's files, the same for every client."""
 
     async def page(request: Request) -> Response:
         if request.scope["state"].get("had_slash"):  # what the page links to is relative
@@ -121,7 +121,7 @@ def console_routes() -> list[Route]:
 
 @cache
 def static_files() -> Mapping[str, StaticFile]:
-    """By name, read once."""
+    """Return the console's files by name, read once."""
     folder = files("serve_app.http").joinpath("pages/console")
     kinds = {each.name: KINDS.get(each.name.rpartition(".")[2]) for each in folder.iterdir()}
     return MappingProxyType(
@@ -134,7 +134,7 @@ def _read(content: bytes, kind: str) -> StaticFile:
 
 
 MAX_DOCUMENTS = 32
-"""A third of a megabyte each, of tenants with bounds of their own."""
+"""Documents of tenants with bounds of their own that are kept, a third of a megabyte each."""
 INLINE = {
     "script-src": re.compile(r"<script>(.*?)</script>", re.DOTALL),
     "style-src": re.compile(r"<style>(.*?)</style>", re.DOTALL),
@@ -142,7 +142,7 @@ INLINE = {
 
 
 def docs_routes(limits: WireLimits, dialect: Dialect, *, asks_for_keys: bool = False) -> list[Route]:
-    """The document is made when it is first asked for. The page may load that and nothing else."""
+    """Return the routes of the document and its page. The document is made when it is first asked for."""
     page = files("serve_app.http").joinpath("pages/docs.html").read_text(encoding="utf-8")
     headers = {
         "content-security-policy": content_security_policy(page),
@@ -162,13 +162,13 @@ def docs_routes(limits: WireLimits, dialect: Dialect, *, asks_for_keys: bool = F
 
 @lru_cache(maxsize=MAX_DOCUMENTS)
 def described(limits: WireLimits, dialect: str, *, asks_for_keys: bool) -> bytes:
-    """The document as it is sent: all who are bound alike share one, and nobody waits until it is written again."""
+    """Return the document as it is sent; all tenants with the same bounds share one."""
     document = openapi_document(limits, DIALECTS[dialect], asks_for_keys=asks_for_keys)
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def content_security_policy(page: str) -> str:
-    """Allows the page's own script and style, by their digests, and requests to its own server."""
+    """Return the policy that allows the page's own script and style, by digest, and requests to its own server."""
     rules = ["default-src 'none'", "connect-src 'self'", "base-uri 'none'", "form-action 'none'"]
     rules += [f"{name} {' '.join(map(_digest, pattern.findall(page)))}" for name, pattern in INLINE.items()]
     return "; ".join(rules)

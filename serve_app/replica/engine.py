@@ -10,7 +10,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from serve_app.constraints.matcher import Matcher
+from serve_app.constraints.vocabulary import Matcher
 from serve_app.core.cards import ModelCard
 from serve_app.core.delta import Delta, Load
 from serve_app.core.ledger import News, UsageReport

@@ -31,6 +31,7 @@ from serve_app.replica.preparation import Preparation, placed
 from serve_app.replica.requests import OpenRequests
 from serve_app.replica.tokenizer_pools import Tokenizations, TokenizerPools
 from serve_app.templates.chat_template import ChatTemplate
+from serve_app.templates.rendering import Work
 from serve_app.text.tokenizer import TextTokenizer
 
 MAX_TOLD_FLOWS = 32
@@ -258,14 +259,14 @@ class ModelService:
 
 def template_of(card: ModelCard, tokenizer: TextTokenizer) -> ChatTemplate:
     """Make the model's chat template, ready to render."""
-    return ChatTemplate(
-        card.chat_template,
+    work = Work(
+        template=card.chat_template,
         tool_template=card.tool_template,
         tells_form=None if card.tool_prompt == "ignore" else card.tool_parser in (None, "hermes", "qwen"),
-        model_name=card.name,
         special_names=tuple(name for name, _ in tokenizer.special_names),
         special_tokens=dict(card.tokenizer.special_tokens),
     )
+    return ChatTemplate(work, model_name=card.name)
 
 
 def vocabulary_of(tokenizer: TextTokenizer, eos_token_ids: frozenset[int]) -> Vocabulary:

@@ -13,10 +13,8 @@ from dataclasses import replace
 import pytest
 
 from serve_app.constraints.compilation import build_matcher, compile_source
-from serve_app.constraints.compiler import Compiler
-from serve_app.constraints.limits import ConstraintLimits
-from serve_app.constraints.refusal import Refusal
-from serve_app.constraints.trials import Trials
+from serve_app.constraints.compiler import Compiler, Trials
+from serve_app.constraints.limits import ConstraintLimits, Refusal
 from serve_app.core.errors import EngineFailed, InvalidRequest, Overloaded
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Prompt

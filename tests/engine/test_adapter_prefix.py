@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM
 from serve_app.catalog.adapters import read_adapter
 from serve_app.core.names import Part, mixed
 from serve_app.engine.lora.adapter import linear_modules
-from serve_app.engine.lora.prefix import keeps_prefix
-from serve_app.engine.lora.registration import bind_adapters
+from serve_app.engine.lora.registration import bind_adapters, keeps_prefix
 from tests.engine.harness import complete, config, make_engine, request
 from tests.engine.test_adapters import peft_greedy, train_nothing
 

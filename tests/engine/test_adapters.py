@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from serve_app.engine.decoder.openmp import libgomp
 from serve_app.engine.engine import Engine
-from serve_app.engine.lora.errors import AdapterRefused
+from serve_app.engine.lora.matching import AdapterRefused
 from tests.engine.adapter_files import load_adapter, save_adapter
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import complete, config, make_engine, reference_greedy, request

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.api.listings import Moment
+from serve_app.api.listings import replica_state
 from serve_app.core.prompt import Prompt
 from serve_app.core.shares import Share
 from serve_app.engine.engine import Engine
@@ -251,10 +251,4 @@ def test_what_is_told_of_completion_tokens_only_grows_whoever_has_them(roomy: En
 
 
 def _told_of(engine: Engine) -> int:
-    moment = Moment(
-        router="r", at=0.0, num_open=0, max_open=1, refused={}, queues=(), loading=(),
-        replicas=[(replica_card("r0"), engine.load)],
-    )  # fmt: skip
-    replicas = moment.body()["replicas"]
-    assert isinstance(replicas, list)
-    return int(replicas[0]["completion_tokens"])
+    return replica_state(replica_card("r0"), engine.load).completion_tokens

@@ -21,7 +21,7 @@ from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.kv.storage import Holding, Storage
 from serve_app.engine.kv.trunk_plan import TrunkPlan, attend_each, attend_together
 from serve_app.engine.kv.trunks import LEAST_GAIN, Trunk, find_trunks
-from serve_app.engine.lora.bank import AdapterBank
+from serve_app.engine.lora.pool import AdapterBank
 from tests.engine.conftest import DEMO
 from tests.engine.harness import complete, config, make_engine, reference_greedy, request
 

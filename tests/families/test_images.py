@@ -19,7 +19,7 @@ from serve_app.engine.decoder.judgement import judge
 from serve_app.engine.decoder.loading import load_model
 from serve_app.engine.decoder.weights import held_bytes, weight_bytes
 from serve_app.engine.engine import Engine, ReplicaEngine
-from serve_app.engine.lora.errors import AdapterRefused
+from serve_app.engine.lora.matching import AdapterRefused
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.engine.vision.images import ImageEmbeddings
 from serve_app.replica.preparation import Preparation

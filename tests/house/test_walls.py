@@ -27,7 +27,7 @@ def wall(ours: str = "", theirs: str = "") -> Wall:
 
 
 WALLS = {
-    "core": wall(),
+    "core": wall(theirs="annotated_types"),
     "sandbox": wall("core"),
     "api": wall("core", "pydantic"),
     "catalog": wall("core", "safetensors"),
@@ -38,7 +38,8 @@ WALLS = {
     "templates": wall("core sandbox", "jinja2"),
     "replica": wall("core text constraints templates"),
     "engine": wall(
-        "core text constraints templates replica", "torch transformers peft safetensors PIL triton flashinfer llvmlite"
+        "core text constraints templates replica",
+        "torch transformers peft safetensors PIL triton flashinfer llvmlite annotated_types",
     ),
     "router": wall("core api catalog tenants tools"),
     "observe": wall("core api router", "opentelemetry"),

@@ -17,7 +17,7 @@ from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Prompt, TokenizeRequest
 from serve_app.core.request import ContextParams, GenerationRequest, StopParams
 from serve_app.deployments.loading import load_replica
-from serve_app.engine.decoder.loading import ModelNotSupported
+from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.replica.service import ModelService
 from serve_app.replica.tokenizer_pools import POOLS, TokenizerPools
 from tests.engine.conftest import DEMO

@@ -16,9 +16,8 @@ from serve_app.core.delta import Delta
 from serve_app.engine.decoder.recorder import Recorder
 from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.kv.storage import Holding
-from serve_app.engine.sampling.launching import Launched
 from serve_app.engine.sampling.masks import MaskComputer
-from serve_app.engine.sampling.sampler import Begun
+from serve_app.engine.sampling.sampler import Begun, Launched
 from serve_app.engine.scheduler.scheduler import Scheduler
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 from serve_app.engine.speculation.verification import Verifier

@@ -15,7 +15,7 @@ from serve_app.engine.cpu.tokens import token_kernels
 from serve_app.engine.decoder.linears import LinearPart, OneDnnWeight, PackedLinear
 from serve_app.engine.decoder.norm import Change, HeadNorms, Norm, added_and_normed
 from serve_app.engine.kv.plan import Scoring
-from serve_app.engine.lora.banked import BankedLinear, Parts
+from serve_app.engine.lora.modules import BankedLinear, Parts
 from serve_app.engine.quantized.int8_kernels import RoundedRows
 from serve_app.engine.quantized.linear import QuantisedLinear
 from serve_app.engine.tensor_parallel.collectives import Collectives

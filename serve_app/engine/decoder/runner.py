@@ -19,8 +19,8 @@ from serve_app.engine.decoder.step import CurrentStep, Layout, Step, pack
 from serve_app.engine.gpu.graphs import Capture, CudaCapture, DecodeGraphs
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Storage
-from serve_app.engine.lora.bank import AdapterBank
-from serve_app.engine.sampling.narrow import widened
+from serve_app.engine.lora.pool import AdapterBank
+from serve_app.engine.sampling.sampler import widened
 from serve_app.engine.scheduler.sequence import Batch
 
 

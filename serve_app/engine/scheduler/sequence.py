@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from serve_app.constraints.matcher import Matcher
+from serve_app.constraints.vocabulary import Matcher
 from serve_app.core.delta import Delta, Finish, FinishReason, TokenLogprob
 from serve_app.core.request import GenerationRequest
 from serve_app.engine.decoder.record import Record

@@ -11,10 +11,9 @@ from torch import nn
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.kv.budget import check_adapters_fit
-from serve_app.engine.lora.adapter import Adapter
-from serve_app.engine.lora.bank import AdapterBank, SwapIn
-from serve_app.engine.lora.shelf import shelf_rank
-from serve_app.engine.lora.weights import LowRank
+from serve_app.engine.lora.adapter import Adapter, LowRank
+from serve_app.engine.lora.buckets import shelf_rank
+from serve_app.engine.lora.pool import AdapterBank, SwapIn
 from serve_app.engine.tensor_parallel.division import Division
 from serve_app.engine.tensor_parallel.workers import BringAdapter, Serve, Workers, packed, unpacked
 

@@ -27,7 +27,7 @@ from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.step import Layout
 from serve_app.engine.kv.storage import Holding, Storage
-from serve_app.engine.lora.weights import LowRank
+from serve_app.engine.lora.adapter import LowRank
 from serve_app.engine.tensor_parallel.collectives import Collectives
 from serve_app.engine.tensor_parallel.division import Division
 

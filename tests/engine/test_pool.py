@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from serve_app.engine.lora.bank import AdapterBank
-from serve_app.engine.lora.errors import AdapterRefused
+from serve_app.engine.lora.adapter import LowRank, read_weights
+from serve_app.engine.lora.matching import AdapterRefused
 from serve_app.engine.lora.plan import Mix
-from serve_app.engine.lora.weights import LowRank, read_weights
+from serve_app.engine.lora.pool import AdapterBank
 from tests.engine.adapter_files import load_adapter, save_adapter
 
 WIDTH, HIDDEN = 24, 40

@@ -1,14 +1,16 @@
-"""Places for adapters of one rank: their factors stacked per module, so that neighbours are computed together."""
+"""Rank buckets: the stacked factors of adapters of one rank."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from serve_app.engine.lora.weights import LowRank
+from serve_app.engine.lora.adapter import LowRank
+from serve_app.engine.lora.plan import Adding
 
 MIN_RANK = 8
 
@@ -133,3 +135,12 @@ class Shelf:
             self.stacks[name] = self.stacks[name].resized(capacity)
         self._capacity = capacity
         self.num_changes += 1
+
+
+class Kernels(Protocol):
+    """tile_rows: rows of a tile, at most"""
+
+    tile_rows: int
+
+    def adding(self, parts: Sequence[Part]) -> Adding:
+        """What adds the changes of these linears; it keeps their stacks."""

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.constraints.limits import MAX_SHORTEST_CHARS
-from serve_app.constraints.refusal import Refusal
-from serve_app.constraints.regex_length import MOST, shortest_match
+from serve_app.constraints.limits import MAX_SHORTEST_CHARS, MOST, Refusal, shortest_match
 from tests.constraints.schemas import PATTERNS
 from tests.constraints.vocabularies import accepts, matcher_of
 

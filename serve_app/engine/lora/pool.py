@@ -17,15 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from serve_app.engine.lora.adapter import Adapter, frame_of
-from serve_app.engine.lora.banked import BankedLinear, Step
-from serve_app.engine.lora.experts import BankedExperts, BankedModule, BankedRouter
-from serve_app.engine.lora.kernels import kernels_for
+from serve_app.engine.lora.adapter import Adapter, LowRank, frame_of, read_weights
+from serve_app.engine.lora.buckets import Shelf, Stack, shelf_rank
 from serve_app.engine.lora.matching import Target, head_name
-from serve_app.engine.lora.plan import Mix, Plan, Resident, make_plan
-from serve_app.engine.lora.shelf import Shelf, Stack, shelf_rank
-from serve_app.engine.lora.tiles import ShelfRows, ShelfTiles, lay_rows, lay_tiles
-from serve_app.engine.lora.weights import LowRank, read_weights
+from serve_app.engine.lora.modules import BankedExperts, BankedLinear, BankedModule, BankedRouter, Step, kernels_for
+from serve_app.engine.lora.plan import Mix, Plan, Resident, ShelfRows, ShelfTiles, lay_rows, lay_tiles, make_plan
 
 SwapIn = Callable[[], None]
 

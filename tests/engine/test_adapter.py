@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.engine.lora.errors import AdapterRefused
-from serve_app.engine.lora.weights_file import WeightsFile
+from serve_app.engine.lora.adapter import WeightsFile
+from serve_app.engine.lora.matching import AdapterRefused
 
 CONTENT = bytes(range(256)) * 40
 OTHER = CONTENT[::-1]

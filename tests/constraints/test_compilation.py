@@ -7,10 +7,9 @@ from random import Random
 
 import pytest
 
-from serve_app.constraints.compilation import compile_source
-from serve_app.constraints.forcing import MAX_LITERAL_CHARS, WITHOUT, forces_little, without_forcing
-from serve_app.constraints.matcher import Matcher
-from serve_app.constraints.refusal import Refusal
+from serve_app.constraints.compilation import MAX_LITERAL_CHARS, WITHOUT, compile_source, forces_little, without_forcing
+from serve_app.constraints.limits import Refusal
+from serve_app.constraints.vocabulary import Matcher
 from serve_app.core.request import ConstraintKind
 from tests.constraints.schemas import random_schema
 from tests.constraints.vocabularies import allowed, matcher_of, tokenizer
