@@ -1,4 +1,4 @@
-"""The seam between a router and the replicas of a model."""
+"""The calls of a router to the replicas of a model."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from serve_app.core.request import GenerationRequest
 NOTHING: Mapping[str, int] = MappingProxyType({})
 
 LONG_TEXT = 32_768
-"""Characters and ids of all prompts of a call together; longer texts may wait long for those of others."""
+"""Characters and ids of all prompts of a call together. Longer texts may wait for other callers' long texts."""
 
 
 class Backend(Protocol):
-    """One replica of a base model, as a router speaks to it; deployments carry these calls over Ray.
+    """One replica of a base model, as a router sees it. Deployments carry these calls over Ray.
 
-    Deltas of every submitted request come back through the one stream that `attach` opened for that router.
+    The deltas of all submitted requests come back through the one stream that `attach` opened for the router.
     """
 
     async def hello(self, router_id: str, heard: Mapping[str, int] = NOTHING) -> ReplicaCard:
-        """Say who you are. Also keeps alive what the router has submitted: a router that is not heard of for
-        the lease's time is taken for dead and its requests are aborted.
+        """Renew the router's lease, and return the replica's card. The replica aborts the requests of a router whose
+        lease has expired.
 
         heard: by replica, until when the router has heard its news
         """
@@ -36,20 +36,18 @@ class Backend(Protocol):
         ...
 
     async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> None:
-        """Accept all requests or none.
-
-        Raises ServeError where any is refused; nothing was started then.
-        """
+        """Accept all requests or none. Raises ServeError if it refuses any; then it has started none."""
         ...
 
     async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
-        """End these requests; those unknown or finished are left alone. No delta follows for them."""
+        """Abort requests; no delta follows for them. Ignore unknown and finished ones."""
         ...
 
     async def pause(self, router_id: str, request_ids: Sequence[str]) -> None:
-        """Take these requests out of the batch until they are resumed: their reader is slow, and others want their
-        place. They keep what they have generated; deltas of a step that runs still follow. Those unknown or finished
-        are left alone."""
+        """Take requests out of the batch until they are resumed, as their reader is slow.
+
+        They keep what they have generated. Deltas of a running step still follow. Ignore unknown and finished ones.
+        """
         ...
 
     async def resume(self, router_id: str, request_ids: Sequence[str]) -> None:
@@ -57,14 +55,11 @@ class Backend(Protocol):
         ...
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
-        """Cut a text, or what the template makes of a conversation, into tokens, for its own sake.
-
-        Raises Overloaded, InvalidRequest.
-        """
+        """Tokenize a text or a rendered conversation. Raises Overloaded, InvalidRequest."""
         ...
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Give the text of tokens, special ones by their names. Raises Overloaded."""
+        """Return the text of tokens, special tokens by name. Raises Overloaded."""
         ...
 
 

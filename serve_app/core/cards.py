@@ -127,7 +127,7 @@ class AdapterCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerCard:
-    """How a tokenizer calls itself and its special tokens.
+    """A tokenizer's class and special tokens.
 
     special_tokens: pairs of a name (`eos_token`, `bos_token`, …) and the token's text
     """
@@ -138,11 +138,11 @@ class TokenizerCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordCard:
-    """What of a model's computations is given away, as its operator configured it.
+    """Which results of a model's computation clients may get, as its operator configured it.
 
-    embedding:       how it embeds texts; None does not
+    embedding:       how it embeds texts; None if it does not
     hidden_size:     numbers of a hidden state, and so of an embedding
-    embedding_sizes: to which the model was trained to have its embeddings cut; 0 among them stands for any
+    embedding_sizes: to which its embeddings may be cut, by its training; 0 among them stands for any
     """
 
     returns_hidden_states: bool = False

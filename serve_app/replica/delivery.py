@@ -1,4 +1,8 @@
-"""How deltas leave a replica: an outbox per router, and a lease that a router has to renew."""
+"""How deltas leave a replica: an outbox for each router, and a lease that each router renews.
+
+For each step, on the event loop: 1. sort its deltas by router; 2. put them into the routers' outboxes; 3. send what is
+in an outbox as one frame whenever its router reads.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,10 @@ from serve_app.replica.requests import OpenRequests
 
 
 class Leases:
-    """Names the routers that fell silent. `expired` is to be called once every `period_s`.
+    """Finds routers that fell silent. Call `expired` once every `period_s`.
 
-    A process that was stopped, or an event loop that was held up, has heard nobody: what `expired` is late by counts
-    for no router.
+    If `expired` is called late, the process or its event loop was held up and heard no router. That time does not
+    count.
     """
 
     def __init__(self, lease_s: float, clock: Callable[[], float]) -> None:
@@ -34,7 +38,7 @@ class Leases:
         self._heard_at[router_id] = self._clock()
 
     def expired(self) -> list[str]:
-        """Forget and return those not heard of for the lease's time."""
+        """Forget and return the routers not heard of for `lease_s`."""
         now = self._clock()
         overslept = max(0.0, now - self._looked_at - self.period_s)
         self._looked_at = now
@@ -52,11 +56,10 @@ ID_BYTES = 8
 
 
 class Outbox:
-    """A buffer that is emptied as fast as its reader reads, without a timer.
+    """Buffers the deltas for one router, without a timer.
 
-    A reader that keeps up gets a frame per step; a slower one gets fewer, larger frames. Of one that does not read,
-    the deltas of a sequence are joined into one, so that what is kept grows with what was generated and not with the
-    number of steps.
+    A reader that keeps up gets a frame per step; a slower one gets fewer, larger frames. If the reader does not read,
+    the outbox joins the deltas of each sequence. Its memory then grows with the generated text, not with the steps.
 
     max_deltas: pending before deltas of the same sequence are joined
     num_bytes:  what is pending takes in memory, about
@@ -87,14 +90,14 @@ class Outbox:
         self._has_news.set()
 
     def drop(self) -> list[Delta]:
-        """Take out and return all that is pending."""
+        """Take out and return all pending deltas."""
         deltas, self._deltas = self._deltas, []
         self.num_bytes = 0
         self._joins_at = self._max_deltas
         return deltas
 
     def close(self) -> None:
-        """End the stream when what is pending was read."""
+        """End the stream once the pending deltas are read."""
         self._is_closed = True
         self._has_news.set()
 
@@ -110,17 +113,17 @@ class Outbox:
 
     @property
     def _has_any(self) -> bool:
-        """Whether there is something to be told: deltas, or of flows what was spent."""
+        """Return whether there are deltas or news of what flows spent."""
         return bool(self._deltas or self._spent)
 
     def _take_load(self) -> Load:
-        """The last one, with what was spent since the last frame."""
+        """Return the last load with all that was spent since the last frame."""
         spent, self._spent = self._spent, {}
         is_of_last_step = len(spent) == len(self._load.spent)
         return self._load if is_of_last_step else replace(self._load, spent=tuple(spent.values()))
 
     def _join(self) -> None:
-        """Join the deltas of each sequence; next when as many again have come, so that each is joined seldom."""
+        """Join the deltas of each sequence. The next time is when as many again have come."""
         by_sequence: dict[tuple[str, int], list[Delta]] = {}
         for delta in self._deltas:
             by_sequence.setdefault((delta.request_id, delta.sample), []).append(delta)
@@ -149,10 +152,10 @@ logger = logging.getLogger(__name__)
 
 
 class Delivery:
-    """Outboxes by router. What fails for one router ends its stream and its requests, and concerns no other.
+    """Keeps an outbox for each router. A failure for one router ends its stream and its requests alone.
 
-    end:         ends requests before their time: takes them out of `open_requests` and out of the engine
-    make_outbox: for a router that was not heard of before
+    end:         aborts requests, in `open_requests` and in the engine
+    make_outbox: makes the outbox of a new router
     max_outbox_bytes: that a router may leave unread; beyond it every sequence it has here ends with an error
     """
 
@@ -171,16 +174,16 @@ class Delivery:
         self._outboxes: dict[str, Outbox] = {}
 
     def __contains__(self, router_id: str) -> bool:
-        """Whether the router has an outbox."""
+        """Return whether the router has an outbox."""
         return router_id in self._outboxes
 
     def expect(self, router_id: str) -> None:
-        """Keep from now on what is for a router, though its stream may still be on the way."""
+        """Keep deltas for a router from now on, even before it opens its stream."""
         if router_id not in self._outboxes:
             self._outboxes[router_id] = self._make_outbox()
 
     async def frames(self, router_id: str) -> AsyncGenerator[Frame, None]:
-        """Stream frames to a router, and detach it when the stream is closed; one that it has already ends."""
+        """Stream frames to a router, and detach it when the stream closes. A second stream ends the first."""
         if router_id in self._outboxes and self._outboxes[router_id].has_reader:
             self.detach(router_id)
         self.expect(router_id)
@@ -193,8 +196,10 @@ class Delivery:
                 self.detach(router_id)
 
     def deliver(self, deltas: Items[Delta], load: Load) -> None:
-        """Send a step's deltas. `load` is how busy the engine is after it; what of it nobody would have with a delta of
-        its own, as what was spent for whom nobody waits any more, all routers are sent alone."""
+        """Send a step's deltas with the engine's load after it.
+
+        If a step has no deltas but its load tells of spending, as for an aborted request, every router gets the load.
+        """
         by_router = self._open_requests.sort(deltas)
         if not by_router and load.spent:
             by_router = {router_id: [] for router_id in self._outboxes}
@@ -205,22 +210,20 @@ class Delivery:
                 self.give_up(router_id, "could not be sent its deltas; its stream ends")
 
     def give_up(self, router_id: str, why: str) -> None:
-        """Detach a router, and name the requests that end by it. To be called where an exception is handled, or a
-        router is found to be gone.
-        """
+        """Detach a router and log its requests. Call it in an exception handler, or when a router is gone."""
         extra, failure = about(self._open_requests.names_of(router_id)), sys.exception()
         level = logging.WARNING if failure is None else logging.ERROR
         logger.log(level, "router %s %s", router_id, why, exc_info=failure is not None, extra=extra)
         self.detach(router_id)
 
     def detach(self, router_id: str) -> None:
-        """Close a router's stream, and end what it has here."""
+        """Close a router's stream and abort its requests."""
         if (outbox := self._outboxes.pop(router_id, None)) is not None:
             outbox.close()
         self._end(self._open_requests.owned_by(router_id))
 
     def close(self) -> None:
-        """End every stream once what is in its outbox was read."""
+        """End every stream once its outbox is empty."""
         for outbox in self._outboxes.values():
             outbox.close()
 
@@ -233,7 +236,7 @@ class Delivery:
             self._shed(router_id, outbox, load)
 
     def _shed(self, router_id: str, outbox: Outbox, load: Load) -> None:
-        """Put one error per sequence in place of all that a router has not read, and end what it has here."""
+        """Replace all that a router has not read by one error per sequence, and abort its requests."""
         error = EngineFailed(f"The router did not read its results: more than {self._max_outbox_bytes} bytes.")
         mine = self._open_requests.owned_by(router_id)
         lost = self._open_requests.samples_of(mine) | {(delta.request_id, delta.sample) for delta in outbox.drop()}

@@ -20,7 +20,7 @@ from serve_app.text.tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPrompt:
-    """A prompt in tokens, as far as it fits.
+    """The part of a prompt that fits, in tokens.
 
     request: with the prompt and the end tokens that follow from that
     shown:   where the prompt that is echoed stands among the tokens
@@ -33,7 +33,7 @@ class ReadPrompt:
 
 
 class Preparation:
-    """The facts of one model that decide what a request becomes. Threads may share it.
+    """Turns requests to one model into tokens. Threads may share it.
 
     max_chars: of texts whose length the vocabulary does not bound; None is a bound by the context
     marks:     how prompts name images; None for a model of text
@@ -62,11 +62,11 @@ class Preparation:
 
     @property
     def max_chars(self) -> int:
-        """Of a text that is cut into tokens although nothing says that it fits."""
+        """Return the longest text that is tokenized although it may not fit."""
         return self.length.max_chars
 
     def check_length(self, request: GenerationRequest) -> None:
-        """Refuse by its length what cannot fit; to be called before `sequences`, on any thread.
+        """Refuse by its length a prompt that cannot fit. Call it before `prepare`, on any thread.
 
         Raises ContextOverflow.
         """
@@ -107,7 +107,7 @@ class Preparation:
         )
 
     def _prediction(self, request: GenerationRequest) -> tuple[int, ...]:
-        """What the completion is expected to be in tokens, as many as the context has."""
+        """Return the expected completion in tokens, at most a context's length."""
         sent = request.prediction
         if not sent:
             return ()
@@ -115,7 +115,7 @@ class Preparation:
         return token_ids[: self._max_model_len]
 
     def _read(self, request: GenerationRequest, images: Items[EncodedImage]) -> ReadPrompt:
-        """The prompt in tokens, of what fits. Raises InvalidRequest."""
+        """Tokenize the prompt and keep what fits. Raises InvalidRequest."""
         if request.infill is not None:
             return self._read_gap(request, request.infill)
         prompt, form = request.prompt, None if request.record is None else request.record.embedding
@@ -156,7 +156,7 @@ class Preparation:
         )
 
     def _context(self, request: GenerationRequest) -> int:
-        """Tokens of a prompt and its completion; of an input that is embedded, no more than the model was made for."""
+        """Return the context of a request; an input to embed may have a shorter one."""
         form = None if request.record is None else request.record.embedding
         longest = None if form is None else form.max_tokens
         return self._max_model_len if longest is None else min(longest, self._max_model_len)
@@ -170,7 +170,7 @@ class Preparation:
         return request.context.num_wanted(num_prompt_tokens, max_tokens=wanted, max_model_len=self._max_model_len)
 
     def _bounded(self, request: GenerationRequest, prompt_ids: list[int], *, has_images: bool) -> list[int]:
-        """One end of the prompt, where only so many of its tokens are wanted."""
+        """Cut the prompt at the end that the client chose, if it asked for so many tokens."""
         most = self._num_wanted(request, len(prompt_ids))
         if most == len(prompt_ids):
             return prompt_ids
@@ -180,7 +180,7 @@ class Preparation:
         return prompt_ids[:most] if request.context.keeps_beginning else prompt_ids[-most:]
 
     def _max_tokens(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
-        """How many tokens may be generated, the context's end considered."""
+        """Return how many tokens may be generated within the context. Raises ContextOverflow."""
         context, wanted = self._context(request), request.stop.max_tokens
         facts = {"n_prompt_tokens": num_prompt_tokens, "n_ctx": context}
         if leaves_no_room(num_prompt_tokens, wanted, max_model_len=context):
@@ -200,7 +200,7 @@ class Preparation:
         return room if wanted is None else min(wanted, room)
 
     def _encoded(self, request: GenerationRequest) -> SamplingParams:
-        """The sampling parameters with those that came as text."""
+        """Return the sampling parameters with those sent as text in token ids."""
         sampling, texts = request.sampling, request.unencoded
         encoded = self._tokenizer.encode_texts([text for text, _ in texts.logit_bias])
         biased = tuple(
@@ -224,7 +224,7 @@ HEAD_MARGIN = 2
 
 
 def check_heads(request: GenerationRequest, tokenizer: TextTokenizer, length: PromptLength) -> None:
-    """Count the beginning of each long text, and raise ContextOverflow where it leaves the rest no chance."""
+    """Tokenize the beginning of each long text, and raise ContextOverflow if it alone is too long."""
     if request.context.takes_any_length:
         return
     num_head = HEAD_CHARS_PER_TOKEN * length.max_model_len
@@ -237,7 +237,7 @@ def check_heads(request: GenerationRequest, tokenizer: TextTokenizer, length: Pr
 
 
 def spelled(prompt: Prompt, images: Items[EncodedImage], marks: ImageMarks | None) -> Prompt:
-    """The prompt with each image as the text that the model has for it; texts beside an image are one with it."""
+    """Replace each image of a prompt by the model's text for it, joined with the texts beside it."""
     if not images or marks is None:
         return prompt
     texts = [_text(image, each, marks) for image, each in zip(prompt.images, images, strict=True)]
@@ -246,9 +246,9 @@ def spelled(prompt: Prompt, images: Items[EncodedImage], marks: ImageMarks | Non
 
 
 def placed(conversation: Conversation, rendering: Rendering, marks: ImageMarks | None) -> Prompt:
-    """A rendered conversation with its images where the template, and nobody else, wrote the model's marker.
+    """Put the images of a rendered conversation where the template wrote the model's marker.
 
-    Raises InvalidRequest where these places are not as many as the images.
+    Markers that a client wrote are text. Raises InvalidRequest if there are not as many markers as images.
     """
     text, images = rendering.text, conversation.images
     prompt = Prompt(parts=(text,), adds_special=False, foreign=rendering.foreign)
@@ -267,7 +267,7 @@ def placed(conversation: Conversation, rendering: Rendering, marks: ImageMarks |
 
 
 def check_image_places(token_ids: Items[int], images: Items[EncodedImage], marks: ImageMarks | None) -> None:
-    """Raise InvalidRequest where the prompt itself has the token that stands for images."""
+    """Raise InvalidRequest if the prompt itself has the image token."""
     if marks is None or token_ids.count(marks.token_id) == sum(image.num_rows for image in images):
         return
     raise InvalidRequest.refusing(
@@ -278,7 +278,7 @@ def check_image_places(token_ids: Items[int], images: Items[EncodedImage], marks
 
 
 def without_files(request: GenerationRequest) -> GenerationRequest:
-    """The same without the bytes of its images, which nobody needs any more."""
+    """Drop the bytes of a request's images once they are encoded."""
     prompt = request.prompt
     if not prompt.images:
         return request
@@ -290,13 +290,13 @@ def without_files(request: GenerationRequest) -> GenerationRequest:
 
 
 def _text(image: Image, encoded: EncodedImage, marks: ImageMarks) -> str:
-    """What stands for an image; what is around it, too, unless the model's own marker says that it is there already."""
+    """Return the text of an image, with the texts around it unless the client wrote the model's own marker."""
     before, behind = ("", "") if image.marker == marks.marker else marks.around
     return before + encoded.text + behind
 
 
 def _joined(prompt: Prompt, texts: Iterator[str]) -> Iterator[str | tuple[int, ...]]:
-    """Its parts, of which those around an image are joined; others stay as they were tokenised, each by itself."""
+    """Join the parts around each image; the others are tokenized each by itself."""
     text, is_open = "", False
     for part in prompt.parts:
         match part:
@@ -315,7 +315,7 @@ def _joined(prompt: Prompt, texts: Iterator[str]) -> Iterator[str | tuple[int, .
 
 
 def _moved(prompt: Prompt, texts: Items[str]) -> Iterator[int]:
-    """Where foreign characters come to stand when a text is there for each marker."""
+    """Return where foreign characters stand once each marker is replaced by its text."""
     places: list[tuple[int, int]] = []  # the place of a marker, and what its text adds
     num_chars, waiting = 0, iter(texts)
     for part in prompt.parts:

@@ -1,4 +1,4 @@
-"""Which requests a replica has taken in: whose each is, what of it has not ended, and how many more have room."""
+"""The requests that a replica has accepted: their routers, their unfinished samples, and the room for more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_WAIT_S = 60.0
 
 
 class Departures:
-    """Remembers when the last sequences ended."""
+    """Predicts from the last endings how long the queue takes to make room."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -27,7 +27,7 @@ class Departures:
         self._times.append(self._clock())
 
     def wait_s(self, num_sequences: int) -> int:
-        """Whole seconds until so many more have left, 1 to 60; 1 where too few have left to tell."""
+        """Predict the whole seconds until so many more end, 1 to 60; 1 if too few have ended to tell."""
         if len(self._times) < 2:
             return int(MIN_WAIT_S)
         span_s = self._clock() - self._times[0]
@@ -44,8 +44,9 @@ class _OpenRequest:
 
 
 class OpenRequests:
-    """Requests by id. Each leaves with its last sample, or when it is dropped. Lives on the event loop, but any thread
-    may ask whether a request is still in it.
+    """The open requests by id. A request leaves with its last sample, or when it is dropped.
+
+    Lives on the event loop. Any thread may ask whether a request is open.
 
     num_places: for sequences, running and waiting together
     clock:      seconds, monotonic
@@ -61,11 +62,11 @@ class OpenRequests:
 
     @property
     def num_sequences(self) -> int:
-        """That have not ended."""
+        """Return the number of sequences that have not ended."""
         return sum(len(request.samples) for request in self._requests.values())
 
     def check_room(self, requests: Items[GenerationRequest]) -> None:
-        """Raise Overloaded, with the time after which there should be room, where these have none."""
+        """Raise Overloaded if these requests do not fit, with the seconds until they should."""
         num_wanted = sum(request.n for request in requests)
         num_missing = num_wanted + self.num_sequences - self._num_places
         if num_missing > 0:
@@ -82,7 +83,7 @@ class OpenRequests:
             )
 
     def drop(self, request_ids: Iterable[str]) -> None:
-        """Forget requests whose end nobody waits for; those unknown are left alone."""
+        """Forget requests; ignore unknown ids."""
         for request_id in request_ids:
             self._requests.pop(request_id, None)
 
@@ -90,20 +91,20 @@ class OpenRequests:
         self._requests.clear()
 
     def owned_by(self, router_id: str) -> frozenset[str]:
-        """All requests of a router."""
+        """Return the ids of a router's requests."""
         return frozenset(id_ for id_, request in self._requests.items() if request.router_id == router_id)
 
     def names_of(self, router_id: str) -> list[str]:
-        """What clients know all requests of a router by, the oldest first."""
+        """Return the client's ids of a router's requests, the oldest first."""
         return [each.client_request_id for each in self._requests.values() if each.router_id == router_id]
 
     def among(self, request_ids: Iterable[str], router_id: str) -> frozenset[str]:
-        """Those of these requests that are here and belong to the router."""
+        """Return which of these requests are open and belong to the router."""
         found = ((id_, self._requests.get(id_)) for id_ in request_ids)
         return frozenset(id_ for id_, request in found if request is not None and request.router_id == router_id)
 
     def samples_of(self, request_ids: Iterable[str]) -> set[tuple[str, int]]:
-        """Request and sample of every sequence of these requests that has not ended."""
+        """Return the request and sample of every unfinished sequence of these requests."""
         return {(id_, sample) for id_ in request_ids for sample in self._requests[id_].samples}
 
     def pause(self, request_ids: Iterable[str]) -> None:
@@ -116,9 +117,9 @@ class OpenRequests:
         return frozenset(id_ for id_ in request_ids if self._requests[id_].is_paused)
 
     def sort(self, deltas: Iterable[Delta]) -> dict[str, list[Delta]]:
-        """Deltas by the router that they are for, and note the endings among them.
+        """Group deltas by router and note the endings among them.
 
-        Those of requests that are not here are left out: they were aborted while the step ran.
+        Skip deltas of requests that were aborted while the step ran.
         """
         by_router: dict[str, list[Delta]] = {}
         for delta in deltas:

@@ -1,4 +1,9 @@
-"""A replica's whole life behind the `Backend` protocol: tokenise, queue, step, and send frames back."""
+"""A replica behind the `Backend` protocol, whatever engine computes its model.
+
+For each call of `submit`: 1. refuse what has no room, no adapter or no chance to fit; 2. render conversations;
+3. compile constraints; 4. encode images; 5. tokenize; 6. give the requests to the engine. Its deltas go back through
+`Delivery`.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,7 @@ from serve_app.templates.rendering import Work
 from serve_app.text.tokenizer import TextTokenizer
 
 MAX_TOLD_FLOWS = 32
-"""On a replica's card, by name; all others together."""
+"""So many flows stand on the card by name, all others together."""
 
 
 class ModelService:
@@ -88,7 +93,7 @@ class ModelService:
         self._lease_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to work; to be called on the event loop that serves."""
+        """Start the engine and the watch over leases. Call it on the event loop that serves."""
         loop = asyncio.get_running_loop()
 
         def deliver(deltas: list[Delta], load: Load) -> None:
@@ -98,7 +103,7 @@ class ModelService:
         self._lease_task = loop.create_task(self._watch_leases(), context=Context())
 
     async def warm(self) -> None:
-        """Do beforehand what some requests would wait for, and what makes all faster; nothing depends on it."""
+        """Prepare what first requests would wait for."""
         self.engine.warm()
         await asyncio.gather(self._compiler.warm(), self._template.warm())
         await asyncio.to_thread(self.engine.give_back_memory)  # what making them took for a moment
@@ -107,7 +112,7 @@ class ModelService:
         """End the engine and every stream."""
         if self._lease_task is not None:
             self._lease_task.cancel()
-        self._open.clear()  # of what waits to be tokenised nothing is wanted any more
+        self._open.clear()  # so that nothing more is tokenized
         await asyncio.to_thread(self.engine.close)
         self._delivery.close()
         self._compiler.close()
@@ -118,7 +123,7 @@ class ModelService:
         self._tokenizations.close()
 
     def check(self) -> None:
-        """Raise EngineFailed where the engine does not get on."""
+        """Raise EngineFailed if the engine has failed or hangs."""
         self.engine.check()
 
     @property
@@ -128,12 +133,12 @@ class ModelService:
 
     @property
     def usage(self) -> UsageReport:
-        """What was computed for every flow; the card names the first of them only."""
+        """Return what was computed for every flow; the card names only the first flows."""
         return self.engine.usage
 
     @property
     def num_open(self) -> int:
-        """Sequences that were accepted and have not ended."""
+        """Return the number of sequences that have not ended."""
         return self._open.num_sequences
 
     async def hello(self, router_id: str, heard: Mapping[str, int] = NOTHING) -> ReplicaCard:
@@ -142,7 +147,7 @@ class ModelService:
         return replace(self.card, news=self.engine.news(heard.get(self._replica_id, 0)))
 
     async def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
-        """Stream frames; when the stream is closed, whatever the router still has here is aborted."""
+        """Stream frames to a router. When the stream closes, its open requests are aborted."""
         self._check_engine()
         self._leases.hear(router_id)
         async with aclosing(self._delivery.frames(router_id)) as frames:
@@ -190,13 +195,13 @@ class ModelService:
         return await self._tokenizations.detokenize(token_ids)
 
     def detach_silent(self) -> None:
-        """Detach routers that were not heard of for the lease's time; done by itself, four times in that time."""
+        """Detach routers whose lease has expired; runs four times in a lease."""
         for router_id in self._leases.expired():
             if router_id in self._delivery:
                 self._delivery.give_up(router_id, f"was not heard of for {self._leases.lease_s:.0f} s")
 
     async def _rendered(self, request: GenerationRequest) -> GenerationRequest:
-        """The same with its conversation in the prompt's place. Raises InvalidRequest, ContextOverflow."""
+        """Render a request's conversation into its prompt. Raises InvalidRequest, ContextOverflow."""
         if request.conversation is None:
             return request
         rendering = await self._template.render(request.conversation)
@@ -229,7 +234,7 @@ class ModelService:
             self.engine.pause(paused)
 
     def _check_engine(self) -> None:
-        """End every stream and raise ReplicaLost once the engine is given up: Serve notices some seconds later."""
+        """End every stream and raise ReplicaLost if the engine has failed; Serve notices some seconds later."""
         try:
             self.engine.check_engine()
         except EngineFailed as error:
@@ -253,7 +258,7 @@ class ModelService:
 
 
 def template_of(card: ModelCard, tokenizer: TextTokenizer) -> ChatTemplate:
-    """The model's chat template, ready to render."""
+    """Make the model's chat template, ready to render."""
     work = Work(
         template=card.chat_template,
         tool_template=card.tool_template,
@@ -265,7 +270,7 @@ def template_of(card: ModelCard, tokenizer: TextTokenizer) -> ChatTemplate:
 
 
 def vocabulary_of(tokenizer: TextTokenizer, eos_token_ids: frozenset[int]) -> Vocabulary:
-    """A model's tokens, as constraints see them: what ends a text is no part of it, whatever bytes it has."""
+    """Return the tokens that constraints may use; end tokens are no part of a text."""
     known = sorted(token_id for token_id in eos_token_ids if token_id < tokenizer.vocab_size)
     pieces = [None if token_id in eos_token_ids else piece for token_id, piece in enumerate(tokenizer.pieces)]
     special = tuple((name, token_id) for name, token_id in tokenizer.special_names if token_id not in eos_token_ids)

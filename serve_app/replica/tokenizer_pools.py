@@ -1,4 +1,4 @@
-"""Threads that prepare requests, so that a short prompt never waits for a long one, nor a flow for another's many."""
+"""Threads that tokenize: a short prompt never waits for a long one, nor one flow for another flow's many prompts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,12 @@ from serve_app.core.shares import Share
 from serve_app.text.tokenizer import TextTokenizer
 
 OLDEST_EVERY = 4
-"""So often it is a flow's oldest work and not its shortest, so that nothing waits for ever."""
+"""Every fourth time a flow's oldest work is next, not its shortest. So nothing waits for ever."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Work:
-    """The texts of one call.
-
-    size: what it is counted as, characters
-    """
+    """The tokenization of one call's texts. size: in characters"""
 
     share: Share
     size: int
@@ -38,7 +35,7 @@ class Work:
     future: Future[Any] = field(default_factory=Future)
 
     def run(self) -> None:
-        """Unless nobody waits for it any more."""
+        """Do the work, unless its caller has left."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
@@ -50,7 +47,7 @@ class Work:
 
 
 class FlowQueue:
-    """What waits of one flow."""
+    """The waiting work of one flow."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Work] = {}
@@ -66,7 +63,7 @@ class FlowQueue:
         heappush(self._by_size, (work.size, self._num_added))
 
     def take(self) -> Work:
-        """The shortest, of equal ones the first that came; only where there is one."""
+        """Take the shortest work; of equal ones the first. There must be some."""
         self._num_taken += 1
         if self._num_taken % OLDEST_EVERY == 0:
             return self._waiting.pop(next(iter(self._waiting)))
@@ -80,9 +77,9 @@ class FlowQueue:
 
 
 class TextQueue:
-    """Flows get as much as each other where all want more, counted in characters divided by their weights.
+    """Shares the threads among flows by characters, divided by the flows' weights.
 
-    A flow that wanted nothing is owed nothing: it begins where those are that wait. Not for several threads at once.
+    A flow that comes back has no credit: it begins at the level of the waiting flows. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -98,7 +95,7 @@ class TextQueue:
         self._flows[flow].add(work)
 
     def take(self) -> Work | None:
-        """What is done next; None where nothing waits."""
+        """Take the work of the flow with the least characters so far; None if no work waits."""
         if not self._flows:
             return None
         flow = min(self._flows, key=self._given.__getitem__)
@@ -109,7 +106,7 @@ class TextQueue:
         return work
 
     def discard(self, work: Work) -> None:
-        """Take out what nobody waits for any more, if it is in it."""
+        """Remove work whose caller has left."""
         if (line := self._flows.get(work.share.flow)) is not None:
             line.discard(work)
             self._forget()
@@ -121,7 +118,7 @@ class TextQueue:
         return found
 
     def _forget(self) -> None:
-        """Lines that are empty, and what was given to flows beyond what others have had since."""
+        """Forget empty flows, and the counts of flows that others have caught up with."""
         self._flows = {flow: line for flow, line in self._flows.items() if line}
         if not self._flows:
             self._given, self._level = {}, 0.0
@@ -159,7 +156,7 @@ class TokenizerPool:
                 self._queue.discard(work)
 
     def close(self) -> None:
-        """Wait for what runs; what has not begun is dropped."""
+        """Wait for running work and drop the rest."""
         self._pool.shutdown(cancel_futures=True)
         with self._lock:
             dropped = self._queue.take_all()
@@ -174,9 +171,9 @@ class TokenizerPool:
 
 
 class TokenizerPools:
-    """A pool per magnitude of work. Lives on one event loop.
+    """Pools of threads for short, long and very long texts. Lives on one event loop.
 
-    max_waiting_chars: of long texts that were not cut into tokens yet; None is no bound
+    max_waiting_chars: of long texts that wait; None is no bound
     """
 
     def __init__(self, max_waiting_chars: int | None = None) -> None:
@@ -188,7 +185,7 @@ class TokenizerPools:
         ]
 
     async def run(self, requests: Items[GenerationRequest], work: Callable[[], Result]) -> Result:
-        """Do the work of these requests in the pool of their size. They are of one flow."""
+        """Do the work of these requests, all of one flow, in the pool of their size."""
         size = text_size(requests)
         pool = next(pool for most, pool in self._pools if most is None or size <= most)
         found: Result = await pool.run(Work(share=_share(requests), size=size, do=work))
@@ -196,9 +193,9 @@ class TokenizerPools:
 
     @contextmanager
     def room_for(self, requests: Items[GenerationRequest]) -> Iterator[None]:
-        """Count them to what waits for as long as it is entered. Short ones are bounded by their number.
+        """Count long texts as waiting while the context is entered; short texts are bounded by their number.
 
-        Raises Overloaded where they have no room: of what is free a flow leaves others as much as it has itself.
+        Raises Overloaded if they have no room. A flow has to leave others as much free room as it takes.
         """
         size, flow = text_size(requests), _share(requests).flow
         if size <= LONG_TEXT:
@@ -213,7 +210,7 @@ class TokenizerPools:
             self._num_waiting += Counter()  # forgets flows that have nothing
 
     def close(self) -> None:
-        """Wait for what runs; what has not begun is dropped."""
+        """Wait for running work and drop the rest."""
         for _, pool in self._pools:
             pool.close()
 

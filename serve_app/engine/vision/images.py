@@ -113,8 +113,10 @@ def _names(seen: ImageEmbeddings) -> list[int]:
 
 
 def _rope_positions(length: int, positions: Sequence[int], seen: Sequence[ImageEmbeddings]) -> Tensor:
-    """Text goes on by one in all three; an image stands still in time, and what follows it begins behind its longer
-    side (Qwen2-VL, arXiv 2409.12191)."""
+    """Return the positions in time, height and width, [3, prompt] (Qwen2-VL, arXiv 2409.12191).
+
+    Text advances all three by one. An image stands still in time. The text behind it begins after its longer side.
+    """
     starts = [positions[first] for first in _firsts(seen)]
     pieces: list[Tensor] = []
     reached = done = 0
